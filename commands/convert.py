@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import opened, prepare_jax
 from llamaspec.commands.options import MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
@@ -48,7 +48,6 @@ def convert(source: str, destination: str, **options: Any):
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.convert import CALIBRATED, check_request
     from llamaspec.model.convert import convert as write
 
@@ -59,7 +58,7 @@ def convert(source: str, destination: str, **options: Any):
         check_request(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    checkpoint = open_checkpoint(source)
+    checkpoint = opened(source)
     if options["calibration"]:
         prepare_jax()
     done, sizes = 0, {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}

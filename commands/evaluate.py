@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import opened_with_tokenizer, prepare_jax
 from llamaspec.commands.options import (
     BUILT_IN,
     MODEL,
@@ -62,15 +62,14 @@ def evaluate(
     if by_tensor and not against:
         raise click.UsageError("--by-tensor goes with --against")
     from llamaspec.model.checkpoints.codes import quantized
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.insight import evaluation
     from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
     from llamaspec.model.insight.evaluation_report import as_json as report_of
     from llamaspec.model.insight.evaluation_report import as_text
     from llamaspec.model.options import RunOptions, choose_context
 
-    checkpoint = open_checkpoint(model)
-    base = open_checkpoint(against) if against else None
+    checkpoint, _ = opened_with_tokenizer(model, tokenizer)
+    base = opened_with_tokenizer(against, tokenizer)[0] if against else None
     models = [checkpoint, *([base] if base else [])]
     read = evaluation.text_for(models, text, tokenizer=tokenizer)
     options["context"] = min(choose_context(options["context"], entry.config.context) for entry in models)

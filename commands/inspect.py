@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import cache_folder
+from llamaspec.commands.loading import cache_folder, opened
 from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from llamaspec.commands.output import write, write_json
 from llamaspec.commands.progress import progress_bar
@@ -51,10 +51,9 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     for name in planned:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} goes with --plan")
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.insight.describe import describe
 
-    description = describe(open_checkpoint(model or default_model()))
+    description = describe(opened(model or default_model()))
     if as_json:
         write_json(description)
         return

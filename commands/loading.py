@@ -14,6 +14,7 @@ from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
+    from llamaspec.model.checkpoints.checkpoint import Checkpoint
     from llamaspec.model.llama import Llama
     from llamaspec.model.running.start_clock import StartClock
     from llamaspec.model.tokenizers.tokenizer import Tokenizer
@@ -32,6 +33,37 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
         }
     except ValueError as error:
         raise click.UsageError(str(error), ctx=click.get_current_context()) from None
+
+
+def opened(model: str) -> Checkpoint:
+    """Open a model, and print its notes on stderr, such as a list of tensors that were left out."""
+    from llamaspec.model.checkpoints.open import open_checkpoint
+
+    return _with_notes_printed(open_checkpoint(model))
+
+
+def opened_to_run(model: str, tokenizer: str | None) -> Checkpoint:
+    """Open a model, fit it to its tokenizer if it has one (`of_model.fitted`), and print the notes on stderr."""
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.of_model import fitted_if_any
+
+    return _with_notes_printed(fitted_if_any(open_checkpoint(model), tokenizer))
+
+
+def opened_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
+    """Open a model and its tokenizer, fit the model to it (`of_model.fitted`), and print the notes on stderr."""
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
+
+    checkpoint = open_checkpoint(model)
+    vocabulary = tokenizer_of(checkpoint, tokenizer)
+    return _with_notes_printed(fitted(checkpoint, vocabulary)), vocabulary
+
+
+def _with_notes_printed(checkpoint: Checkpoint) -> Checkpoint:
+    for note in checkpoint.notes:
+        say(note)
+    return checkpoint
 
 
 def print_seed(options: dict[str, Any], request: dict[str, Any]):
@@ -53,16 +85,14 @@ def load(
     We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. After
     these checks we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
-    from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+    from llamaspec.model.checkpoints.open import place_of
     from llamaspec.model.options import RunOptions, check_length, choose_context
     from llamaspec.model.running.start_clock import StartClock
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
     clock = clock or StartClock()
     clock.begin("read")
-    checkpoint = open_checkpoint(options["model"])
-    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    checkpoint, tokenizer = opened_with_tokenizer(options["model"], options["tokenizer"])
     context = choose_context(options["context"], checkpoint.config.context)
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:

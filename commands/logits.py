@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import parse_ids, prepare_jax
+from llamaspec.commands.loading import opened_to_run, opened_with_tokenizer, parse_ids, prepare_jax
 from llamaspec.commands.options import (
     Verb,
     combined,
@@ -37,18 +37,17 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         raise click.UsageError("give either --tokens IDS or --prompt TEXT")
     import numpy as np
 
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.checkpoints.staging import new_file
     from llamaspec.model.options import RunOptions, check_length, choose_context
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
-    checkpoint = open_checkpoint(model)
     if ids is not None:
+        checkpoint = opened_to_run(model, tokenizer)
         sequence = parse_ids(ids, checkpoint.config.vocab)
     else:
         assert prompt is not None
-        sequence = encode_text(tokenizer_of(checkpoint, tokenizer), prompt)
+        checkpoint, vocabulary = opened_with_tokenizer(model, tokenizer)
+        sequence = encode_text(vocabulary, prompt)
     check_length(sequence, choose_context(options["context"], checkpoint.config.context))
     with new_file(out, replace=True) as staged:
         prepare_jax()

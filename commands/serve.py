@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import opened_with_tokenizer, prepare_jax
 from llamaspec.commands.options import (
     COUNT,
     MODEL,
@@ -137,12 +137,9 @@ def serve(model: str | None, **options: Any):
 
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
     """Load the model, then serve it until a signal."""
-    from llamaspec.model.checkpoints.open import open_checkpoint
-    from llamaspec.model.options import choose_context
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.options import RunOptions, choose_context
 
-    checkpoint = open_checkpoint(model)
-    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    checkpoint, tokenizer = opened_with_tokenizer(model, options["tokenizer"])
     choose_context(options["context"], checkpoint.config.context)
     with progress_bar() as progress:
         prepare_jax()
@@ -150,7 +147,9 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
         engine = load_engine(
             checkpoint,
-            **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels", "devices")},
+            RunOptions(
+                **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels", "devices")}
+            ),
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
@@ -233,7 +232,7 @@ def _site(
     from llamaspec.serving.connections import allow_files
     from llamaspec.serving.http import Site
     from llamaspec.serving.metrics import Metrics
-    from llamaspec.serving.openai_answers import Model
+    from llamaspec.serving.openai_answers import ModelCard
     from llamaspec.serving.prompts import Prompts
 
     places = [place for place in (options["tokenizer"], place_of(model)) if place]
@@ -249,7 +248,7 @@ def _site(
     prompts = Prompts(tokenizer, template=template, stops=checkpoint.stops, context=engine.context, vocab=engine.vocab)
     name = _name(model)
     owner = name.split("/")[0] if "/" in name else "llamaspec"
-    about = Model(name, int(time.time()), owner, engine.context)
+    about = ModelCard(name, int(time.time()), owner, engine.context)
     api = Api(
         *(engine, prompts, about, Metrics(engine)),
         fingerprint=_fingerprint(name, options, tokenizer, template),

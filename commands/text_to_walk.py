@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from llamaspec.commands.loading import opened_with_tokenizer
+
 if TYPE_CHECKING:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
 
@@ -32,14 +34,11 @@ class Read(NamedTuple):
 
 def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
     """Open a model and tokenize a text. Raises UsageError for a text without tokens or a missing layer."""
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.options import check_length, choose_context
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
-    checkpoint = open_checkpoint(model)
+    checkpoint, vocabulary = opened_with_tokenizer(model, tokenizer)
     config = checkpoint.config
-    vocabulary = tokenizer_of(checkpoint, tokenizer)
     tokens = encode_text(vocabulary, text)
     check_length(tokens, choose_context(None, config.context))
     if not tokens:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import opened, prepare_jax
 from llamaspec.commands.output import write, write_json
 from llamaspec.commands.progress import progress_bar
 
@@ -27,11 +27,10 @@ def verify_model(
 ):  # fmt: skip
     """Check each op of a model against its definition, on a prompt of random tokens and two decode steps."""
     from llamaspec.model.candidates.walking import chosen_ops
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.verify.judging.walk import table
     from llamaspec.verify.reports.report import counterexample
 
-    checkpoint = open_checkpoint(model)
+    checkpoint = opened(model)
     click.echo(f"seed {seed}", err=True)
     wrong = False
 

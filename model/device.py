@@ -40,7 +40,9 @@ def devices() -> list[Any]:
     """
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # AssertionError has no message: JAX found no backend.
+    # With JAX_PLATFORMS=cuda and no NVIDIA GPU, JAX skips the platform and then asserts, without a message, that it has
+    # found a backend. For every other platform that is missing it raises RuntimeError.
+    except (RuntimeError, AssertionError) as error:
         if is_full(str(error)):
             raise MemoryError(no_room_to_start()) from error
         if platforms := os.environ.get("JAX_PLATFORMS"):

@@ -1,5 +1,6 @@
 """A model, its tokenizer and a backend as one object, for the commands and for users of the library."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -42,10 +43,12 @@ from llamaspec.model.running.session import Session
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
-from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text, named_tokens
 from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config, for_sequences
+
+log = logging.getLogger("llamaspec")
 
 
 class Llama:
@@ -261,6 +264,9 @@ def load(
     with refused_if_cut_short():
         checkpoint = open_checkpoint(path)
         vocabulary = tokenizer_of(checkpoint, tokenizer)
+        checkpoint = fitted(checkpoint, vocabulary)
+        for note in checkpoint.notes:
+            log.warning("%s", note)
         if compile_cache is not None:
             keep_compiled(Path(compile_cache))
         report = print_progress() if progress is True else progress or no_progress

@@ -27,7 +27,7 @@ from llamaspec.serving.openai import (
     TokenizeRequest,
     Tool,
 )
-from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
 from llamaspec.serving.request import Engine, Request
 from llamaspec.serving.streaming import TextReader
@@ -56,7 +56,7 @@ class Api:
         self,
         engine: Engine,
         prompts: Prompts,
-        model: Model,
+        model: ModelCard,
         metrics: Metrics,
         *,
         fingerprint: str,

@@ -15,7 +15,6 @@ from llamaspec.serving.openai_answers import (
     Call,
     CallDelta,
     CallPart,
-    Candidate,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -27,6 +26,7 @@ from llamaspec.serving.openai_answers import (
     Delta,
     FinishReason,
     TokenLogprob,
+    TopLogprob,
     Usage,
 )
 from llamaspec.serving.streaming import CallPiece, Drawn, Piece, Placed
@@ -215,10 +215,10 @@ class ChatForm:
         drawn = self._candidate(token, placed.first)
         return TokenLogprob(drawn.token, drawn.logprob, drawn.bytes, drawn.id, likeliest)
 
-    def _candidate(self, token: Drawn, first: bool) -> Candidate:
+    def _candidate(self, token: Drawn, first: bool) -> TopLogprob:
         name = spell(self._tokenizer, token.id, first=first)
         raw = _bytes_of(self._tokenizer, token.id, first=first)
-        return Candidate(name, _finite(token.logprob) or 0.0, list(raw), token.id)
+        return TopLogprob(name, _finite(token.logprob) or 0.0, list(raw), token.id)
 
 
 def _delta(piece: CallPiece) -> CallDelta:

@@ -1,7 +1,7 @@
 """Loads an engine for a checkpoint: chooses sizes, checks memory, compiles programs, loads weights."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.llama import choose_dtype
 from llamaspec.model.ops.choice import ops_for
-from llamaspec.model.options import choose_context
+from llamaspec.model.options import RunOptions, choose_context
 from llamaspec.model.parallel.backend import load_shares
 from llamaspec.model.parallel.load import in_one_memory
 from llamaspec.model.parallel.partition import Partition, mesh
@@ -43,42 +43,44 @@ def engine_chunk(config: Config, platform: str) -> int:
 
 def load_engine(
     checkpoint: Checkpoint,
+    options: RunOptions = RunOptions(),  # noqa: B008
     *,
-    context: int | None = None,
-    dtype: Literal["float32", "bfloat16"] | None = None,
-    kernels: str = "auto",
-    quantize: str | None = None,
-    cache: Literal["int8"] | None = None,
     width: int = WIDTH,
     cached_tokens: int | None = None,
     waiting: int = 256,
-    devices: int = 1,
     step_seconds: float = STEP_SECONDS,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
     """Load a model and start an engine.
 
-    - `context`, `dtype`, `kernels`, `quantize` and `cache` mean the same as for `model.llama.load`.
+    - `options` are the same as for `model.llama.load_backend`. Of these, the engine uses `context`, `dtype`, `kernels`,
+      `quantize`, `cache` and `devices`. Several devices share the model by tensor parallelism.
     - `width` is the number of requests that decode at once. Engines of one width on one kind of machine give the same
       text for the same request, seed and model; another width may round differently.
     - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
       `width` contexts, or fewer if these need more than half of the memory that the weights leave free.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
     - `step_seconds` is how long a step may take before we decide that the device hangs.
-    - `devices` is the number of this process's devices that share the model by tensor parallelism.
 
-    Raises ValueError and MemoryError as `load_backend` does.
+    Raises ValueError and MemoryError as `load_backend` does, and ValueError for the reference, for emulated activations
+    and for another way to share the model.
     """
-    capacity = choose_context(context, checkpoint.config.context)
+    if options.backend != "jax" or options.emulate_activations or options.parallel != "tensor":
+        raise ValueError(
+            "an engine needs backend=jax, parallel=tensor and no emulate_activations, got "
+            f"{options.backend}, {options.parallel} and {options.emulate_activations}"
+        )
+    devices = options.devices
+    capacity = choose_context(options.context, checkpoint.config.context)
     checkpoint = replace(checkpoint, config=for_sequences(checkpoint.config, capacity))
     if width < 1:
         raise ValueError(f"the width must be 1 or more, got {width}")
-    over, parts = mesh(devices), Parts(checkpoint, devices, quantize)
+    over, parts = mesh(devices), Parts(checkpoint, devices, options.quantize)
     shares = [parts.of(i) for i in range(devices)]
     run, config = shares[0], shares[0].config
     device = default_device()
-    weights = choose_dtype(dtype, run, platform=device.platform)
-    cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
+    weights = choose_dtype(options.dtype, run, platform=device.platform)
+    cache_dtype = np.dtype(np.int8) if options.cache == "int8" else weights
     chunk, burst = min(engine_chunk(config, device.platform), capacity), min(longest_burst(device.platform), capacity)
     shapes = abstract_params(config, dtype=weights, positions=capacity + chunk, tensors=run.tensors, device=device)
     memory = memory_of(
@@ -93,7 +95,7 @@ def load_engine(
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
     sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
     choice = ops_for(
-        kernels,
+        options.kernels,
         config,
         shapes,
         batch=width,

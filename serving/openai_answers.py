@@ -16,7 +16,7 @@ class Usage(Struct):
     total_tokens: int
 
 
-class Candidate(Struct):
+class TopLogprob(Struct):
     """A token and its log-probability, before temperature and filters."""
 
     token: str
@@ -25,10 +25,10 @@ class Candidate(Struct):
     id: int  # an extension: two tokens can look the same
 
 
-class TokenLogprob(Candidate):
+class TokenLogprob(TopLogprob):
     """A drawn token and the likeliest tokens at its position."""
 
-    top_logprobs: list[Candidate]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct):
@@ -156,7 +156,7 @@ class ChatChunk(Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-class Model(Struct):
+class ModelCard(Struct):
     """The served model."""
 
     id: str

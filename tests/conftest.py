@@ -1,4 +1,4 @@
-"""Shared setup: JAX on the CPU, Hypothesis's profiles, and outside data from LLAMASPEC_DATA only."""
+"""Common test setup: JAX on the CPU, Hypothesis's profiles, and external data from LLAMASPEC_DATA only."""
 
 import gc
 import importlib.util
@@ -72,7 +72,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `sampled` leaves out as slow. Comments at these marks give processor time in seconds."""
+    """Mark the cases that `sampled` leaves out as slow.
+
+    A comment next to such a mark states the processor time in seconds.
+    """
     names = [item.nodeid.partition("[")[0] for item in items]
     totals, places = Counter(names), Counter()
     for item, name in zip(items, names, strict=True):
@@ -88,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 
 def is_sampled(place: int, total: int, count: int, *, first: bool = False) -> bool:
-    """Return whether the case at `place` is one of the `count` cases that `make test` runs.
+    """Return whether the case at index `place` of `total` is one of the `count` cases that `make test` runs.
 
     >>> [is_sampled(place, 4, 2) for place in range(4)]
     [True, False, True, False]
@@ -100,10 +103,11 @@ def is_sampled(place: int, total: int, count: int, *, first: bool = False) -> bo
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory) -> Path:
-    """Put compiled programs and command histories where pytest cleans up, instead of the user's caches.
+    """Use a temporary folder instead of the user's cache for compiled programs and command histories.
 
-    Tests mostly wait for compilers. So all workers, and the commands that tests start, share one folder of compiled
-    programs: JAX reads a program from there once it was compiled, with the same bits.
+    Compilation takes most of the tests' time. So all pytest workers, and the commands that tests start, share one
+    folder of compiled programs. JAX loads a program from this folder if another process has compiled it; results are
+    the same bit for bit.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -123,9 +127,10 @@ def caches(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled_fast() -> Iterator[None]:
-    """Have LLVM optimize little in `make test`, also in child processes; for files that check no numbers.
+    """Let LLVM optimize less in `make test`, also in child processes. Use this only in test files that check no
+    numbers.
 
-    XLA's own passes run as usual. `make test-all` optimizes everything.
+    XLA's own passes run as usual. `make test-all` optimizes fully.
     """
     import jax
 
@@ -143,7 +148,7 @@ def compiled_fast() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workers_stay() -> Iterator[None]:
-    """Let the tests of a file render chat templates in processes that are reused, as a server does."""
+    """Let the tests of a file reuse the processes that render chat templates, as a server does."""
     from llamaspec.model.chat.template_process import Workers
 
     workers = Workers()
@@ -163,7 +168,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Return the folder of models and tokenizers that we may not copy into the repository; skip the test without it."""
+    """Return the folder LLAMASPEC_DATA with models that we may not redistribute; skip the test if it is unset."""
     if not os.environ.get("LLAMASPEC_DATA"):
         pytest.skip(NEEDS_DATA)
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()
@@ -173,7 +178,7 @@ def data() -> Path:
 
 @pytest.fixture
 def unchecked(monkeypatch) -> None:
-    """Turn off run-time checks of shapes, as for users, so that our own code refuses an argument."""
+    """Turn off run-time checks of shapes, which users do not have, so that our own code must refuse an argument."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -185,9 +190,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture
 def run(monkeypatch, capfd, tmp_path_factory, caches):
-    """Return a function that runs a command in this process and returns exit code, stdout and stderr.
+    """Return a function that runs a command in this process, and returns the exit code, stdout and stderr.
 
-    Each test has new caches, except for compiled programs, which all tests share.
+    Each test gets new caches, but all tests share the folder of compiled programs.
     """
     from llamaspec import cli  # not sooner: see pytest_configure
 

@@ -92,7 +92,7 @@ def summed_loss(
     return jnp.sum(nats * importance), (plain, jnp.argmax(logits, axis=-1))
 
 
-class Step(NamedTuple):
+class TrainingFunctions(NamedTuple):
     """The compiled functions of a training. `add_gradient` and `score` compile once per sequence length."""
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
@@ -108,7 +108,7 @@ def compile_step(
     dtype: np.dtype,
     platform: str,
     over: Spread | None = None,
-) -> Step:
+) -> TrainingFunctions:
     """Compile the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU.
 
     `over` describes the devices, if there are several.
@@ -128,7 +128,7 @@ def compile_step(
 
     # Each length compiles a program, and autotuning a dozen programs took nine minutes, so we switch autotuning off.
     options: Any = untuned_options(platform)
-    return Step(
+    return TrainingFunctions(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
         score=jax.jit(loss, compiler_options=options),

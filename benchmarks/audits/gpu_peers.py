@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from llamaspec.benchmarks.audits.peers import Engine, engine
+from llamaspec.benchmarks.audits.peers import EngineProcess, engine
 from llamaspec.benchmarks.common.random_model import write_random_model
 from llamaspec.benchmarks.common.report import in_a_line
 from llamaspec.model.checkpoints.gguf.write import write_gguf
@@ -44,7 +44,7 @@ CONTEXT = 32_768  # replaces the context of a shape, so that all models read the
 THREADS = 16
 
 
-def ask_ours(worker: Engine, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
+def ask_ours(worker: EngineProcess, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
     """Send requests to an engine: one round to warm up, then `rounds`. Returns tokens per second by request."""
     rates: dict[str, list[float]] = {}
     for number in range(rounds + 1):

@@ -72,7 +72,7 @@ RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
 Rates = dict[str, dict[str, list[float]]]  # tokens per second, by engine and request, one number per round
 
 
-class Engine(NamedTuple):
+class EngineProcess(NamedTuple):
     """A process that answers requests, and the versions that it reported."""
 
     ask: Callable[[str, int], dict[str, Any]]
@@ -109,7 +109,7 @@ def compare_servers(
 
 
 @contextmanager
-def engine(*command: str, threads: int) -> Iterator[Engine]:
+def engine(*command: str, threads: int) -> Iterator[EngineProcess]:
     """Start an engine on this process's cores. Raises ValueError if the engine ends instead of answering."""
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = {**os.environ, **dict.fromkeys(variables, str(threads))}
@@ -129,7 +129,7 @@ def engine(*command: str, threads: int) -> Iterator[Engine]:
             return answer()
 
         try:
-            yield Engine(ask, answer()["versions"])
+            yield EngineProcess(ask, answer()["versions"])
         finally:
             process.terminate()
 
@@ -157,7 +157,7 @@ def commands(
     return started_by
 
 
-def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
+def measure(engines: Mapping[str, EngineProcess], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
     """Measure tokens per second in rounds, after a warm-up. Returns the rates, and the tokens that each engine drew.
 
     The rate "the floor" is the speed of decoding that the measured read bandwidth allows.

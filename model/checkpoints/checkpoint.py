@@ -104,6 +104,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id of the token that begins a text; None if the checkpoint names no such token
     stops: frozenset[int]  # ids of the tokens that end generation
+    notes: tuple[str, ...] = ()  # lines for the user, such as a list of the tensors that we ignore
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
     # Makes a context in which the operating system reads no pages ahead. The context's value is a function that takes a
     # view of the file, and asks the system to load all pages of the view.

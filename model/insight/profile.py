@@ -194,11 +194,11 @@ def seconds_in_graphs(
     for label, (seconds, count) in by_host.items():
         recorded = in_graphs.get(label, (seconds, count))
         total[label[1]] += recorded[0] / recorded[1] * count
-    total_ms = (end - start) / 1e6
+    span = (end - start) / 1e6  # seconds
     # The recorded round may be a little slower than the average one.
-    scale = min(1.0, total_ms / sum(total.values())) if total else 1.0
+    scale = min(1.0, span / sum(total.values())) if total else 1.0
     spent: dict[str | None, float] = {part: seconds * scale for part, seconds in total.items()}
-    return {**spent, None: max(0.0, total_ms - sum(spent.values()))}
+    return {**spent, None: max(0.0, span - sum(spent.values()))}
 
 
 def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.model.weights.groups import LANES, PAIR, ROW
@@ -25,6 +26,8 @@ MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU 
 
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """Multiply with XLA's dot, on any device. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    if isinstance(weight, Adapted):
+        return _adapted_product(x, weight, dot)
     if isinstance(weight, Stacked):
         return jnp.concatenate([dot(x, part) for part in weight.parts], axis=-1)
     if isinstance(weight, QuantizedMatrix):
@@ -44,6 +47,8 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     Several vectors use a dot, except that a few vectors multiply integer codes one after the other. The choice depends
     only on the number of vectors, so the values of other rows in a batch do not change a row's bits.
     """
+    if isinstance(weight, Adapted):
+        return _adapted_product(x, weight, cpu_product)
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.size // x.shape[-1]
@@ -61,13 +66,24 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
     """Count the float32 partial sums that `cpu_product` stores before the last sum: 16 for each block of a row.
 
-    `weight` may be shapes instead of arrays.
+    `weight` may be shapes instead of arrays. The small matrices of an adapter are multiplied by dots.
     """
+    if isinstance(weight, Adapted):
+        return partial_sums(weight.matrix)
     if isinstance(weight, Stacked):
         return sum(partial_sums(part) for part in weight.parts)
     block = _block(weight)
     rows, cols = (len(weight.codes), weight.cols) if isinstance(weight, QuantizedMatrix) else weight.shape
     return rows * (cols // block) * LANES if block else 0
+
+
+def _adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: Callable) -> Float[Array, "*batch rows"]:
+    """Multiply by the matrix with `product`, and add the adapters' part in float32: B (A x) for each stacked weight."""
+    x32 = x.astype(jnp.float32)
+    parts = [
+        dot(dot(x32, a.astype(jnp.float32)), b.astype(jnp.float32)) for a, b in zip(weight.a, weight.b, strict=True)
+    ]
+    return product(x, weight.matrix) + jnp.concatenate(parts, axis=-1)
 
 
 def lane_sums(
@@ -89,7 +105,7 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     Without a loop, XLA would decode the matrices of all layers before the first product, and keep them all in memory.
     """
     if not isinstance(weight, QuantizedMatrix):
-        assert not isinstance(weight, Stacked)
+        assert not isinstance(weight, Stacked | Adapted)
         if x.dtype == weight.dtype == jnp.bfloat16 and x.size // x.shape[-1] in NARROW_BY_ROWS:
             return _narrow_dot_by_rows(x, weight)
         return _dot_by_rows(x, weight) if x.dtype == weight.dtype == jnp.float32 else dot(x, weight)
@@ -156,12 +172,12 @@ def _by_blocks(
     return jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], rows)  # y is [blocks, *batch, block]
 
 
-def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None:
+def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
     """Choose how many columns of a row to multiply in one loop: a divisor of the row's length; None if none fits.
 
     A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` for codes.
     """
-    assert not isinstance(weight, Stacked)
+    assert not isinstance(weight, Stacked | Adapted)
     if isinstance(weight, QuantizedMatrix):
         cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
         most = max(step, weight.slices * LANES)

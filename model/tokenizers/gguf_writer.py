@@ -242,6 +242,9 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
     tokens = [token(id) for id in range(tokenizer.vocab)]
     if not tokenizer.byte_level:
         return tokens, {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+    if tokenizer.dummy_prefix:
+        what = "its tokenizer puts a space in front of texts (add_prefix_space), and llama.cpp would put none"
+        raise refused(checkpoint.path, f"{what}; --to safetensors keeps it")
     name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
     pairs = [f"{a} {b}" for a, b in merges]
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}

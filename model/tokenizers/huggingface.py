@@ -6,11 +6,11 @@ the part. `dropout` is ignored: it makes random ids, which help only in training
 
 import codecs
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse, repeat
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
@@ -25,6 +25,7 @@ from llamaspec.model.tokenizers.huggingface_parts import (
     check_growth,
     check_patterns_and_tables,
     check_post_processor,
+    may_panic,
     places_of,
     steps,
     with_byte_level_prefix,
@@ -32,8 +33,9 @@ from llamaspec.model.tokenizers.huggingface_parts import (
 )
 from llamaspec.model.tokenizers.limits import check_count, check_special
 from llamaspec.model.tokenizers.markers import MARKERS
+from llamaspec.model.tokenizers.rust_library import library_errors
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_prefix
+from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_eos, stated_prefix
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model of no tokens
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
@@ -48,6 +50,7 @@ class HuggingFaceTokenizer:
 
     vocab: int
     bos: int | None
+    eos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
@@ -58,6 +61,7 @@ class HuggingFaceTokenizer:
     _start: Tokenizer = field(repr=False)  # for the start of a text
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
+    _may_panic: bool = field(repr=False)  # whether the library may panic over a text
     _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
@@ -73,7 +77,7 @@ class HuggingFaceTokenizer:
             if isinstance(part, int):
                 ids.append(part)
                 continue
-            with library_errors(self._path, "cannot encode this text"):
+            with library_errors(self._path, "cannot encode this text", may_panic=self._may_panic):
                 ids += tokenizer.encode(part, add_special_tokens=False).ids
         return self._spelled(ids)
 
@@ -127,12 +131,15 @@ class HuggingFaceTokenizer:
         return (self._start.id_to_token(token) or "") if 0 <= token < self.vocab else ""
 
 
-def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
+def read_huggingface(
+    data: bytes, *, path: str, named: Mapping[str, str] = MappingProxyType({})
+) -> HuggingFaceTokenizer:
     """Read a tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` next to `path` may name its BOS.
 
-    Raises `CheckpointError` for a file that the library refuses, and for a part that this module cannot follow.
+    `named` are special tokens by key, such as eos_token, for the keys that no file next to `path` states. Raises
+    `CheckpointError` for a file that the library refuses, and for a part that this module cannot follow.
     """
-    spec = _parse(data, path)
+    spec = parse(data, path)
     vocab = _check_model(spec, path)
     check_patterns_and_tables(spec, path)
     unknown = _unknown_of_unigram(spec, path)
@@ -148,7 +155,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with library_errors(path, "not a usable tokenizer.json"):
-        add_tokens_beside(tokenizer, Path(path).parent, markers=MARKERS)
+        add_tokens_beside(tokenizer, Path(path).parent, markers=MARKERS, default=named)
         _set_prefix(tokenizer, Path(path).parent)
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
     check_growth(steps(normalizer), "normalizer", path)
@@ -176,6 +183,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(
         vocab=vocab,
         bos=bos,
+        eos=stated_eos(Path(path).parent, tokenizer.token_to_id, default=named.get("eos_token")),
         special=special,
         dummy_prefix=places[0] != places[2],
         absorbs={t.content: (t.lstrip, t.rstrip) for t in added.values() if t.special and (t.lstrip or t.rstrip)},
@@ -187,27 +195,11 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         _start=start,
         _after_special=after_special,
         _next=following,
+        _may_panic=may_panic([*steps(normalizer), *steps(before)]),
     )
 
 
-@contextmanager
-def library_errors(path: str, what: str) -> Iterator[None]:
-    """Turn any failure of the library, a Rust panic included, into a `CheckpointError` about `path`.
-
-    A panic derives from BaseException, and we can recognize its class only by name.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        if isinstance(error, CheckpointError):
-            raise
-        message = " ".join(str(error).split())[:200]
-        raise refused(path, f"{what}: {message}") from None
-
-
-def _parse(data: bytes, path: str) -> dict[str, Any]:
+def parse(data: bytes, path: str) -> dict[str, Any]:
     """Parse the file's JSON object, which may be far larger than `strict_json` allows."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

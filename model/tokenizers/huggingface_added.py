@@ -17,7 +17,7 @@ another token's. And a token that a key names, or that is a known marker of chat
 listed as not special: it ends an answer, as in mlx-lm and vLLM, and a person's text cannot spell it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
@@ -36,12 +36,15 @@ from llamaspec.model.tokenizers.tokenizer_config import (
 )
 
 
-def add_tokens_beside(tokenizer: Tokenizer, folder: Path, *, markers: Collection[str]) -> None:
+def add_tokens_beside(
+    tokenizer: Tokenizer, folder: Path, *, markers: Collection[str], default: Mapping[str, str]
+) -> None:
     """Add the tokens that files in `folder` state. A token with a name in `markers` is always a control token.
 
-    Raises `CheckpointError`.
+    `default` are special tokens by key, for the keys that no file states. Raises `CheckpointError`.
     """
     named, extra = special_tokens(folder)
+    named = {key: SpecialToken(name) for key, name in default.items()} | named
     special = {token.content: token for token in (*named.values(), *extra) if token and token.content}
     stated = _stated(folder, special, listed=tokenizer.get_added_tokens_decoder().keys())
     check_special([*stated, *special], str(folder))

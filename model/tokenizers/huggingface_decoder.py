@@ -14,7 +14,8 @@ from tokenizers import Regex, decoders
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
-from llamaspec.model.tokenizers.huggingface_parts import Part, check_growth, steps
+from llamaspec.model.tokenizers.huggingface_parts import Part, check_growth, may_panic, steps
+from llamaspec.model.tokenizers.rust_library import library_errors
 
 Decode = Callable[[list[str]], str]
 
@@ -71,9 +72,8 @@ def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spe
     parts = steps(decoder)
     types = [part["type"] for part in parts]
     if types == ["ByteLevel"]:
-        prefixes = [step["add_prefix_space"] for step in steps(before) if step["type"] == "ByteLevel"]
-        if not prefixes or any(prefixes):
-            raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
+        if not any(step["type"] == "ByteLevel" for step in steps(before)):
+            raise refused(path, "a tokenizer with a byte-level decoder, but no byte-level pre-tokenizer")
         return Spelling(byte_characters())
     if not any(_makes_spaces(part) for part in parts):
         stated = " and ".join(types) or "no decoder"
@@ -83,13 +83,24 @@ def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spe
     on_joined = [part for part in parts[len(per_token) :] if part["type"] != "Fuse"]
     falls_back = bool(per_token) and per_token[-1]["type"] == "ByteFallback"
     chain = [_library(part, path) for part in (per_token[:-1] if falls_back else per_token)]
+    decode = decoders.Sequence(chain).decode if len(chain) > 1 else chain[0].decode
     return Spelling(
         None,
-        decoders.Sequence(chain).decode if len(chain) > 1 else chain[0].decode,
+        _guarded(decode, path) if may_panic(per_token) else decode,
         _first_differs="Metaspace" in types,
         _bytes=falls_back,
         _strips=_strips(on_joined, path),
     )
+
+
+def _guarded(decode: Decode, path: str) -> Decode:
+    """Wrap a decoder of the library that may panic: it raises `CheckpointError` instead."""
+
+    def decode_or_refuse(pieces: list[str]) -> str:
+        with library_errors(path, "cannot decode a token"):
+            return decode(pieces)
+
+    return decode_or_refuse
 
 
 def _makes_spaces(part: Part) -> bool:

@@ -3,12 +3,13 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.charsmap import check_charsmap
+from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
 
 Part = dict[str, Any]
 Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
@@ -18,6 +19,7 @@ MOST_REPEATS = 1_000_000  # in all numbers of a regular expression such as {1,3}
 LONGEST_PATTERN = 1_000_000  # characters
 DEEPEST_CLASS = 8  # classes of characters within classes
 REPEAT = re.compile(r"[*+]|\{\d*,\}")
+KNOWN_PATTERNS = frozenset(pattern for cutting in CUTTINGS.values() for pattern in cutting.patterns)
 LISTS = ("normalizers", "pretokenizers", "decoders", "processors")  # the keys of a Sequence
 
 
@@ -72,6 +74,21 @@ def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
         raise refused(path, f"its {name}'s replacements may make a text more than {MOST_GROWTH:,} times as long")
 
 
+def may_panic(parts: Iterable[Part]) -> bool:
+    """Tell whether the library may panic over a text.
+
+    It does so if it gives up on a regular expression, or if it replaces "", the string before each character. The
+    expressions of known tokenizers have no such texts.
+    """
+    for part in parts:
+        match part:
+            case {"pattern": {"Regex": pattern}} if pattern not in KNOWN_PATTERNS:
+                return True
+            case {"pattern": {"String": ""}}:
+                return True
+    return False
+
+
 def check_pattern(pattern: str, name: str, path: str) -> None:
     """Refuse a regular expression that may take exponential time: a repeated group that itself repeats something.
 
@@ -118,8 +135,8 @@ def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Pla
     """Return the normalizer and pre-tokenizer for the start of a text, for text after a control token, and within a
     text.
 
-    After a control token, Metaspace with the scheme "first" adds no space, as in the library. Within a text nothing
-    adds a space, since the text may have its own.
+    After a control token, Metaspace with the scheme "first" adds no space, and ByteLevel with add_prefix_space does, as
+    in the library. Within a text nothing adds a space, since the text may have its own.
     """
     after_special = _changed(normalizer, _only_first), _changed(before, _only_first)
     within = _changed(normalizer, _without_prefix), _changed(before, _without_prefix)
@@ -186,6 +203,8 @@ def _without_prefix(part: Part) -> Part | None:
             return None  # This changes only the start of a text.
         case {"type": "Metaspace"}:
             return part | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return part | {"add_prefix_space": False}
     return part
 
 

@@ -9,6 +9,7 @@ from llamaspec.model.checkpoints.recognize import GGUF
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin")
+TWO_FILES = ("vocab.json", "merges.txt")  # a tokenizer, if both are in a directory; the last choice
 MISTRALS = re.compile(r"tokenizer\.model\.v\d+(m\d+)?")  # the name in Mistral's own layout, with a version
 LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
 TEKKEN = re.compile(rb'"rank"\s*:\s*\d+\s*,\s*"token_(bytes|str)"\s*:')
@@ -16,7 +17,7 @@ LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33
 
 
 def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
-    """Open the tokenizer in a file, or the first of `NAMES`, else the newest of `MISTRALS`, in a directory.
+    """Open the tokenizer in a file, or the first of `NAMES`, the newest of `MISTRALS`, or `TWO_FILES` in a directory.
 
     The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory; if there is no
     tokenizer, the error names this file. Raises CheckpointError, one line that names the file and the fault.
@@ -44,7 +45,9 @@ def tokenizer_in(folder: Path) -> Path | None:
             return folder / name
     # Mistral's versions have one vocabulary, and a newer one names more control tokens.
     versions = (path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name))
-    return max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
+    newest = max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
+    vocab, merges = (folder / name for name in TWO_FILES)
+    return newest or (vocab if vocab.exists() and merges.exists() else None)
 
 
 def _in_directory(folder: Path, beside: str | None) -> Path:
@@ -53,7 +56,8 @@ def _in_directory(folder: Path, beside: str | None) -> Path:
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
     place, here = (beside, "beside it") if beside else (folder if folder != Path() else "the current folder", "here")
     hint = f"; {here} is {', '.join(likely)}" if likely else ""
-    raise refused(place, f"no tokenizer {here}: looked for {', '.join(NAMES)}; --tokenizer names another{hint}")
+    names = f"{', '.join(NAMES)}, {' with '.join(TWO_FILES)}"
+    raise refused(place, f"no tokenizer {here}: looked for {names}; --tokenizer names another{hint}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:
@@ -67,6 +71,10 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         from llamaspec.model.tokenizers.tekken import read_tekken
 
         return read_tekken(data, path=path)
+    if head[:1] == b"{" and Path(path).name == TWO_FILES[0]:
+        from llamaspec.model.tokenizers.vocab_and_merges import read_vocab_and_merges
+
+        return read_vocab_and_merges(data, path=path)
     if head[:1] == b"{":
         from llamaspec.model.tokenizers.huggingface import read_huggingface
 

@@ -15,7 +15,14 @@ from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
 from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos, stated_prefix
+from llamaspec.model.tokenizers.tokenizer_config import (
+    Added,
+    read_added,
+    read_config,
+    stated_bos,
+    stated_eos,
+    stated_prefix,
+)
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
 
@@ -30,6 +37,7 @@ class SentencePieceTokenizer:
 
     vocab: int
     bos: int | None
+    eos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
@@ -137,7 +145,12 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
         added=Leftmost(spelled) if spelled else None,
         after_added="one space" if read_config(folder).get("legacy") is True else "nothing",
     )
-    return replace(tokenizer, bos=stated_bos(folder, ids.get, begins=True, default=tokenizer.bos))
+    end = proto.trainer_spec.eos_piece
+    return replace(
+        tokenizer,
+        bos=stated_bos(folder, ids.get, begins=True, default=tokenizer.bos),
+        eos=stated_eos(folder, ids.get, default=end if end in tokenizer.special else None),
+    )
 
 
 def from_proto(
@@ -162,6 +175,7 @@ def from_proto(
     return SentencePieceTokenizer(
         vocab=len(proto.pieces),
         bos=first.bos_id() if first.bos_id() >= 0 else None,
+        eos=None,
         special=special,
         dummy_prefix=dummy_prefix,
         absorbs={name: sides for name, sides in (absorbs or {}).items() if name in special},

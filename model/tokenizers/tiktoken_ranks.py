@@ -43,6 +43,7 @@ class TiktokenTokenizer:
 
     vocab: int
     bos: int | None
+    eos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
@@ -114,6 +115,7 @@ def from_ranks(
     return TiktokenTokenizer(
         vocab=len(tokens) + len(controls),
         bos=special.get(begin),
+        eos=None,
         special=special,
         dummy_prefix=False,
         absorbs={},

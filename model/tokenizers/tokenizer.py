@@ -23,6 +23,14 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def eos(self) -> int | None:
+        """The id that ends texts by the tokenizer's own files, or None where they name none.
+
+        A GGUF file names the id by a key of the model (`Checkpoint.stops`).
+        """
+        ...
+
+    @property
     def special(self) -> Mapping[str, int]:
         """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". Encoding a text never gives these ids."""
         ...

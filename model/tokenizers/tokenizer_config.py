@@ -120,6 +120,15 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
     return token
 
 
+def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str | None) -> int | None:
+    """Return the id of eos_token by the files in `folder`; the id of the name `default` if no file has this key.
+
+    Returns None if the files set eos_token to null, or if the vocabulary lacks the token.
+    """
+    name = stated_tokens(folder).get("eos_token", default)
+    return None if name is None else id_of(name)
+
+
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
     """Tell whether texts begin with a space, by add_prefix_space of tokenizer_config.json; None if that does not count.
 

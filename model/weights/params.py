@@ -13,14 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.tensors import Role, Stack, stacks
+from llamaspec.model.checkpoints.adapter import LowRank
+from llamaspec.model.tensors import Role, Stack, stacks, tensor_shapes
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
 from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import Rotation, frequencies
 
-Matrix = Float[Array, "rows cols"] | QuantizedMatrix | Stacked
+Matrix = Float[Array, "rows cols"] | QuantizedMatrix | Stacked | Adapted
 
 
 class Linear(NamedTuple):
@@ -122,6 +124,27 @@ def array_names(config: Config, rope: Rope) -> Params:
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
     """Build the tree of weights from arrays by name. JAX can trace and differentiate this, as in training."""
     return assemble(config, lambda *names, apart=False: jnp.concatenate([tensors[name] for name in names]), rope)
+
+
+def adapted_params(params: Params, config: Config, pairs: Mapping[str, LowRank], *, scale: float) -> Params:
+    """Put adapters into a tree of weights: each matrix that contains one of the weights in `pairs` becomes `Adapted`.
+
+    `scale` is the factor s of LoRA. JAX can trace and differentiate this.
+    """
+    shapes = tensor_shapes(config)
+
+    def adapted(place: Any, matrix: Any) -> Any:
+        if not isinstance(place, Names) or pairs.keys().isdisjoint(place.names):
+            return matrix
+        a, b = [], []
+        for name in place.names:
+            rows, cols = shapes[name]
+            pair = pairs.get(name) or LowRank(jnp.zeros((0, cols)), jnp.zeros((rows, 0)))
+            a.append(jnp.asarray(pair.a))
+            b.append(scale * jnp.asarray(pair.b))
+        return Adapted(matrix, tuple(a), tuple(b))
+
+    return jax.tree.map(adapted, array_names(config, params.rope), params)
 
 
 def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:

@@ -95,7 +95,7 @@ ZERO_BITS = int(np.float32(ZERO).view(np.int32))
 Sums = list[Float32[Array, "rows warps places"]]  # for each vector, over the rows of all runs
 
 
-class Step(NamedTuple):
+class StepMemory(NamedTuple):
     """The shared memory of a step in a thread block, and its layout."""
 
     bits: int  # of a code
@@ -176,7 +176,7 @@ def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"
     return list(inlined(run)(dots))
 
 
-def add(sums: Sums, step: Step, target: Target) -> Sums:
+def add(sums: Sums, step: StepMemory, target: Target) -> Sums:
     """Add a step to `sums`."""
     if target.interpret:
         return _interpreted(sums, step)
@@ -201,7 +201,7 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
     return list(inlined(run)(refs, sums))
 
 
-def _interpreted(sums: Sums, step: Step) -> Sums:
+def _interpreted(sums: Sums, step: StepMemory) -> Sums:
     """Add a step to `sums` with ordinary array operations, for the interpreter."""
     rows, groups = len(sums[0]), QUARTER // step.group
 
@@ -262,7 +262,7 @@ class Lane(NamedTuple):
         return cls(arith.shrui(thread, word(5)), quad, arith.andi(thread, word(3)), row)
 
 
-def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
+def _accumulate(sums: list[list[Any]], step: StepMemory, lane: Lane) -> None:
     """Add a thread's part of a step to its number of each octet of rows, for each vector."""
     octets = range(len(sums[0]))
     planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
@@ -289,7 +289,9 @@ def _float(value: float) -> Any:
 Integers = Iterator[tuple[int, int, int, Any]]
 
 
-def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: Step, lane: Lane) -> Integers:
+def _of_one(
+    vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: StepMemory, lane: Lane
+) -> Integers:
     """Multiply a vector by all rows, with products of both sides of an octet."""
     (vector,) = vectors
     products = max(1, step.group // (SIDES * SIDE))
@@ -313,7 +315,9 @@ def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
                 yield vector, octet, group, integer
 
 
-def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: Step, lane: Lane) -> Integers:
+def _of_two(
+    vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: StepMemory, lane: Lane
+) -> Integers:
     """Multiply two vectors by all rows of codes in words, with products of one side of two octets."""
     products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
     for group in range(QUARTER // step.group):
@@ -330,7 +334,7 @@ def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
                 yield vector, octet, group, integer
 
 
-def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
+def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
     """Make the initial C. Lane 3 has 1 in the numbers `counting`, for the minima.
 
     Unused numbers get the same value, so that the compiler makes it only once.
@@ -342,19 +346,21 @@ def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
     return [counter if place in counting else zero for place in range(4)]
 
 
-def _product(step: Step, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
+def _product(
+    step: StepMemory, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]
+) -> list[Any]:
     """Multiply the upper and lower rows of A by B and add C, given a lane's part of each."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
 
-def _product_of_halves(step: Step, upper: Any, lower: Any, digits: Any, c: list[Any]) -> list[Any]:
+def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c: list[Any]) -> list[Any]:
     """Multiply the upper and lower rows of A by B and add C for 16 columns, given one word of each."""
     instruction = MMA_OF_HALVES.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper, lower, digits, *c], results=4)
 
 
-def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
+def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     """Load a lane's part of one of its rows, for each side of its warp's columns: two words of A per plane.
 
     A 16-byte load serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In swizzled
@@ -387,7 +393,7 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     return [list(batched(code_words, 2))]
 
 
-def _low_bits(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
+def _low_bits(step: StepMemory, octet: int, lane: Lane) -> Iterator[Any]:
     """Load the low bits of a lane's part of one of its rows, into the lower halves of bytes."""
     few = step.bits - 4
     mask = word(0x01010101 * (0xF0 >> few & 0x0F))
@@ -420,7 +426,7 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
     return selected[0], selected[1]
 
 
-def _together(step: Step) -> bool:
+def _together(step: StepMemory) -> bool:
     """Tell whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
 
     If so, four of eight adjacent codes belong to each side; otherwise all eight belong to one side.
@@ -428,7 +434,7 @@ def _together(step: Step) -> bool:
     return not step.in_words and step.group > SIDE
 
 
-def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
+def _digits(step: StepMemory, vector: int, lane: Lane) -> list[list[Any]]:
     """Load a lane's part of B for each product with one vector: two words of its quad's digit and side."""
     together = _together(step)
     side = times(arith.andi(lane.quad, word(1)), VECTOR // 2 if together else DIGITS * SIDE)
@@ -446,14 +452,14 @@ def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
     )
 
 
-def _digits_of_two(step: Step, first: int, lane: Lane) -> list[list[Any]]:
+def _digits_of_two(step: StepMemory, first: int, lane: Lane) -> list[list[Any]]:
     """Load a lane's part of B for each product with vector `first` and the next: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
     return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDE)], lane)
 
 
-def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
+def _digits_at(step: StepMemory, places: list[Any], lane: Lane) -> list[list[Any]]:
     """Load two words of a lane's digits at each place: neighbors, or one from each of two groups of 16."""
     if step.group != HALF:
         return _without_last(step, lane, [load(step.digits, place, int32(), 2) for place in places])
@@ -467,7 +473,7 @@ def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
     )
 
 
-def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
+def _without_last(step: StepMemory, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
     """Clear the columns of B without a digit, because lane 3 uses these columns to add minima."""
     if not step.minima:
         return digits
@@ -477,7 +483,7 @@ def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[
     return [[arith.andi(digit_word, mask) for digit_word in some] for some in digits]
 
 
-def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
+def _digits_start(step: StepMemory, vector: int, lane: Lane) -> Any:
     """Find the start of a lane's columns in its quad's digit."""
     digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
     start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
@@ -487,7 +493,7 @@ def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
     return total(start, times(lane.place, DIGITS * VECTOR * (2 if _together(step) else 1)))
 
 
-def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
+def _scales(step: StepMemory, octet: int, lane: Lane) -> list[Any]:
     """Load the scales of one of a lane's rows (in lane 3, the minima), for each group of its warp."""
     groups, rows = QUARTER // step.group, step.rows
     at = total(times(lane.row, 4 * WARPS * groups), times(lane.warp, 4 * groups))
@@ -496,7 +502,7 @@ def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
     return load(step.scales, total(at, word(4 * OCTET * WARPS * groups * octet)), float32(), groups)
 
 
-def _units(step: Step, vector: int, lane: Lane) -> list[Any]:
+def _units(step: StepMemory, vector: int, lane: Lane) -> list[Any]:
     """Load 2^e of a vector (in lane 3, its sums), for each group of a lane's warp."""
     groups, row = QUARTER // step.group, 4 * step.columns // step.group
     at = total(word(vector * row * (2 if step.minima else 1)), times(lane.warp, 4 * groups))

@@ -26,7 +26,7 @@ from jaxtyping import Array
 from llamaspec.pallas_kernels.parts import int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
 from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
-from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DOTS, StepMemory, unit_of
 from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
 from llamaspec.pallas_kernels.parts.staging import Store, store_all
@@ -177,7 +177,7 @@ class QuantizedProduct(ABC):
 
         def step(i, slot, sums):
             groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
-            staged_step = Step(
+            staged_step = StepMemory(
                 bits=self.bits,
                 rows=self.runs * self.rows,
                 group=self.columns,

@@ -1,4 +1,4 @@
-"""`llamaspec bench`: the arithmetic of its figures, a model on this machine, and refusals."""
+"""Tests of `llamaspec bench`: how it computes figures, how it measures a model on this machine, what it refuses."""
 
 import doctest
 import json
@@ -96,7 +96,7 @@ def test_decoding_several_reads_the_weights_once():
 
 
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
-    """The experts read for 2 or 3 tokens are the mean over all equally likely choices."""
+    """For 2 or 3 tokens, the counted expert weights are the mean over all equally likely choices of experts."""
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
     one_token, many = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
@@ -153,7 +153,7 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
 
 
 def test_what_is_divided_is_measured_side_by_side():
-    """Compare each call with the mean of the measurements before and after it."""
+    """Two functions are timed alternately; each time of one is paired with the mean of the other's times around it."""
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
     def other() -> float:
@@ -301,12 +301,15 @@ def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
 
 
 class Measured(Exception):
-    """Raised in place of a suite's measurements."""
+    """Raised by a stand-in for a benchmark suite, to stop the command before it measures."""
 
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` describes how a model runs as `generate` does, except for a CPU's default. The GPU is simulated."""
+    """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
+
+    The GPU is simulated.
+    """
 
     def stop(suite: str, **_: object):
         raise Measured

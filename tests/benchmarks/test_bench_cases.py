@@ -1,4 +1,4 @@
-"""Cases of the kernel table: XLA's form is within the bounds of the kernels, and a wrong form is not."""
+"""The cases of the kernel benchmarks: XLA's results are within the kernels' error bounds, and wrong results are not."""
 
 import re
 from functools import partial
@@ -98,7 +98,7 @@ def test_arguments_are_random_codes_included():
 
 
 def test_all_calls_that_are_timed_are_made():
-    """The loop makes every call, although a compiler could merge independent calls or drop unused results."""
+    """The timed loop makes every call, although XLA could merge equal calls or drop calls without a used result."""
     case = PLAIN["rmsnorm 256 float32"]
     sets = [draw(case, seed) for seed in range(5)]
     compiled = jax.jit(partial(again_and_again, case, case.plain, 12)).lower(2, [[]] * 5, sets).compile()

@@ -1,4 +1,4 @@
-"""`llamaspec bench` on a GPU: dry runs of its suites, their parts, and reports."""
+"""Dry runs of `llamaspec bench` for a GPU: its suites, the parts of a suite, and the reports."""
 
 import doctest
 import json
@@ -48,7 +48,7 @@ from tests.support.waiting import PATIENCE
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run llamaspec in a process in which JAX finds no GPU."""
+    """Return the command line that runs llamaspec in a process where JAX finds no GPU."""
     words = [sys.executable, "-m", "llamaspec.cli", *map(str, arguments)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -263,7 +263,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Clock):
-    """A clock that runs out after it was read `looks` times."""
+    """A clock that runs out of time once `over` was read `looks` times."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -318,7 +318,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
 
 
 def test_several_sequences_decode_at_once():
-    """`bench --suite models --batch 3`: tokens and bytes count all sequences; no prompt is compiled."""
+    """`bench --suite models --batch 3` counts the tokens and bytes of all three sequences, and times no prompt."""
     scale = replace(dry(), models=(replace(dry().models[0], by=("XLA",)),))
     (part,) = (part for part in suite.plan("models", dry=True, batch=3) if part.section == "models")
     rows = list(time_models(scale, Clock(600), **part.options))

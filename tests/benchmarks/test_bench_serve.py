@@ -1,4 +1,7 @@
-"""Benchmarks of concurrent requests run to the end; their figures need an idle machine."""
+"""Benchmarks of concurrent requests run to the end.
+
+Their figures are not checked, because they need an idle machine.
+"""
 
 import doctest
 import json
@@ -27,7 +30,8 @@ from tests.serving.serving_site import EOS, FakeEngine, running
 from tests.support.random_models import SMALL
 from tests.support.waiting import PATIENCE
 
-# A server that answers as llama.cpp's: it takes options that ours does not, and reports how much its cache had.
+# A server that answers as llama.cpp's server does: it takes options that our server does not have, and reports how many
+# prompt tokens it found in its cache.
 STAND_IN = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -120,7 +124,10 @@ def test_every_answer_is_read_as_the_server_gave_it(site):
 
 
 def test_nobody_waits_for_the_answer_before(site, monkeypatch):
-    """The load does not wait for an answer: the first answer is held until the second has come."""
+    """The load generator sends a second request before the first answer ends.
+
+    The server holds the first answer until then.
+    """
     monkeypatch.setattr(load, "HOPELESS", 20.0)
     asks, ended = [Ask((5,), 9, 0), Ask((5,), 3, 1)], []
     site.engine.pause = 5
@@ -182,7 +189,7 @@ def stand_in(folder: Path) -> str:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
-    """Let one stand-in server replace the servers to start; returns the commands that would start them."""
+    """Replace the servers that a benchmark would start by the one at `url`; return the list of their commands."""
     started: list[list[str]] = []
 
     class Kept:
@@ -260,7 +267,10 @@ def test_a_server_that_is_not_there_is_refused_in_a_line():
 
 @pytest.mark.slow  # 10 s
 def test_the_built_in_model_is_loaded_by_a_server_of_its_own():
-    """A server loads the built-in model and finds shared prefixes in its cache; texts are the same at every rate."""
+    """The benchmark starts its own server with the built-in model.
+
+    Requests reuse cached prefixes, and the texts are the same at every request rate.
+    """
     report = serve_suite.run_suite(model="stories", rates=[50.0], requests=8, context=None, width=4)
     assert serve_suite.wrong(report) == [] and len(report["rows"]) == 2
     assert all(row["tokens"] > 0 and row["cached_tokens"] > 0 for row in report["rows"])

@@ -1,4 +1,4 @@
-"""Charts: bars and lines are where their numbers say, and stay on the page."""
+"""SVG charts: bars and lines match their numbers and stay within the page."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""The decode steps that we compile without a GPU are the model's: every step can be traced on any machine."""
+"""Every decode step that we compile for a GPU without having one is a step of the model, and can be traced anywhere."""
 
 import jax
 import pytest

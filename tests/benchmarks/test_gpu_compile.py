@@ -1,4 +1,4 @@
-"""The readers of machine code and compiled programs, and the gates that judge it, on examples written by hand."""
+"""Parsers of SASS and of compiled programs, and the checks on their findings, with small examples written by hand."""
 
 import doctest
 import os
@@ -118,7 +118,7 @@ def test_code_without_a_loop_has_no_main_loop():
 
 
 def kernels_read(folder: Path, code: str = CODE, layouts: str = LAYOUTS) -> list[Kernel]:
-    """Read kernels from files as the compiler writes them."""
+    """Write the files that the compiler would write, and parse the kernels in these files."""
     for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", layouts)):
         (folder / f"gemv_0.{name}").write_text(text)
     return read_kernels(folder)

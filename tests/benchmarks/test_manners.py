@@ -1,4 +1,4 @@
-"""The script that looks for lines of XLA on stderr: which lines it recognizes, and how it judges a command."""
+"""The script that looks for XLA's log lines on stderr: which lines it recognizes, and how it judges a command."""
 
 import doctest
 from contextlib import nullcontext

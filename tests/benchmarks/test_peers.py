@@ -1,4 +1,7 @@
-"""`benchmarks/audits/peers.py` runs engines in turn; a ratio compares runs of one round. Only our engine runs here."""
+"""`benchmarks/audits/peers.py` times several engines in turn, and compares times of the same round.
+
+Only our engine runs here.
+"""
 
 import doctest
 import json
@@ -12,8 +15,17 @@ import pytest
 
 from llamaspec.benchmarks.audits import gpu_peers as beside
 from llamaspec.benchmarks.audits import peers
-from llamaspec.benchmarks.audits.peer_workers.our_engine import Engine as OurEngine
-from llamaspec.benchmarks.audits.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
+from llamaspec.benchmarks.audits.peer_workers.our_engine import LlamaspecEngine as OurEngine
+from llamaspec.benchmarks.audits.peers import (
+    TINY,
+    EngineProcess,
+    commands,
+    engine,
+    markdown,
+    matching_tokens,
+    measure,
+    ratios,
+)
 from llamaspec.benchmarks.common.random_model import random_checkpoint
 
 ANSWERS = """
@@ -39,12 +51,12 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
     monkeypatch.setattr(peers, "PAUSE", 0)
     requests = []
 
-    def stub(name: str, seconds: float) -> Engine:
+    def stub(name: str, seconds: float) -> EngineProcess:
         def ask(request: str, count: int):
             requests.append((name, request))
             return {"read": 12.0, "bytes": 2.0} if request == "read" else {"seconds": seconds, "ids": [1, 2]}
 
-        return Engine(ask, {})
+        return EngineProcess(ask, {})
 
     engines = {"ours float32": stub("ours float32", 1.0), "llama.cpp F32": stub("llama.cpp F32", 2.0)}
     rates, drawn = measure(engines, rounds=2, tell=lambda line: None)
@@ -100,7 +112,7 @@ def test_examples():
 
 @pytest.fixture
 def llama_cpp(tmp_path):
-    """Make stand-ins for the programs of a llama.cpp build."""
+    """Create executable stand-ins for the programs of a llama.cpp build."""
     rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
     rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
     choose = "\n".join(
@@ -116,7 +128,7 @@ def llama_cpp(tmp_path):
 
 
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
-    """The next model file exists before our engine runs, and measured files are deleted, except for the BF16 file."""
+    """The next model file is written before our engine runs. Measured files are deleted, except for the BF16 file."""
 
     def ours(model: Path, form: str, context: int, *, wait, **options):
         wait()

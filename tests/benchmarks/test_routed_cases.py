@@ -1,4 +1,4 @@
-"""Every kernel that a table of `pallas_ops` may call is among the cases that are compiled without a GPU."""
+"""Every kernel launch that `pallas_ops` can choose is among the cases that we compile without a GPU."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ WORK = Work()
 
 
 class Call(NamedTuple):
-    """A call of a kernel: its name, its arrays and its static arguments."""
+    """A recorded kernel launch: the kernel's name, its arrays, and its static arguments."""
 
     kernel: str
     arrays: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
     @property
     def exactly(self) -> tuple[Any, ...]:
-        """Everything that decides the compiled kernel, except the length of a window."""
+        """Everything that determines the compiled kernel. A window counts only as present or absent."""
         fixed = {**self.fixed, "window": self.fixed.get("window") is not None}
         shapes = tuple((a.shape, a.dtype.name) for a in jax.tree.leaves(self.arrays))
         return self.kernel, jax.tree.structure(self.arrays), shapes, tuple(sorted(fixed.items()))
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
     @property
     def pairs(self) -> set[tuple[Any, ...]]:
-        """List the pairs of features that this launch combines."""
+        """All pairs of features that this launch combines."""
         return {(self.kernel, *pair) for pair in combinations(self.features.items(), 2)}
 
 
@@ -83,7 +83,7 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
-    """Yield a function that records the launches of another function, and launches nothing."""
+    """Yield a function that calls another function and returns the kernel launches it attempts; no kernel runs."""
     recorded_calls: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
@@ -103,12 +103,12 @@ def calls() -> Iterator[Record]:
 
 @pytest.fixture(scope="module")
 def known(calls: Record) -> set[tuple[Any, ...]]:
-    """Collect the launches of the table's cases."""
+    """Collect the launches of the benchmark table's cases."""
     return {call.exactly for call in calls(lambda: launch(kernel_cases()))}
 
 
 def launch(cases: dict[str, Case]) -> None:
-    """Launch each case of the ops that are recorded."""
+    """Launch each case if its kernel is recorded and supports the case's shapes."""
     for name, case in cases.items():
         if f"_{case.op.split()[0]}" in LAUNCHES.values() and refusal(name) is None:
             with pytest.raises(Unsupported, match="no further"):
@@ -116,7 +116,7 @@ def launch(cases: dict[str, Case]) -> None:
 
 
 def decode_and_prompt(config: Config, params: Params, *, batch: int = 1) -> None:
-    """Call each kernel of a block once, and attention for a prompt if there is one sequence."""
+    """Attempt all kernel launches of a decode step, and of prefill attention if `batch` is 1."""
     for call in model_calls(config, params, capacity=CAPACITY, batch=batch):
         if call.name != PROMPT or batch == 1:
             call.refusal(config)
@@ -130,7 +130,7 @@ def shapes(config: Config, dtype: str, scheme: str | None) -> Params:
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("model", SHAPES)
 def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, known: set[tuple[Any, ...]]):
-    """The cases include every launch in both dtypes, and in bfloat16 with every scheme of quantization."""
+    """The table has a case for every launch in both dtypes, and in bfloat16 for every quantization scheme."""
     config = SHAPES[model]
     for dtype, scheme in (("float32", None), *product(["bfloat16"], (None, *SCHEMES))):
         params = shapes(config, dtype, scheme)
@@ -139,7 +139,7 @@ def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, 
 
 
 def forms(config: Config, dtype: str) -> Iterator[Params]:
-    """Yield float weights, then quantized weights with groups of every size."""
+    """Yield parameters with float weights, then with each quantized form in every group size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
     for kind, group in product(CLASS_OF_FORM.values(), (*GROUPS, None)):
@@ -157,7 +157,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def with_v_apart(coded: Params, config: Config, form: str) -> Params:
-    """Quantize v in another form than q and k, as files of mixed types do."""
+    """Store v in another quantized form than q and k, as GGUF files with mixed types do."""
     (layer,) = coded.layers
     rows = config.kv_heads * config.head_dim
 
@@ -171,7 +171,7 @@ def with_v_apart(coded: Params, config: Config, form: str) -> Params:
 
 
 def route() -> None:
-    """Call every feature of the kernels, in the shapes of two models."""
+    """Attempt launches with every feature of the kernels, for the shapes of two models."""
     for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
         config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
         config = replace(config, windows=(1024,) if biased else None)

@@ -1,4 +1,4 @@
-"""`benchmarks/audits/schemes.py`: every form of a model runs, and the table shows the results."""
+"""`benchmarks/audits/schemes.py` compares quantization schemes: each scheme runs, and the table shows its results."""
 
 import doctest
 import json
@@ -29,7 +29,7 @@ TINY = replace(SMALL, dim=32, heads=2, kv_heads=2, head_dim=16, ffn=64, layers=1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Write a model of one layer, with a tokenizer that has BOS; returns the folder."""
+    """Write a one-layer model with a tokenizer that has a BOS token; return the folder."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     write_huggingface(replace(random_checkpoint(TINY, seed=0), bos=256, stops=frozenset({257})), folder)
     (folder / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
@@ -98,7 +98,7 @@ def test_bits_and_errors_are_those_of_the_definitions():
 
 
 def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
-    """A hidden layer is padded to whole blocks with zeros, which change only the order of sums; errors ignore them."""
+    """A hidden layer that does not fill whole blocks is padded with zeros; logits and reported errors stay the same."""
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     filled = padded(base, 32)
     assert (filled.config.ffn, padded(filled, 32)) == (64, filled)

@@ -1,4 +1,4 @@
-"""Summaries of benchmark runs: short, dated, and made from the raw files that benchmarks write."""
+"""Summaries of benchmark runs in the repository are short and dated, and come from the benchmarks' raw files."""
 
 import doctest
 import json

@@ -1,4 +1,4 @@
-"""`benchmarks.audits.no_false_alarms` runs every group, and continues where it was stopped."""
+"""`benchmarks.audits.no_false_alarms` runs every group of contracts, and resumes an interrupted run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Run a command at a pseudo-terminal and read what a person would see."""
+"""Run a command in a pseudo-terminal, and read what a user would see."""
 
 import os
 import pty
@@ -30,7 +30,10 @@ llamaspec.main()
 
 
 class Terminal:
-    """A running command and its output. If it does not answer in time, methods raise TimeoutError with the output."""
+    """A command that runs in a pseudo-terminal, and its output.
+
+    Methods raise TimeoutError with the output if the command does not answer in time.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], end: int):
         self.process, self._end, self._written = process, end, b""
@@ -41,7 +44,7 @@ class Terminal:
         return CONTROLS.sub("", self._written.decode(errors="replace")).replace("\r\n", "\n")
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
-        """Return once `text` was shown `times` times."""
+        """Wait until the output contains `text` at least `times` times."""
         limit = time.monotonic() + PATIENCE
         while self.shown.count(text) < times:
             if not self._read(limit):
@@ -58,7 +61,7 @@ class Terminal:
         return self.process.wait(PATIENCE), self.shown
 
     def _read(self, limit: float) -> bool:
-        """Read more output. Returns False at the end, or if nothing comes until `limit`."""
+        """Read more output until `limit`. Return False if the output has ended or no output came."""
         if not select.select([self._end], [], [], max(limit - time.monotonic(), 0))[0]:
             return False
         try:
@@ -71,7 +74,7 @@ class Terminal:
 
 @contextmanager
 def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") -> Iterator[Terminal]:
-    """Run a command of `llamaspec` with all three streams at a new terminal; it is killed at the end of the block.
+    """Run a `llamaspec` command with stdin, stdout and stderr in a new terminal; kill it when the block ends.
 
     The process first runs the Python code `first`.
     """

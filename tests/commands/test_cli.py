@@ -1,4 +1,4 @@
-"""The command line for scripts and people: results on stdout, messages on stderr, and exit codes with a meaning."""
+"""The command line: results go to stdout, messages to stderr, and the exit code tells the kind of failure."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def stories(data) -> list[str]:
 
 
 def assert_refused(result: tuple | Done, *words: str, status: int = 1):
-    """Assert that stderr has one line with `error:` and all `words`, and stdout is empty."""
+    """Assert that a command exited with `status`, printed nothing on stdout, and one `error:` line with all `words`."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
     assert (code, out, len(lines)) == (status, "", 1), err
@@ -219,7 +219,7 @@ def test_inspect(run, stories):
 
 
 def test_layers_that_differ_have_rows_of_their_own():
-    """`inspect` has separate rows for layers that are quantized differently or have experts."""
+    """`inspect` groups layers by their tensors: layers with another dtype or with experts get their own row."""
     about = {"shape": [4, 4], "dtype": "q8", "bytes": 18}
     tensors = [{"name": f"layers.{layer}.up.weight", **about} for layer in range(4)]
     tensors[2]["dtype"] = "q4"
@@ -294,7 +294,10 @@ def test_the_shell_completes_models_as_files(arguments, word):
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 @pytest.mark.parametrize(("word", "completion"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
 def test_the_shell_completes_options_and_their_choices(shell, word, completion, monkeypatch):
-    """The shell completes an option, and a choice, through the variable that the script in docs/models.md sets."""
+    """Shell completion lists options and their values.
+
+    The test sets the variable that the script in docs/models.md sets.
+    """
     monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     for kind, expected in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", completion)):
@@ -342,7 +345,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run, monkeypatch):
-    """`doctor` shows its sections; this test chooses the ops of one model, the next one those of all models."""
+    """`doctor` prints all its sections, and names the ops for one model. The next test covers the ops of all models."""
     monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err
@@ -439,7 +442,10 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """Each command refuses bad files in one line. Each runs in a separate process, to measure its memory."""
+    """Each command refuses each bad file with a one-line error and little memory.
+
+    It runs in its own process, where memory can be measured.
+    """
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"
     page.write_text("<!DOCTYPE html><html><body>404</body></html>")
@@ -459,7 +465,7 @@ def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
 
 
 def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path):
-    """A tiny model claims 2^30 positions: its weights fit, but its cache would take terabytes."""
+    """A tiny model with 2^30 positions in its config is refused before its KV cache of several TB is allocated."""
     config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
     write_checkpoint(tmp_path, config)
     result = run_llamaspec(

@@ -1,4 +1,4 @@
-"""The commands in help texts and README are valid."""
+"""The example commands in help texts and in README are valid."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
 
 
 def examples(text: str) -> list[str]:
-    """List the lines of a text that are llamaspec commands."""
+    """List the lines of a string that are `llamaspec` commands."""
     return re.findall(r"^ *(llamaspec \w.*)$", text, re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def example_lines() -> list[str]:
 
 @pytest.mark.parametrize("line", example_lines())
 def test_an_example_can_be_typed(line: str):
-    """An example has valid option names and values, and the right number of arguments; nothing is run."""
+    """An example in a help text has valid option names, option values and number of arguments; no command runs."""
     _, name, *arguments = shlex.split(line.partition(" # ")[0])
     if not name.startswith("-"):
         command(name).make_context(name, arguments)

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the prompt returns at once, after one line at most, and no file is half-written."""
+"""Ctrl-C at any moment ends a command within a second, prints at most one line, and leaves no half-written file."""
 
 import os
 import pty
@@ -47,9 +47,10 @@ IN_BACKGROUND = """trap '' INT; exec "$@" """
 def interrupted(
     *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, background: bool = False
 ) -> tuple[int, float, str]:
-    """Run a command with an empty cache; send a signal to its group after `after` processor seconds.
+    """Run a command with an empty cache; send signal `number` to its process group after `after` seconds of processor
+    time.
 
-    Returns the exit status, the processor seconds of the main thread after the signal, and stderr.
+    Return the exit status, the main thread's processor seconds after the signal, and stderr.
     """
     (cwd / "work").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}
@@ -135,7 +136,7 @@ llamaspec.main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
-    """A signal ends a command that runs C code without returning, as XLA's compiler does, so no Python handler runs."""
+    """A signal ends a command while C code runs, as in XLA's compiler, although no Python handler can run then."""
     with subprocess.Popen(
         [sys.executable, "-c", IN_C, "tokens", "Once"],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -222,7 +223,7 @@ TIMED = 1013  # rows to time; no draw has this number
 
 @pytest.mark.parametrize("phase", ["lab", "verify", "timed"])
 def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
-    """Ctrl-C ends the judge, also in `lab check`: the bar named the op, and no verdict, page or replay file is left."""
+    """Ctrl-C ends `verify` and `lab check` while a judged kernel hangs. No verdict, page or replay file is left."""
     if phase == "lab":
         write_exercise(ALL[1], tmp_path / "lab-01")
         file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
@@ -248,7 +249,10 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
-    """Keys typed during an answer are not echoed, and terminal modes are restored even if a signal ends the process."""
+    """Keys typed during an answer are not echoed.
+
+    The terminal's modes are restored even if a signal ends the process.
+    """
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -299,7 +303,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
-    """SIGTERM ends a chat that Ctrl-Z stopped, even though setting the terminal's modes would stop it again."""
+    """SIGTERM ends a chat that Ctrl-Z stopped during an answer, though restoring terminal modes could stop it again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(
@@ -325,7 +329,10 @@ chat._Pressed.__call__ = held
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
-    """Ctrl-C cancels a typed line, then an answer, but never the chat, and cuts no word."""
+    """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat.
+
+    Line breaks cut no word.
+    """
     arguments = ("chat", "--temperature=0", "--backend=reference")
     with at_terminal(*arguments, cwd=tmp_path, columns=30, first=WAITS_IN_ITS_ANSWER) as terminal:
         terminal.wait_for(">")
@@ -368,7 +375,10 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
 
 
 def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
-    """Signals are watched after a prompt, too: only the watcher answers SIGTERM while XLA compiles."""
+    """After a prompt, the watcher thread handles signals again.
+
+    Only this thread can answer SIGTERM while XLA compiles.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -389,7 +399,10 @@ def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
 
 
 def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
-    """Two signals at once end the command once; `serve` used to begin its shutdown twice, with a traceback."""
+    """Two signals at the same moment run the handler once.
+
+    Earlier, `serve` began its shutdown twice and printed a traceback.
+    """
     acted, handle = [], signal.signal
 
     def interrupted(number, handler):
@@ -404,7 +417,10 @@ def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
 
 
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
-    """Ctrl-Z suspends a chat and adds no character to the line. The suspension is simulated."""
+    """Ctrl-Z suspends a chat and adds no character to the typed line.
+
+    The test replaces the suspension by a recorder.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     stopped = []
     monkeypatch.setattr(Application, "suspend_to_background", lambda self: stopped.append(self.current_buffer.text))
@@ -415,7 +431,7 @@ def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_pa
 
 
 def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
-    """Ctrl-C ends a chat that reads questions from a file. At a terminal it ends only the answer."""
+    """Ctrl-C ends a chat that reads its questions from a file. In a terminal, Ctrl-C would end only the answer."""
     command = [sys.executable, "-c", START, "chat", "--temperature=0", "--backend=reference"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(
@@ -431,7 +447,7 @@ def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
-    """A command that was started with SIGINT ignored, as shells do in the background, goes on ignoring it."""
+    """A command that starts with SIGINT ignored keeps ignoring SIGINT; shells start background commands this way."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, background=True)
     assert status == 0
 
@@ -458,7 +474,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
-    """Start a command that waits in the import of `module`; SIGINT is set to `handler` before Python begins."""
+    """Start a command that blocks while it imports `module`. SIGINT has the handler `handler` before Python starts."""
     (folder / f"{module}.py").write_text(HELD)
     with subprocess.Popen(
         [
@@ -530,7 +546,7 @@ llamaspec.main()
     ("handler", "seconds", "status"), [("signal.default_int_handler", 10 * PATIENCE, 130), ("signal.SIG_IGN", 1, 0)]
 )
 def test_an_interrupt_after_all_is_done_is_silent(handler, seconds, status):
-    """An interrupt while Python shuts down prints nothing; an ignored interrupt stays ignored."""
+    """Ctrl-C during Python's shutdown prints nothing and ends the process, unless SIGINT is ignored."""
     command = [sys.executable, "-c", ENDED.format(handler, seconds), "tokens", "Once"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:

@@ -1,4 +1,4 @@
-"""`llamaspec`, the package's only name to import."""
+"""`import llamaspec`: the public Python API."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.processes import REPOSITORY
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder; it can import the repository, but files in the folder come first."""
+    """Run Python in the folder `cwd`, with the repository on PYTHONPATH. Modules in `cwd` take precedence."""
     script = "import sys; sys.path.append(sys.argv.pop(1)); "
     if arguments[0] == "-m":
         module, *arguments_left = arguments[1:]
@@ -43,7 +43,7 @@ def test_importing_is_quick(tmp_path):
 
 @pytest.mark.slow  # 8 s
 def test_the_examples_run(capsys):
-    """The examples in the docstring run, with fewer tokens."""
+    """The examples in the package's docstring run; the test lets them generate fewer tokens."""
     assert llamaspec.__doc__
     blocks = re.findall(r"(?:^    .*\n|^\n)+", llamaspec.__doc__, re.MULTILINE)
     code = [textwrap.dedent(block) for block in blocks if block.strip()]
@@ -67,7 +67,10 @@ def test_ids_and_texts_go_into_each_other():
 
 
 def test_ids_and_texts_are_told_apart(tmp_path):
-    """Methods refuse ids for texts and texts for ids. A separate process, since our tests check all types first."""
+    """Methods that expect token ids refuse a string, and methods that expect a string refuse ids.
+
+    The test uses a separate process, because beartype would refuse the arguments first.
+    """
     script = textwrap.dedent("""
         from llamaspec import load
         llama = load("stories", backend="reference", context=16)

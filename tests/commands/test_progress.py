@@ -1,4 +1,4 @@
-"""The progress bar while a model loads: a share if the total is known, otherwise a pulse."""
+"""The progress bar while a model loads: a percentage if the total is known, otherwise a moving pulse."""
 
 import io
 import sys
@@ -7,7 +7,7 @@ from llamaspec.commands.progress import progress_bar
 
 
 class Terminal(io.StringIO):
-    """A standard error stream that claims to be a terminal."""
+    """A stderr stand-in with `isatty()` true."""
 
     def isatty(self) -> bool:
         return True

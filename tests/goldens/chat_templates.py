@@ -1,4 +1,4 @@
-"""Chat templates with features of newer families, written for these tests, and conversations for these templates."""
+"""Chat templates that we wrote with features of recent model families, and conversations to render with them."""
 
 # This template drops thoughts of earlier turns, calls tools, puts tool results into one message, and can switch
 # thoughts off by closing them before they begin.

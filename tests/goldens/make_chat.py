@@ -178,7 +178,8 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 def render(template: str, messages: list[dict], variables: dict) -> dict[str, str]:
     """Render a template with transformers; return `rendered`, or the kind and message of the template's exception."""
-    # Imported here, since pytest imports every module for its doctests, and may run without these packages.
+    # Render a template with transformers. Return `rendered`, or the type and message of the exception that the template
+    # raised.
     from jinja2.exceptions import TemplateError
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]

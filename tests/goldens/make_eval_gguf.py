@@ -49,7 +49,10 @@ DISTINCT = 16  # distinct superblocks of 256 weights
 
 
 def model(name: str, data: Path | None = None) -> Any:
-    """Make a model in float32 with `tests.support.gguf_files`; stories260K is read from the folder `data`."""
+    """Build the float32 model `name` with `tests.support.gguf_files`.
+
+    The model stories260K comes from the folder `data`.
+    """
     from tests.support import families, gguf_files
 
     if name == "stories260K":
@@ -65,7 +68,7 @@ def model(name: str, data: Path | None = None) -> Any:
 
 
 def reader() -> Any:
-    """Make the model that reads a text, with its tokenizer."""
+    """Build the model that computes a loss on `TEXT`, with its tokenizer."""
     from tests.support import families, gguf_files, tiny_tokenizers
 
     spec = json.loads(tiny_tokenizers.chatml())
@@ -83,7 +86,7 @@ def superblocks() -> np.ndarray:
 
 
 def choices() -> dict[str, np.ndarray]:
-    """Draw which superblocks make up each matrix, [rows, superblocks]."""
+    """Draw the index of every superblock in each matrix, [rows, superblocks per row]."""
     from tests.support import families
 
     random = np.random.RandomState(3)
@@ -107,9 +110,9 @@ def padded_story(data: Path) -> Any:
 
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """Convert all matrices of a file to `type`; return the file and a hash of its tensors.
+    """Quantize all matrices of a GGUF file to `type`; return the file and a hash of its tensors.
 
-    `codes` are llama.cpp's codes of `superblocks`, if it chose them by a search.
+    `codes` are the codes of `superblocks` by llama.cpp, for types that llama.cpp quantizes by a search.
     """
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files
@@ -204,7 +207,7 @@ def read_text(folder: Path) -> dict[str, Any]:
 
 
 def shown(logits: np.ndarray) -> np.ndarray:
-    """Select the stored logits, [seq, SHOWN]."""
+    """Select the logits that we store, [seq, SHOWN]."""
     return logits[:, :: logits.shape[1] // SHOWN]
 
 

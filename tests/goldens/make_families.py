@@ -74,14 +74,14 @@ def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.n
 
 
 def write_checkpoint(directory: Path, golden: dict) -> None:
-    """Write config.json and the random weights of a golden."""
+    """Write config.json and random weights for a golden file's config."""
     (directory / "config.json").write_text(json.dumps(golden["config"], indent=2))
     tensors = random_tensors(golden["config"], golden["tensors"])
     write_safetensors(directory / "model.safetensors", tensors)
 
 
 def fill(golden: dict) -> None:
-    """Compute all other entries of a golden from its config."""
+    """Compute all other entries of a golden file from its config."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 

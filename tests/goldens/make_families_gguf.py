@@ -32,7 +32,7 @@ VOCABULARY: dict[str, Any] = {
 
 
 def write(folder: Path) -> None:
-    """Write a GGUF file of every golden that llama.cpp has an architecture for."""
+    """Write a GGUF file for every golden config with an architecture that llama.cpp supports."""
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.checkpoints.open import open_checkpoint
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
 
 
 def log_probabilities(path: Path, tokens: list[int]) -> list[float]:
-    """Return llama.cpp's log-probabilities of the token after `tokens`, computed in float32."""
+    """Return the log-probabilities that llama.cpp computes in float32 for the token after `tokens`."""
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
     parameters = xllamacpp.CommonParams()

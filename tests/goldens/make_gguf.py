@@ -1,4 +1,4 @@
-"""Write gguf.json: llama.cpp's results on GGUF files made here, one of each type, and its encoding of texts.
+"""Write gguf.json: llama.cpp's results for GGUF files that we write, one file per type, and the ids of some texts.
 
 Run it from the root of the repository. In the project's environment,
 
@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with matrices of `type`: all of them if our writer has the type, else only the layers'."""
+    """Write a random model with matrices of `type`: all matrices if our writer supports it, else those in layers."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -134,7 +134,7 @@ TIE = (
 
 
 class Model:
-    """GGUF file loaded in llama.cpp, with a float32 cache and one thread."""
+    """A GGUF file loaded in llama.cpp, with a float32 cache and one thread."""
 
     def __init__(self, path: Path):
         import llama_cpp  # pyright: ignore[reportMissingImports]
@@ -148,7 +148,10 @@ class Model:
         self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
 
     def logits(self, ids: list[int], seen: dict[str, np.ndarray] | None = None) -> np.ndarray:
-        """Compute logits [seq, vocab]; `seen` receives all tensors of the graph by name, as flat float32 arrays."""
+        """Compute logits [seq, vocab].
+
+        Append every tensor of llama.cpp's graph to `seen` by name, as flat float32 arrays.
+        """
         options = self.c.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 512
         options.n_threads = options.n_threads_batch = 1
@@ -173,7 +176,10 @@ class Model:
         return rows
 
     def greedy(self, text: str, count: int) -> tuple[list[int], float]:
-        """Continue a text greedily; return all tokens, and the smallest lead of a chosen logit over the second."""
+        """Continue a text greedily.
+
+        Return all tokens, and the smallest difference between the largest two logits of a step.
+        """
         ids, margin = self.tokens(text), math.inf
         for _ in range(count):
             logits = self.logits(ids)[-1]

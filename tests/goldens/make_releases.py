@@ -46,7 +46,7 @@ BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 class Row(NamedTuple):
-    """Row of the table; `refusal` is the error of a release that does not load."""
+    """One row of the table. `refusal` is the error message for a release that does not load."""
 
     names: str
     on_cpu: str = ""
@@ -55,9 +55,9 @@ class Row(NamedTuple):
 
 
 def releases() -> list[dict[str, Any]]:
-    """Read the list; each entry has `names` and `config`.
+    """Read the entries of releases.json, which have `names` and `config`.
 
-    An entry with `of` gets the config of that release, with its own quantization_config.
+    An entry with `of` names another release; it gets that release's config and keeps its own quantization_config.
     """
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}
@@ -76,7 +76,7 @@ def rows() -> Iterator[Row]:
 
 
 def gguf_rows() -> Iterator[Row]:
-    """Make a row for each type of ggml, with all matrices in that type; types with equal results share a row."""
+    """Make a row for each ggml type, with all matrices in that type. Types with equal results share a row."""
     [config] = [read_config(entry["config"], RELEASES) for entry in releases() if GGUF_OF in entry["names"]]
     names_by_row: dict[tuple[str, str, str], list[str]] = {}
     for name in layout.TYPE_NAMES.values():
@@ -110,7 +110,7 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
 
 
 def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
-    """Make a checkpoint's tensors, with quantized weights in the given roles; their data cannot be read."""
+    """Build a checkpoint's tensors with quantized weights in the given roles. The tensors have shapes but no data."""
     tensors = {}
     for weight in weights(_shortened(config)):
         coded = weight.role in roles
@@ -143,7 +143,7 @@ def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Ro
 
 
 def _form(params: Params) -> str:
-    """Return whether the matrices run from codes, as a phrase for the table."""
+    """Return a phrase for the table: whether matrices stay quantized in memory."""
     layer = params.layers[0]
     if isinstance(layer.qkv.weight, QuantizedMatrix):
         return "from codes"
@@ -152,7 +152,7 @@ def _form(params: Params) -> str:
 
 
 def _how(choice: Choice) -> str:
-    """Describe which ops are kernels, and why the others are not."""
+    """Describe which ops run as kernels, and why the other ops do not."""
     if not choice.plain:
         return "kernels"
     plain: dict[str, list[str]] = {}
@@ -163,7 +163,7 @@ def _how(choice: Choice) -> str:
 
 
 def table() -> str:
-    """Return the table and the list of refusals below it, in Markdown."""
+    """Return the Markdown of the table and of the list of refusals below the table."""
     listed, types = list(rows()), list(gguf_rows())
     accepted = [row for row in listed if not row.refusal]
     lines = [
@@ -189,7 +189,7 @@ def table() -> str:
 
 
 def with_table(page: str, new_table: str) -> str:
-    """Return the page with the table between its marks."""
+    """Return `page` with `new_table` between the two marker comments."""
     marked = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     assert marked.search(page)
     return marked.sub(lambda _: f"{BEGIN}\n\n{new_table}\n\n{END}", page)

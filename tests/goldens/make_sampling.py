@@ -35,7 +35,7 @@ OPTIONS = [
 
 
 def shape(logits: list[float], seen: list[int], options: dict) -> list[float]:
-    """Compute the distribution with the processors, in the order of transformers' `generate`."""
+    """Compute the sampling distribution with transformers' processors, in the order that its `generate` uses."""
     # Imported here, since pytest imports every module for its doctests, and may run without these packages.
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""Write the table of docs/sizes.md: the ranges from which each contract draws its dimensions.
+"""Write the table in docs/sizes.md: the range of each dimension that a contract draws.
 
 python -m tests.goldens.make_sizes
 """
@@ -13,7 +13,7 @@ PAGE = REPOSITORY / "docs" / "sizes.md"
 
 
 def with_table(page: str) -> str:
-    """Replace the only table of a page by the current one.
+    """Replace the only table of a page by the current table.
 
     Raises ValueError for a page that does not have exactly one table.
     """

@@ -18,8 +18,8 @@ from llamaspec import Llama, load
 from llamaspec.model.chat.chat import Chat
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.options import SamplingOptions
+from tests.support.processes import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 CARD = BUILT_IN["stories"] / "README.md"
 LONGEST = 512  # tokens
 BEFORE = """\
@@ -98,13 +98,13 @@ that's a lovely story, tell me one more!""",
 
 
 def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
-    """Return the story of `llamaspec story --seed N`."""
+    """Return the text that `llamaspec story --seed N` prints."""
     sampling = SamplingOptions(temperature=temperature)
     return "".join(token.text for token in llama.generate("", seed=seed, sampling=sampling, max_new_tokens=LONGEST))
 
 
 def reply(chat: Chat, text: str, seed: int) -> str:
-    """Answer as `llamaspec chat` does, which drops the oldest turns if the context is nearly full."""
+    """Answer as `llamaspec chat` does: drop the oldest turns if the context is nearly full."""
     chat.make_room(text, answer=LONGEST)
     return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=LONGEST)).strip()
 
@@ -146,7 +146,7 @@ def thirty_more(llama: Llama) -> str:
 def main() -> None:
     llama = load("stories")
     (Path(__file__).parent / "story.txt").write_text(story(llama, 7, temperature=0.0) + "\n")
-    readme = ROOT / "README.md"
+    readme = REPOSITORY / "README.md"
     story_text = textwrap.fill(story(llama, 10).strip(), 119, break_on_hyphens=False)
     text = re.sub(
         r"(\$ make story SEED=10\n).*?(\n\$)", lambda m: m[1] + story_text + m[2], readme.read_text(), flags=re.DOTALL

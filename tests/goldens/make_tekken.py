@@ -38,7 +38,7 @@ SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SY
 
 
 def trained_tokens() -> list[bytes]:
-    """Return the tokens by rank: the 256 bytes, then the trained tokens."""
+    """Return the tokens by rank: the 256 single bytes, then the trained tokens."""
     tokenizer = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])

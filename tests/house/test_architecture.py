@@ -1,6 +1,6 @@
 """Imports go one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
 
-The tests read the source and run nothing.
+The tests parse the source files, and run no code of the project.
 """
 
 import ast
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 OURS = (
     *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
     *("commands", "cli", "tests", "benchmarks"),
@@ -21,7 +22,7 @@ HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_to
 
 
 class Rule(NamedTuple):
-    """Imports allowed in the files at or under `place`. A name includes the modules under it."""
+    """A rule about imports in the files at or under `place`. A module name in the rule includes all its submodules."""
 
     place: str
     only: tuple[str, ...] = ()  # the only allowed imports; empty: any
@@ -31,6 +32,8 @@ class Rule(NamedTuple):
     at_once: bool = False  # True: the rule ignores imports inside functions
 
 
+BENCHMARKS = ("benchmarks",)
+
 # The parts of verify/, in order. Each imports only earlier ones: a contract never imports code that judges.
 VERIFY = (
     *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
@@ -39,7 +42,7 @@ VERIFY = (
 
 
 def _room(name: str) -> str:
-    return f"verify/{name}.py" if (ROOT / f"verify/{name}.py").is_file() else f"verify/{name}/"
+    return f"verify/{name}.py" if (REPOSITORY / f"verify/{name}.py").is_file() else f"verify/{name}/"
 
 
 RULES = [
@@ -83,7 +86,26 @@ RULES = [
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # files are read into NumPy arrays for any backend
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
     Rule("benchmarks/", never=("cli", "commands", "tests")),
+    # common <- suites <- audits, and common <- gates. `benchmarks.summary` reads the results of all.
+    Rule("benchmarks/common/", never=BENCHMARKS, but=("benchmarks.common",)),
+    Rule("benchmarks/suites/", never=BENCHMARKS, but=("benchmarks.common", "benchmarks.suites")),
+    Rule("benchmarks/gates/", never=BENCHMARKS, but=("benchmarks.common", "benchmarks.gates")),
+    Rule(
+        "benchmarks/audits/",
+        never=BENCHMARKS,
+        but=("benchmarks.common", "benchmarks.suites", "benchmarks.audits"),
+    ),
     Rule("commands/", never=("cli", "tests")),
+    # The package itself: users' names from two packages, and the command line.
+    Rule(
+        "llamaspec/",
+        only=(
+            *("main", "start", "cli", "model.chat.chat", "model.llama", "model.options", "verify.pytest"),
+            *sys.stdlib_module_names,
+        ),
+    ),
+    Rule("llamaspec/", only=("main", "start", *sys.stdlib_module_names), at_once=True),
+    Rule("llamaspec/start.py", only=tuple(sys.stdlib_module_names)),
     # `llamaspec --help` and `llamaspec VERB --help` answer at once.
     Rule(
         "commands/",
@@ -108,13 +130,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def for_typing(node: ast.AST) -> bool:
-    """Return whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
+    """Return whether a statement is `if TYPE_CHECKING:` without an else, which only a type checker reads."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
-    """Yield the line and full name of each import, also inside functions, but not inside nodes for which `skip` is
-    true.
+    """Yield the line and full name of each import, also inside functions. Skip nodes for which `skip` returns True.
 
     The name of a relative import begins with its dots.
     """
@@ -130,7 +151,7 @@ def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False)
 
 
 def runs_later(node: ast.AST) -> bool:
-    """Return whether the imports in this statement do not run when the module is imported."""
+    """Return whether a statement's imports run later than the import of its module, as in a function."""
     return isinstance(node, FUNCTIONS) or for_typing(node)
 
 
@@ -139,13 +160,13 @@ def among(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def short_imports(source: str, rule: Rule) -> Iterator[tuple[int, str]]:
-    """Yield the imports that a rule concerns; names of ours are without `llamaspec.`."""
+    """Yield the imports that a rule applies to; our own modules appear without the prefix `llamaspec.`."""
     for line, name in imports(ast.parse(source), runs_later if rule.at_once else lambda node: False):
         yield line, name.removeprefix("llamaspec.")
 
 
 def violations(path: str, source: str) -> list[str]:
-    """List the imports of the file at `path` (from the root, with slashes) that a rule forbids.
+    """List the forbidden imports of a file; `path` is relative to the repository's root, with slashes.
 
     >>> violations("model/forward.py", "from llamaspec import cli")
     ['model/forward.py:1 imports cli']
@@ -159,15 +180,27 @@ def violations(path: str, source: str) -> list[str]:
     )
 
 
+def own_files() -> list[str]:
+    """List every Python file of the project, without the links in llamaspec/."""
+    files = [path.relative_to(REPOSITORY).as_posix() for name in OURS for path in (REPOSITORY / name).rglob("*.py")]
+    package = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / "llamaspec").glob("*.py")
+        if not path.is_symlink()
+    ]
+    return [*files, "cli.py", *package]
+
+
 def test_imports_run_one_way():
-    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
-    assert {"reference/rope.py", "tests/house/test_architecture.py"} <= set(files)
-    files += ["cli.py"] * (ROOT / "cli.py").exists()
-    assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
+    files = own_files()
+    assert {"reference/rope.py", "tests/house/test_architecture.py", "cli.py", "llamaspec/start.py"} <= set(files)
+    assert [
+        wrong for file in files for wrong in violations(file, (REPOSITORY / file).read_text(encoding="utf-8"))
+    ] == []
 
 
 def module_name(path: str) -> str:
-    """Give the import name of a file.
+    """Return the import name of a file.
 
     >>> module_name("model/ops/__init__.py"), module_name("llamaspec/__init__.py"), module_name("cli.py")
     ('llamaspec.model.ops', 'llamaspec', 'llamaspec.cli')
@@ -199,10 +232,7 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_modules_import_each_other():
-    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
-    own = [path.relative_to(ROOT).as_posix() for path in (ROOT / "llamaspec").glob("*.py") if not path.is_symlink()]
-    files += ["cli.py", *own]
-    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in files}
+    sources = {module_name(file): (REPOSITORY / file).read_text(encoding="utf-8") for file in own_files()}
     assert {"llamaspec.cli", "llamaspec", "llamaspec.model.ops.gpu", "llamaspec.start"} <= set(sources)
     assert circle(sources) == []
 
@@ -233,11 +263,11 @@ def test_no_circle_is_made_up(sources):
 
 
 def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
-    files = [path for name in OURS if name != "tests" for path in (ROOT / name).rglob("*.py")]
+    files = [path for name in OURS if name != "tests" for path in (REPOSITORY / name).rglob("*.py")]
     importing = {
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(REPOSITORY).as_posix()
         for path in files
-        if path.parent != ROOT / "training" / "stories"
+        if path.parent != REPOSITORY / "training" / "stories"
         for _, name in imports(ast.parse(path.read_text(encoding="utf-8")))
         if among(name, ("llamaspec.training.stories",))
     }
@@ -246,16 +276,24 @@ def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model(
 
 def test_the_rooms_of_verify_are_all_in_order():
     rooms = {
-        path.stem for path in (ROOT / "verify").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+        path.stem
+        for path in (REPOSITORY / "verify").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
     assert rooms - {"__init__"} == {*VERIFY}
 
 
 def test_everything_of_ours_is_imported_by_one_name():
-    """Imports use the prefix `llamaspec`: imported as `reference.rope` too, a module is loaded twice."""
+    """Imports use the prefix `llamaspec`.
+
+    Without the prefix, Python would load a module twice, as `reference.rope` too.
+    """
     short = {*OURS} - {"tests"}
     for path in (
-        path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
+        path
+        for name in OURS
+        for path in (*(REPOSITORY / name).rglob("*.py"), REPOSITORY / f"{name}.py")
+        if path.is_file()
     ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -293,6 +331,14 @@ def test_everything_of_ours_is_imported_by_one_name():
         ("model/llama.py", "from llamaspec.serving.request import Request"),
         ("serving/engine.py", "from llamaspec.pallas_kernels.attention_paged import attention_paged"),
         ("serving/scheduler.py", "import jax.numpy as jnp"),
+        ("benchmarks/common/report.py", "from llamaspec.benchmarks.suites.gpu.suite import Suite"),
+        ("benchmarks/suites/model_bench.py", "from llamaspec.benchmarks.audits.peers import markdown"),
+        ("benchmarks/suites/model_bench.py", "def f():\n    from llamaspec.benchmarks.gates.sass import Listing"),
+        ("benchmarks/gates/checks.py", "from llamaspec.benchmarks.suites.gpu.suite import Suite"),
+        ("benchmarks/audits/peers.py", "from llamaspec.benchmarks.gates.sass import Listing"),
+        ("benchmarks/common/report.py", "from llamaspec.benchmarks import summary"),
+        ("llamaspec/__init__.py", "def main():\n    from llamaspec.serving.engine import BatchingEngine"),
+        ("llamaspec/__init__.py", "from llamaspec.model.llama import load"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from llamaspec.model.llama import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),

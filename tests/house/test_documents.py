@@ -1,8 +1,8 @@
 """README and docs: the commands and code that they show run, and the files that they name exist.
 
-The language of a fenced block decides its check: a `console` block runs and its output is compared, `sh` and `python`
-blocks run, and a `text` block is a drawing. A block that begins with "# download" needs a download and does not run;
-the files that its commands name must come from commands that the documents show.
+The language of a fenced block decides how it is checked: a `console` block runs and its output is compared, `sh` and
+`python` blocks run, and a `text` block is a drawing. A block that begins with "# download" needs a download and does
+not run; the files that its commands name must come from commands that the documents show.
 """
 
 import os
@@ -65,7 +65,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(line: str, folder: Path) -> str:
-    """Run a shown command, which must succeed or find a violation (exit status 1 of `verify`); return its stdout."""
+    """Run a command from a document and return its stdout.
+
+    The exit status must be 0, or 1 if `verify` finds a violation.
+    """
     if line.startswith("make "):
         line = made(line)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -76,7 +79,7 @@ def run(line: str, folder: Path) -> str:
 
 
 def made(line: str) -> str:
-    """Return the command that a target of the Makefile runs, for the environment of this test."""
+    """Return the last command that a Makefile target runs, without the `.venv/bin/` prefix."""
     dry = subprocess.run([*line.split(), "-n"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     *_, last = re.findall(r"\.venv/bin/(.*)", dry.replace("\\\n", ""))
     return last
@@ -115,7 +118,7 @@ def test_every_block_of_readme_has_a_language_that_says_how_it_is_held():
 
 
 def made_by(words: list[str]) -> list[str]:
-    """List the files that a command creates."""
+    """List the files and folders that a command creates."""
     match words:
         case ["hf", "download", _, *rest]:
             place = rest[rest.index("--local-dir") + 1]
@@ -129,7 +132,7 @@ def made_by(words: list[str]) -> list[str]:
 
 
 def named_by(words: list[str]) -> list[str]:
-    """List the models and files that a llamaspec command needs."""
+    """List the models and files that a `llamaspec` command reads."""
     if words[0] != "llamaspec":
         return []
     options = FILE_OPTIONS - ({"--against"} if words[1] == "verify" else set())  # for `verify` it is a function
@@ -167,7 +170,7 @@ def test_every_download_of_readme_is_told_in_full_by_the_page_of_models():
 
 
 def broken(document: Path) -> list[str]:
-    """List the broken links, and the paths in backquotes that do not exist."""
+    """List the document's broken links, and the paths in backquotes that do not exist."""
     text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
     links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     wrong = [link for link in links if link and not (document.parent / link).exists()]

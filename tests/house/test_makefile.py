@@ -1,4 +1,4 @@
-"""The Makefile: how it finds Python and makes .venv, with stand-ins for interpreters and pip."""
+"""The Makefile finds a Python and creates .venv. Shell scripts stand in for interpreters and pip."""
 
 import os
 import shlex
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 MAKE = shutil.which("make")
 pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """A machine that has only what a test puts into PATH and HOME."""
+    """A machine with only the programs that a test puts into PATH and HOME."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -31,7 +32,7 @@ class Machine:
     def interpreter(
         self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
     ) -> Path:
-        """Make a stand-in Python with this path and version that cannot import `without`; its `-m venv` runs `venv`."""
+        """Write a stand-in Python with this path and version. It cannot import `without`; its `-m venv` runs `venv`."""
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
@@ -43,7 +44,7 @@ exec(sys.argv[2])
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), "HOME": str(self.home), "PYTHON_PLACES": "", **environment}
-        return subprocess.run([str(MAKE), "-s", *arguments], cwd=ROOT, env=env, capture_output=True, text=True)
+        return subprocess.run([str(MAKE), "-s", *arguments], cwd=REPOSITORY, env=env, capture_output=True, text=True)
 
     def chosen(self, *arguments: str, **environment: str) -> str:
         run = self.make("python", *arguments, **environment)
@@ -52,7 +53,7 @@ exec(sys.argv[2])
         return run.stdout
 
     def error(self, *arguments: str, **environment: str) -> str:
-        """Run make, which must fail with one line before make's own line; return that line."""
+        """Run make, which must fail. Return the one line on stderr before make's own message."""
         run = self.make(*arguments, **environment)
         assert run.returncode != 0
         assert run.stdout == ""
@@ -132,15 +133,15 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """A copy of the files that `make setup` reads, with a stand-in for Python that only records pip's calls."""
+    """A copy of the files that `make setup` reads, and a stand-in for Python that only records calls of pip."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
         self.calls = folder / "calls"
         self.broken = folder / "broken"  # if it exists, pip fails to install the package that it names (empty: any)
-        shutil.copytree(ROOT / ".ci", self.folder / ".ci")
+        shutil.copytree(REPOSITORY / ".ci", self.folder / ".ci")
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, self.folder)
+            shutil.copy(REPOSITORY / name, self.folder)
         machine = Machine(folder)
         pip = machine.script(
             "pip",
@@ -153,7 +154,10 @@ class Checkout:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
-        """Run the target `at_once` times in parallel; returns the created venvs and the calls of pip and Python."""
+        """Run the target in `at_once` parallel makes.
+
+        Return the recorded calls: created environments, pip and Python.
+        """
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [
@@ -216,7 +220,7 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
     default, newest, oldest = (
         {line for line in path.read_text().splitlines() if "==" in line}
-        for path in (checkout.folder / pins, ROOT / "constraints.txt", ROOT / ".ci/jax011.txt")
+        for path in (checkout.folder / pins, REPOSITORY / "constraints.txt", REPOSITORY / ".ci/jax011.txt")
     )
     assert oldest <= default
     assert {line.split("==")[0] for line in newest ^ default} == {"jax", "jaxlib"}
@@ -236,7 +240,7 @@ def test_the_site_is_built_in_an_environment_without_the_project(checkout: Check
 @pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])
 def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, target: str, pins: str):
     *_, plugin, compiled = checkout.setup(target=f"test-gpu-compile{target}")
-    (jax,) = (line for line in (ROOT / pins).read_text().splitlines() if line.startswith("jax=="))
+    (jax,) = (line for line in (REPOSITORY / pins).read_text().splitlines() if line.startswith("jax=="))
     version = jax.removeprefix("jax==")
     assert plugin.startswith(f"install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}")
     assert compiled.startswith("-m llamaspec.benchmarks.gates")
@@ -272,6 +276,6 @@ def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_
     if chromium:
         machine.script("bin/chromium", "")
     env = {"PATH": str(machine.bin), "LLAMASPEC_DATA": ""}
-    done = subprocess.run([str(shutil.which("bash")), ROOT / ".ci/run"], env=env, capture_output=True, text=True)
+    done = subprocess.run([str(shutil.which("bash")), REPOSITORY / ".ci/run"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "make ci\n", message)
     assert len(log.read_text().splitlines() if log.exists() else []) == calls

@@ -1,4 +1,4 @@
-"""`make test` leaves out the tests that are marked as slow, and nothing else."""
+"""`make test` leaves out exactly the tests that are marked as slow."""
 
 import shutil
 import subprocess
@@ -36,9 +36,10 @@ def test_the_cases_that_are_not_sampled_are_slow(case, request):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_ci_leaves_out_nothing():
-    """`make test` runs fewer tests with fewer examples; `make ci` runs every test with the default number.
+    """`make test` skips slow tests and draws fewer examples; `make ci` runs all tests with the default number of
+    examples.
 
-    With the oldest jax, CI runs the tests of `make test`.
+    With the oldest supported jax, CI runs the tests of `make test`.
     """
     fast, all_of_them = (
         subprocess.run(["make", "-n", target], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout

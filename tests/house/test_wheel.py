@@ -1,4 +1,4 @@
-"""The published wheel works outside this repository: its contents, and a text that it generates."""
+"""The published wheel works outside this repository: its list of files, and a text that its command generates."""
 
 import os
 import shutil
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
 NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/")), "learn/site/")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command without this repository or its environment on any path; return its stdout."""
+    """Run a command with neither this repository nor its environment on any path; return its stdout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
@@ -25,17 +26,19 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from a copy of the source, since setuptools leaves a build folder and packs old files in it."""
+    """Build the wheel from a copy of the source: setuptools would pack old files from an existing build folder."""
     folder = tmp_path_factory.mktemp("wheel")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
+    shutil.copytree(REPOSITORY, folder / "source", symlinks=True, ignore=litter)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source", cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
 
 
 def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Path):
-    files = [path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
+    files = [
+        path.relative_to(REPOSITORY) for name in PACKAGES for path in (REPOSITORY / name).rglob("*") if path.is_file()
+    ]
     expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {
         "cli.py",
         "__init__.py",
@@ -54,7 +57,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
 
 
 def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
-    """Write the wheel of a user's project with `packages`; each package names its owner."""
+    """Write the wheel of a user's project with the given top-level packages; each package names its owner."""
     path = folder / "users-1.0-py3-none-any.whl"
     files = {f"{package}/__init__.py": 'OWNER = "user"\n' for package in packages}
     files["users-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: users\nVersion: 1.0\n"
@@ -100,7 +103,7 @@ def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path
     # the dev extra installs.
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")
-    run(*pip, "install", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    run(*pip, "install", "--constraint", REPOSITORY / "constraints.txt", wheel, cwd=tmp_path)
     llamaspec = tmp_path / "venv/bin/llamaspec"
 
     version = wheel.name.split("-")[1]

@@ -1,4 +1,4 @@
-"""Rules for all files: how docstrings open, and that names of test files are unique."""
+"""Rules for all files: how docstrings begin, and that test files have unique names."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a tree and the statements in it, but no expressions, since they hold no docstring."""
+    """Yield a tree and all statements in it. Expressions are skipped, because they contain no docstring."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.expr):
@@ -37,7 +37,7 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and first line of each docstring that opens with an unclear word."""
+    """Yield the line number and first line of each docstring that begins with a forbidden word."""
     for node in statements(parsed(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
             yield node.body[0].lineno, text.splitlines()[0]
@@ -56,6 +56,6 @@ def test_an_unclear_docstring_is_seen():
 
 
 def test_names_of_test_files_are_unique():
-    """No two test files have the same name, so a comment or `pytest -k` can name one."""
+    """No two test files have the same name, so that a comment or `pytest -k` can refer to one file."""
     names = [Path(path).name for path in sources() if path.startswith("tests/") and "/test_" in path]
     assert len(names) > 100 and [name for name, count in Counter(names).items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Exact attention over a KV cache, and the error bound of a kernel that rounds its weights to bfloat16."""
+"""Exact attention over a KV cache, and an error bound for kernels that round attention weights to bfloat16."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ LARGEST = 2e4  # largest score, positive or negative
 
 
 def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> tuple[np.ndarray, np.ndarray]:
-    """Make q [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4.
+    """Draw q [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4.
 
-    exp overflows unless the maximum is subtracted, and the weights are 0 or 1. Even heads attend to the last key, odd
-    heads to the first.
+    exp overflows unless the kernel subtracts the maximum, and the attention weights are 0 or 1. Even heads attend to
+    the last key, odd heads to the first.
     """
     q, k = np.zeros((heads, head_dim), dtype), np.zeros((keys, head_dim), dtype)
     most = np.sqrt(LARGEST * np.sqrt(head_dim))
@@ -27,7 +27,7 @@ def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> t
 
 
 def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | None, tile: int) -> None:
-    """Check `actual` [seq, heads * head_dim] against exact attention of q [seq, heads, head_dim] over k and v.
+    """Compare `actual` [seq, heads * head_dim] with exact attention of q [seq, heads, head_dim] over k and v.
 
     The queries are at positions `offset`, `offset` + 1, ...; keys and values are the first `stop` rows of k and v
     [kv_heads, capacity, head_dim]. The bound allows for an online softmax over tiles of `tile` keys. Rows that no query

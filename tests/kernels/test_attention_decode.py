@@ -43,13 +43,13 @@ IN_TILES_OF_128 = SHAPES[-2:]
 
 
 def tile_of(shape: Shape, *, sequences: int = 1) -> int:
-    """Return the number of keys in a tile."""
+    """Return how many keys the decode attention kernel reads in one tile."""
     seen = min(shape.capacity, shape.window or shape.capacity)
     return keys_of_a_tile(sequences * shape.kv_heads, shape.group, shape.head_dim, np.dtype(shape.dtype), seen)
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Check the kernel against its bound, with NaN in all rows that it must not read.
+    """Run decode attention and check its error bound. Rows of the cache that the kernel must not read hold NaN.
 
     `scores` multiplies the queries and the keys.
     """
@@ -96,7 +96,10 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """A length beyond the cache sees all keys of its own sequence, and no NaN of the next one; length 0 gives 0."""
+    """A length beyond the capacity attends to all keys of its own sequence, and reads no NaN of the next.
+
+    Length 0 gives 0.
+    """
     attend(Noise(seed=3), shape, lengths)
 
 

@@ -34,7 +34,8 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Check the kernel over shuffled pages, with NaN in all invisible rows and invalid page numbers in the table.
+    """Run paged attention over shuffled pages and check its error bound; invisible rows hold NaN, and unused table
+    entries are invalid page numbers.
 
     `scores` multiplies the queries and the keys.
     """
@@ -81,7 +82,7 @@ def test_every_page_size(shape):
 
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(lengths):
-    """A length beyond the table sees all pages of its own sequence, and no NaN of other pages; length 0 gives 0."""
+    """A length beyond the page table attends to all pages of its own sequence and reads no NaN; length 0 gives 0."""
     attend(Noise(seed=3), Shape(page=32, max_pages=3, kv_heads=2, group=3), lengths)
 
 
@@ -93,7 +94,7 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """Scores up to 2e4 are within the bound, over three pages in shuffled order."""
+    """With scores up to 2e4, attention over three shuffled pages stays within its error bound."""
     shape, keys = SHAPES[1], 70
     heads = shape.kv_heads * shape.group
     q, rows = pointed(heads, keys, shape.head_dim)
@@ -113,7 +114,7 @@ def test_large_scores():
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
-    """The ring wraps twice, with a tile of one page (one copy) and of several pages (several copies)."""
+    """A window's ring buffer wraps twice; a tile is one page (one copy) or several pages (several copies)."""
     assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 

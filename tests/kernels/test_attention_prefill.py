@@ -33,9 +33,9 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None, scores: float = 1.0) -> None:
-    """Check the kernel against its bound, with NaN in all rows that no query may read.
+    """Run prefill attention and check its error bound. Rows of the cache that no query may read hold NaN.
 
-    The value of the key `loud` is 64 times larger, so that it shows in every query that sees it. `scores` multiplies
+    The value of the key `loud` is 64 times larger, so that every query that sees this key shows it. `scores` multiplies
     the queries and the keys.
     """
     seq, kv_heads, group, head_dim, capacity, window = shape
@@ -91,14 +91,14 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Sequences that leave some rows of a worker unused are within the bound, with 3 query heads per key head."""
+    """Prefill attention stays within its bound if a thread block has unused rows, with 3 query heads per key head."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("beyond", [73, 2**31 - 9, 2**31 - 1])
 def test_an_offset_outside_of_the_cache_is_clamped(beyond):
-    """An offset beyond the cache is clamped to its end; an offset far before it sees nothing."""
+    """An offset beyond the cache is clamped to the cache's end. With an offset far below 0, a query sees no key."""
     attend(Noise(seed=4), Shape(8, 1, 1, 64, 72, window=64), [beyond, -(2**31)])
 
 
@@ -111,7 +111,10 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """Scores up to 2e4 are within the bound; each query scores its newest key or the first key highest."""
+    """With scores up to 2e4, attention stays within its bound.
+
+    The largest score is at the newest or at the first key.
+    """
     seq, keys, head_dim = 9, 70, 64
     query, k = pointed(2, keys, head_dim)
     q = np.repeat(query[None], seq, axis=0)

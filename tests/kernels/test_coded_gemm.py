@@ -1,4 +1,4 @@
-"""Products of codes with several vectors, against float64, for every form, cut and width; independence of rows."""
+"""The coded GEMM (quantized codes times several vectors) against float64, for every form, tiling and width."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)
 
 
 def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
-    """Draw codes over their whole range, and positive scales."""
+    """Draw codes from their whole range, and positive scales."""
     bits, group, *_ = EVERY_FORM[form]
     codes = noise.rng.integers(-(1 << bits - 1), 1 << bits - 1, (rows, cols)).astype(np.int8)
     scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
@@ -76,7 +76,10 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 @example(noise=Noise(7), form="q5_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
 def test_product(noise, form, batch, cut):
-    """Products are within the bound; the rings wrap at least twice, and the last step may be partial."""
+    """The product is within its error bound.
+
+    The pipeline's rings wrap at least twice, and the last step may be partial.
+    """
     bits, group, *_ = EVERY_FORM[form]
     wide = cut.parts if group != 128 else 2 * cut.parts
     cols = 1280 * wide + (128 if bits == 8 and group in (None, 16, 32) and cut.parts == 1 else 0)
@@ -85,7 +88,7 @@ def test_product(noise, form, batch, cut):
 
 
 def test_each_column_meets_its_own_code_and_scale():
-    """A one-hot vector gives one column of weights, rounded once."""
+    """A one-hot vector selects one column of the weights, rounded once."""
     columns = np.array([0, 31, 77, 128, 640, 1023])
     x = np.zeros((len(columns), 1024), BFLOAT16)
     x[np.arange(len(columns)), columns] = 1
@@ -105,7 +108,7 @@ def of_the_next_group(ref, first: int, count: int, target) -> list:
 
 @pytest.mark.parametrize(("name", "mutant"), [("in_order", unordered), ("scales_of", of_the_next_group)])
 def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
-    """A mutant exceeds the bound. Its `Cut` is used by no other test, so no cached program is reused."""
+    """A mutant of the kernel exceeds the error bound. No other test uses this `Cut`, so no cached program is reused."""
     monkeypatch.setattr("llamaspec.pallas_kernels.coded_gemm." + name, mutant)
     w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(2, 1024, dtype=BFLOAT16)
     cut = Cut(stages=3, turn=64 if name == "scales_of" else 128)
@@ -198,7 +201,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 )
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
-    """The ops choose the coded GEMM before anything is compiled, if it supports the codes; also with a paged cache."""
+    """A decode step of several sequences uses the coded GEMM for all codes that it supports, also with paged caches."""
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
@@ -229,7 +232,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
 def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
     switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
 ):
-    """When a kernel refuses the model, its op runs as XLA ops, but still multiplies by a kernel where one exists."""
+    """An op that no fused kernel supports runs as XLA ops, but its matrix product still uses a kernel if one fits."""
     programs, reasons = programs_of(replace(WIDE, **switches), scheme, batch, cache_dtype=cache_dtype)
     assert {name for name in PRODUCTS if reasons[name]} >= set(refused)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
@@ -237,12 +240,12 @@ def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
 
 
 def uses_coded_gemm(programs):
-    """Return for each op whether it uses the coded GEMM."""
+    """Return for each op whether its program calls the coded GEMM."""
     return {name: "_coded_gemm" in program for name, program in programs.items()}
 
 
 def programs_of(config: Config, scheme: str | None, batch: int, *, dtype=BFLOAT16, **cache):
-    """Trace each product op of a decode step; return the programs and the reasons for using XLA's form."""
+    """Trace each product op of a decode step. Return the programs, and the reasons why an op is not a fused kernel."""
     shapes = random_shapes(config, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
     sizes = {"batch": batch, "capacity": 136, **cache}

@@ -1,4 +1,4 @@
-"""GPU target of the kernels and XLA options, for every supported jax."""
+"""The target GPU of the kernels, and XLA's GPU options, for every supported jax version."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ def test_what_was_traced_for_one_target_is_not_run_for_another():
 
 
 def test_xla_knows_the_options_of_a_gpu():
-    """XLA accepts our GPU options, even on a CPU, and rejects an unknown option."""
+    """XLA accepts our GPU options, even on a CPU, but rejects an unknown option."""
     x = np.ones((4, 4), np.float32)
     lowered = jax.jit(lambda x: x @ x).lower(x)
     assert (np.asarray(lowered.compile(compiler_options("gpu") | UNTUNED)(x)) == 4).all()

@@ -1,4 +1,4 @@
-"""A tiny Llama computed by the kernels: each op is within its bound, and greedy decoding gives the same tokens."""
+"""Kernels compute a tiny Llama: each op is within its error bound, and greedy decoding gives the same tokens as XLA."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 @pytest.mark.slow  # 7 to 12 s each
 @pytest.mark.parametrize(("dtype", "biased"), [("float32", False), ("bfloat16", True)])
 def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
-    """Two sequences of different lengths stay within the bounds. Prefill attention is a kernel only in bfloat16."""
+    """For two sequences of different lengths, each op of prefill and decode is within its error bound."""
     config = replace(TINY, layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
     checkpoint = random_checkpoint(config, seed=1, dtype=DTYPES[dtype])
     params = load_params(checkpoint, dtype=DTYPES[dtype], positions=CAPACITY)
@@ -59,7 +59,7 @@ def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
 
 @pytest.mark.slow  # 20 s
 def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
-    """Kernels and XLA give the same four greedy tokens after a prefill chunk longer than one tile of keys."""
+    """Kernels and XLA give the same four greedy tokens after a prefill chunk that is longer than one tile of keys."""
     dtype, config = DTYPES["bfloat16"], replace(TINY, layers=1, tied=False)
     params = load_params(random_checkpoint(config, seed=3, dtype=dtype), dtype=dtype, positions=CAPACITY)
     tokens = np.random.default_rng(3).integers(0, config.vocab, (1, 64)).astype(np.int32)
@@ -84,7 +84,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
 
 @pytest.mark.parametrize("batch", [1, MOST_SEQUENCES, MOST_SEQUENCES + 1])
 def test_products_of_floats_are_kernels_for_few_sequences(batch):
-    """With more sequences than the kernels take, XLA computes the products, but attention stays a kernel."""
+    """With more sequences than the kernels support, XLA computes the matrix products, but attention stays a kernel."""
     dtype = DTYPES["bfloat16"]
     params = abstract_params(TINY, dtype=dtype, positions=CAPACITY)
     layer = params.layers[0]
@@ -108,7 +108,7 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
     fixed["attend"] = {"config": TINY, "window": None}
 
     def has_kernel(ops: Ops, name: str) -> bool:
-        """Look for the wait for the previous kernel, which only kernels contain."""
+        """Return whether a traced op contains the wait for the previous kernel, which only our kernels contain."""
         program = jax.make_jaxpr(partial(getattr(ops, name), **fixed.get(name, {})))(*calls[name])
         return "griddepcontrol_wait" in str(program)
 
@@ -120,7 +120,7 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
 
 
 def refused(config: Config) -> dict[str, str | None]:
-    """Return the reasons why ops are not kernels, in bfloat16 with a cache for the default context."""
+    """Return, for each op, the reason why it is not a kernel in bfloat16 with the default context, or None."""
     params = abstract_params(config, dtype=DTYPES["bfloat16"], positions=4352)
     _, reasons = pallas_ops(config, params, capacity=4352)
     return reasons
@@ -128,7 +128,7 @@ def refused(config: Config) -> dict[str, str | None]:
 
 @pytest.mark.slow  # 11 s
 def test_what_the_kernels_refuse():
-    """Every published shape with heads of 64 or 128 decodes by kernels, except two odd widths."""
+    """Kernels decode every published shape, except for stories-15m (heads of 48) and stories-42m (1376 columns)."""
     reasons_by_shape = {name: refused(config) for name, config in SHAPES.items()}
     accepted = {name for name, reasons in reasons_by_shape.items() if not any(reasons.values())}
     assert accepted == set(SHAPES) - {"stories-15m", "stories-42m"}

@@ -1,4 +1,4 @@
-"""Vectors in fixed point, for products with codes: which digits may be lost."""
+"""Fixed-point vectors for products with integer codes: which rounding errors are allowed."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ PLACES = 256.0 ** np.arange(3)
 
 
 def digits_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert numbers [groups, lanes, 8] to digits [groups, lanes, 3, 8] and units [groups]."""
+    """Convert numbers [groups, lanes, 8] to fixed-point digits [groups, lanes, 3, 8] and units [groups]."""
     digits, units = fixed_point(jnp.asarray(x), None, None, Target(interpret=True))
     return np.asarray(digits), np.asarray(units)
 
@@ -35,7 +35,7 @@ def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
 
 
 def test_whole_numbers_have_the_digits_that_they_are():
-    """All integers below 2^21 in magnitude convert exactly, because the group's largest number sets the unit to 1."""
+    """All integers below 2^21 in magnitude are exact, if the group's largest number makes the unit 1."""
     integers = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
     x = np.concatenate([integers, [0]]).reshape(1, -1, 8)
     x[0, -1, -1] = 2**21 - 1

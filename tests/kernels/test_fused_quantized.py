@@ -1,7 +1,7 @@
-"""Fused ops with quantized weights, run in the interpreter, against exact values.
+"""Fused ops with quantized weights, run in Pallas's interpreter, compared with exact values.
 
-The bounds come from benchmarks/common/kernel_cases/exact.py, as on a GPU: running error analysis, for any order of
-sums.
+The bounds come from benchmarks/common/kernel_cases/exact.py, which also judges kernels on a GPU: running error
+analysis, for any order of sums.
 """
 
 import hypothesis
@@ -32,7 +32,7 @@ lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
 def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
-    """Draw codes over their whole range, and scales near 1 / sqrt(cols), so that products are about as large as x."""
+    """Draw codes from their whole range, and scales near 1 / sqrt(cols), so that products are about as large as x."""
     bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
@@ -71,7 +71,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
 @example(noise=Noise(2), scheme="q6_16", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
 @at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
 def test_norm_qkv(noise, scheme, cols, batch, dtype):
-    """norm_qkv is within its bound for q, and writes only the new row of k and v; the other rows stay NaN."""
+    """norm_qkv's q, k and v are within their bounds. It writes one row of the KV cache; the other rows stay NaN."""
     heads, kv_heads, head_dim, capacity = 2, 1, 32, 4
     w = draw(noise, (heads + 2 * kv_heads) * head_dim, cols, scheme)
     x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
@@ -97,7 +97,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
 @pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("scheme", sorted(BITS_AND_GROUPS))
 def test_biases_are_added_to_their_rows(scheme):
-    """With x = 0, only the biases remain in the result."""
+    """With x = 0, the results of norm_gate_up and norm_qkv depend only on the biases."""
     w = draw(Noise(0), 48, 1024, scheme)
     x, norm, bias = jnp.zeros((1, 1024)), jnp.ones(1024), jnp.arange(1.0, 49)
     with interpreter():

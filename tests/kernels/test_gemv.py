@@ -1,4 +1,4 @@
-"""Matrix-vector products, on their own and inside norm_qkv and norm_gate_up, in the interpreter.
+"""Matrix-vector products in Pallas's interpreter: the gemv kernel, and the products in norm_qkv and norm_gate_up.
 
 The interpreter detects races, reads of uninitialized memory and reads outside of arrays. The results must meet the
 bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
@@ -145,7 +145,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
 @example("bfloat16", 2, (3, 1), 64, 9, True, 3, True, 1.0, 0)
 @example("float32", 1, (1, 1), 16, 1, False, None, True, 2.0**DENORMAL, 1)
 def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier, scale, seed):
-    """norm_qkv returns q, writes k and v to one row of the cache, and leaves the other rows NaN."""
+    """norm_qkv returns q and writes k and v to one row of the KV cache; the other rows stay NaN."""
     rng = np.random.default_rng(seed)
     heads, kv_heads = heads
     capacity, cols = 8, steps * chunk(dtype)
@@ -184,7 +184,10 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
 )
 def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
-    """A position outside the cache is clamped; all other rows, key heads and sequences keep their bits."""
+    """A position outside the cache is clamped to the nearest row.
+
+    All other rows, heads and sequences stay unchanged.
+    """
     heads, kv_heads, capacity, head_dim = 1, 2, 8, 16
     cols, rows = 256 if bits == 16 else 1024, (heads + 2 * kv_heads) * head_dim
     w: Any = jnp.ones((rows, cols), jnp.bfloat16)
@@ -205,7 +208,7 @@ def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
 
 
 def _turned(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
-    """Apply RoPE by a table of cos and sin: two products and a sum for each number."""
+    """Apply RoPE from tables of cos and sin."""
     a, b = np.split(x.value, 2, axis=-1)
     value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -267,9 +270,9 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """A multiprocessor has shared memory for its share of the thread blocks and no more.
+    """Thread blocks use enough shared memory that a multiprocessor holds only its even share of the blocks.
 
-    With more room, early blocks would pile up on a few multiprocessors and slow them down (docs/lessons-gpu.md).
+    Otherwise the first blocks would fill a few multiprocessors and slow them down (docs/lessons-gpu.md).
     """
 
     if dtype == "int4":
@@ -284,7 +287,7 @@ def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, c
 
 
 def test_no_ring_has_more_stages_than_mosaic_has_barriers():
-    """Memory would hold more stages of such small steps, but Mosaic refuses a group of more than 32 barriers."""
+    """A ring buffer has at most 32 stages, even if memory has room for more: Mosaic allows 32 barriers per group."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
     assert product_of("gemv", w, x, normed=False).ring_stages == 32
 

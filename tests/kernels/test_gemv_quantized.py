@@ -1,4 +1,4 @@
-"""Products with quantized weights against float64: each column uses its own code and scale."""
+"""The gemv kernel with quantized weights against float64: each column uses its own code and scale."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +37,7 @@ LARGEST = {8: 127, 6: 31, 5: 15, 4: 7}
 
 @dataclass
 class Weight:
-    """Quantized weights for the kernel, with their exact float64 values: codes, scales, optional minima or levels."""
+    """Quantized weights in the kernel's layout, and their codes, scales, and optional minima or levels in float64."""
 
     codes: np.ndarray  # int8 [rows, cols]
     scales: np.ndarray
@@ -63,7 +63,7 @@ class Weight:
 
     @property
     def weights(self) -> np.ndarray:
-        """Return the exact weights in float64."""
+        """Compute the exact weights in float64, [rows, cols]."""
         codes = self.codes.astype(np.float64)
         if self.levels is not None:
             codes = np.array(self.levels.integers)[self._unsigned] * self.levels.unit
@@ -73,7 +73,7 @@ class Weight:
         return weights if self.minima is None else weights + self._spread(self.minima)
 
     def _spread(self, numbers) -> np.ndarray:
-        """Repeat each group's number for all columns of the group."""
+        """Repeat each group's number for every column of the group."""
         numbers = numbers.astype(np.float64).reshape(len(self.codes), -1)
         return np.repeat(numbers, self.codes.shape[1] // numbers.shape[1], axis=1)
 
@@ -131,7 +131,7 @@ def exactly(w: Weight, x, **options) -> Approx:
 @at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """A product is within its bound, also when several tiles share a thread block."""
+    """The product is within its error bound, also if a thread block computes several tiles."""
     bits, group, form = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)
@@ -168,7 +168,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 @pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
-    """One-hot vectors give columns of weights: rounded once, or within a bound for minima and some levels."""
+    """One-hot vectors select columns of the weights, rounded once. Forms with minima or levels have a small bound."""
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)
@@ -190,7 +190,7 @@ def test_a_group_without_scale_counts_nothing_whatever_its_codes():
 
 
 def test_two_runs_of_rows_in_a_block():
-    """Rows of gate and rows of up share a thread block and its x, as in the fused kernels."""
+    """One thread block multiplies rows of gate and rows of up by the same x, as the fused kernels do."""
     w = draw(Noise(0), 16, 2048, bits=4, group=64)
     x = Noise(1)(1, 2048)
 
@@ -236,7 +236,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
 
 
 def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Prepare a gemv call with six-bit codes and `low_bits` of the given shape."""
+    """Return a gemv call with six-bit codes and low bits of the given shape."""
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
@@ -306,7 +306,7 @@ def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
 
 
 def test_int4_codes_are_bytes_in_place():
-    """In each byte of a word, the upper half is 16 times a code in place; so is the lower half after a shift by 4."""
+    """In each byte of an int4 word, the upper half is 16 times one code; after a shift by 4, the lower half is too."""
     codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
     words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each with all runs
     for run, of_lanes in enumerate(words.T):

@@ -1,4 +1,4 @@
-"""Register-level work of a block's threads, emulated in NumPy from PTX's definitions.
+"""The integer tensor-core code of one thread block, run in NumPy with emulated PTX instructions.
 
 The interpreter has neither these instructions nor the layouts of shared memory. Here an array holds one 32-bit word for
 each of 128 threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`,
@@ -14,7 +14,7 @@ import pytest
 
 from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS
-from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, StepMemory
 from llamaspec.pallas_kernels.parts.levels import Levels
 
 ARITH = SimpleNamespace(
@@ -37,7 +37,7 @@ def word(value: int) -> np.ndarray:
 
 
 def load(ref: np.ndarray, at: np.ndarray, kind, count: int) -> list[np.ndarray]:
-    """Load `count` words per thread from bytes; a load of several words must be aligned."""
+    """Load `count` words per thread from an array of bytes. A load of several words must be aligned."""
     assert not np.any(at % (4 * min(count, 4)))
     return [
         np.stack([ref[first + 4 * i : first + 4 * i + 4] for first in at.astype(int)]).view(kind)[:, 0]
@@ -84,7 +84,7 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Patch the modules to compute with NumPy where they would emit instructions."""
+    """Patch the kernel's modules so that they compute with NumPy instead of emitting PTX instructions."""
     for name, value in {
         "arith": ARITH,
         "word": word,
@@ -104,7 +104,7 @@ def threads(monkeypatch):
 
 
 def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
-    """Arrange rows of bytes as the copy engine does: eight rows at a time, in lines of swizzled 16-byte pieces.
+    """Arrange rows of bytes as the TMA copy engine does: eight rows at a time, in lines of swizzled 16-byte pieces.
 
     For lines of 32, 64 or 128 bytes, the index of a piece in its line is XORed with the index, within the tile, of the
     128-byte segment that holds the line (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
@@ -129,9 +129,9 @@ def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     ],
 )
 def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs, rows, batch, turn):
-    """The threads multiply each code by its column's digits, and apply the scales of row group and vector, for 3 steps.
+    """The threads multiply each code by its column's digits and apply the scales of row groups and vectors, in 3 steps.
 
-    Lane 3 adds the minima times the sums of the vectors. The last step reads nothing beyond the end.
+    Lane 3 adds the minima times the sums of the vectors. The last step reads nothing beyond the arrays' ends.
     """
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
@@ -156,7 +156,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     units = rng.uniform(1, 2, (batch, 1 + minima, columns // width)).astype(np.float32)
     scales = rng.uniform(1, 2, (1 + minima, runs * rows, CHUNK // width)).astype(np.float32) if group else None
     first = turn * (CHUNK // width)
-    step = Step(
+    step = StepMemory(
         bits=bits,
         rows=runs * rows,
         group=width,
@@ -205,7 +205,10 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
-    """Two vectors share products if the number of row octets is even; otherwise each vector needs four per octet."""
+    """Two vectors share mma instructions if the number of row octets is even.
+
+    Otherwise each vector needs four per octet.
+    """
     instructions = []
     monkeypatch.setattr(
         integer_mma, "ptx", lambda *some, results: (instructions.append(some[0]), ptx(*some, results=results))[1]
@@ -213,7 +216,7 @@ def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, 
     codes = np.zeros(octets * 8 * CHUNK * bits // 8, np.uint8)
     numbers = np.zeros(batch * CHUNK, np.float32)
     digits = np.zeros(batch * DIGITS * CHUNK, np.uint8)
-    step = Step(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
+    step = StepMemory(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
     integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.mine())
     assert len(instructions) == products
 
@@ -234,7 +237,7 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
 )
 def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
-    """Each thread decodes codes to the places where `wgmma` expects A: four of 16 columns in each of its two rows."""
+    """Each thread places decoded codes where `wgmma` expects operand A: four of 16 columns in each of its two rows."""
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)

@@ -20,7 +20,7 @@ hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "a
 
 
 def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarray:
-    """Draw scores; set some in the first row to -inf, as `hidden` says."""
+    """Draw scores, and set those in the first row to -inf that `hidden` names."""
     x = noise(rows, length, dtype=dtype)
     match hidden:
         case "some":
@@ -35,7 +35,7 @@ def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarra
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """Return the range of the finite scores of each row, [rows, 1]."""
+    """Return the largest minus the smallest finite score of each row, [rows, 1]."""
     seen = np.isfinite(x)
     top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
     return np.maximum(top - np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen), 0)

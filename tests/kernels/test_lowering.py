@@ -1,4 +1,7 @@
-"""Every kernel of the table lowers for an H200, which checks layouts, copies and shared memory without a GPU."""
+"""Every kernel case of the table lowers for an H200.
+
+Lowering checks layouts, copies and shared memory without a GPU.
+"""
 
 import os
 
@@ -17,7 +20,7 @@ CASES = gated_cases() if os.environ.get("KERNEL_TABLE") == "whole" else sampled(
 
 
 def lower(case: Case) -> str:
-    """Lower a case for an H200 and return the module as a string."""
+    """Lower a kernel case for an H200, and return the module as a string."""
     with use_abstract_mesh(AbstractMesh((1,), ("device",), abstract_device=H200)):
         return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
 

@@ -1,4 +1,4 @@
-"""Attention kernels in the engine's two programs, over a paged cache, against XLA's form."""
+"""Attention kernels in the serving engine's two programs with a paged cache, compared with XLA's attention."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def drawn(seed: int, *shape: int) -> jax.Array:
 @pytest.mark.sampled(1)  # 5 s each
 @pytest.mark.parametrize("rows", ["a step", "a chunk"])
 def test_attention_is_that_of_the_plain_form(rows):
-    """Kernels agree with XLA's form for a step with an idle row and for a prompt chunk; unused places hold NaN."""
+    """Kernels agree with XLA for a step with an idle row and for a prompt chunk. Unused rows of the pages hold NaN."""
     at = np.array([[70], [-1], [3]], np.int32) if rows == "a step" else 60 + np.arange(64, dtype=np.int32)[None]
     table = np.array([[4, 1], [0, 0], [2, 5]], np.int32)[: len(at)]
     k, v = (np.array(drawn(seed, PAGES.number, TINY.kv_heads, PAGE, TINY.head_dim)) for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Products split by columns over two devices: kernels return float32 partial sums; all other work follows the sum."""
+"""Products with columns split over two devices: bias and residual are added once, after the float32 partial sums."""
 
 import jax.numpy as jnp
 import numpy as np

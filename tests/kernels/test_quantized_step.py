@@ -1,4 +1,4 @@
-"""A quantized Llama computed by the kernels: weight layout, bounds of each op, and the same tokens as XLA's form."""
+"""Kernels compute a quantized Llama: how weights are laid out, each op's error bound, and the same tokens as XLA."""
 
 import re
 from functools import partial
@@ -46,7 +46,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def load(scheme: str, *, seed: int) -> Params:
-    """Load weights in the layout for a GPU that supports the kernels."""
+    """Load random weights in the layout that `load_params` chooses for a GPU that runs the kernels."""
     checkpoint = quantized(random_checkpoint(NARROW, seed=seed), scheme)
     return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
 
@@ -71,7 +71,7 @@ RANGES = {"int6": (-32, 32), "int5": (-16, 16), "int5_min": (0, 32)}  # value ra
 
 
 def drawn(form: str, group: int, *, rows: int = 8, cols: int = 1024, zeros: bool = False, seed: int = 0) -> Any:
-    """Draw a matrix in the layout of a loaded model, with any codes, and scales that float16 holds exactly."""
+    """Draw a matrix in a loaded model's layout, with random codes, and scales that float16 represents exactly."""
     rng, kind = np.random.default_rng(seed), CLASS_OF_FORM[form]  # type: ignore
     shapes = kind.shapes(rows, cols, Codes(kind.form, group, zeros=zeros, bytes=0, parts=lambda: iter(())))
 
@@ -96,7 +96,10 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """The kernels' operand has the same float32 weights; for NF4 and FP4, within 2^-23 of a scale."""
+    """The kernels' operand has the float32 weights of the file.
+
+    NF4 and FP4 weights differ by at most 2^-23 of a scale.
+    """
     if zeros and form not in ("int4", "int8"):
         return
     matrix = drawn(form, group, zeros=zeros)
@@ -138,7 +141,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
 
 @pytest.mark.slow  # 24 s
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
-    """Two sequences in float32, cached in rows and in pages, stay within the bounds by kernels and by XLA."""
+    """Every op of a step is within its bound, by kernels and by XLA, with a contiguous and with a paged cache."""
     params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
@@ -201,7 +204,10 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """q, k and v from matrices of two forms, as in a Q5_K_M file, run as one kernel; prompts use all rows joined."""
+    """A qkv matrix in two quantized forms, as in a Q5_K_M file, runs as one kernel.
+
+    A prompt multiplies all rows at once.
+    """
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
     parts = tuple(
@@ -235,7 +241,7 @@ def test_q_k_and_v_of_two_forms_are_one_kernel():
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
-    """In bfloat16, a prompt's products round the weights to bfloat16; in float32, only the sums are rounded."""
+    """For a prompt in bfloat16, products round the weights to bfloat16; in float32, only the sums are rounded."""
     ffn = load(scheme, seed=2).layers[0].ffn
     assert isinstance(ffn, FeedForward)
     down = ffn.down.weight
@@ -254,7 +260,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 @pytest.mark.slow  # 33 s
 def test_the_text_is_that_of_the_plain_form():
-    """Two greedy tokens of the compiled loop are the same by kernels and by XLA's form."""
+    """The compiled decode loop gives the same two greedy tokens with kernels and with XLA's ops."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
@@ -281,7 +287,10 @@ def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch
 
 
 def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the_reason_names_them():
-    """Kernels read e4m3 only with one scale per row. Groups of 32 columns use XLA's form, and the reason says so."""
+    """Kernels support e4m3 weights only with one scale per row.
+
+    Groups of 32 columns run as XLA ops, with this reason.
+    """
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]
     assert isinstance(layer.ffn, FeedForward)

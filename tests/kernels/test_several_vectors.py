@@ -1,4 +1,4 @@
-"""Batches larger than one launch of a quantized kernel: each vector gets its own result and its own cache row."""
+"""Batches that need several launches of a quantized kernel: each vector gets its own result and its own cache row."""
 
 from collections.abc import Iterator
 
@@ -68,9 +68,9 @@ def test_each_of_several_sequences_has_its_own_place_in_the_cache():
 @pytest.mark.parametrize("batch", range(AT_ONCE + 1, MAX_BATCH + 1))
 @pytest.mark.parametrize("op", ["gemv", "norm_gate_up", "norm_qkv"])
 def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
-    """Vectors for a second launch start at multiples of 256 bytes, because XLA may pass a slice as a view.
+    """Vectors of a second launch start at multiples of 256 bytes, because XLA may pass a slice as a view.
 
-    An H200 refused five sequences with heads of 64: the angles of the second launch started at byte 384.
+    An H200 refused five sequences with heads of 64: the RoPE angles of the second launch started at byte 384.
     """
     x, cache = jnp.ones((batch, COLS), jnp.bfloat16), jnp.ones((batch, 1, 8, 16), jnp.bfloat16)
     norm, angles = jnp.ones(COLS, jnp.bfloat16), jnp.ones((batch, 8))
@@ -87,7 +87,7 @@ def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
 
 
 def _slices(jaxpr) -> Iterator[int]:
-    """Yield the byte offset of each slice of rows within its array, but skip offset 0."""
+    """Yield the byte offset of every slice of rows in a jaxpr that does not start at 0."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "slice" and any(equation.params["start_indices"]):
             (operand,) = equation.invars

@@ -1,4 +1,4 @@
-"""Rows cut into pieces: the pieces cover all elements, only marked ones twice, and every vector is aligned."""
+"""Rows cut into pieces: the pieces cover every element, overlaps are marked, and every vector load is aligned."""
 
 import jax.numpy as jnp
 import numpy as np

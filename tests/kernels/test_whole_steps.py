@@ -1,4 +1,4 @@
-"""Logits of a prompt chunk and of the tokens after it: kernels and XLA's form meet the same proven error bound.
+"""Logits of a prompt and of the tokens after it: results of kernels and of XLA are within the same proven error bound.
 
 The weights have few nonzeros per row (`random_checkpoint`); otherwise the bound would be larger than the logits.
 """
@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 class Story:
-    """A model with two prompts: compute their logits, decode greedily, and check the logits against the exact ones."""
+    """A model and two prompts: computes logits, decodes greedily, and compares the logits with exact ones."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.config = dtype, CONFIGS[dtype]
@@ -52,7 +52,7 @@ class Story:
         self.prompt = np.random.default_rng(0).integers(0, self.config.vocab, (2, PROMPT.max())).astype(np.int32)
 
     def chunk(self, ops: Ops) -> tuple[np.ndarray, Cache]:
-        """Compute the logits and the KV cache of the prompts."""
+        """Prefill both prompts; return the logits and the KV cache."""
         empty = empty_cache(self.config, batch=2, capacity=CAPACITY, dtype=DTYPES[self.dtype])
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         logits, filled = program(self.params, self.prompt, empty, lengths=jnp.asarray(PROMPT, jnp.int32))
@@ -74,7 +74,7 @@ class Story:
         return np.stack(drawn, axis=1), np.stack(after, axis=1)
 
     def check(self, chunk: np.ndarray, tokens: np.ndarray, after: np.ndarray) -> None:
-        """Check that every logit of each sequence is within the bound of the exact one."""
+        """Check that the logits of both sequences are within the error bound of the exact logits."""
         for row, length in enumerate(PROMPT):
             fed = np.concatenate([self.prompt[row, :length], tokens[row, : after.shape[1]]])
             expected = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
@@ -89,10 +89,10 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
     return story, *story.chunk(XLA)
 
 
-@pytest.mark.slow  # 9 and 19 s
+@pytest.mark.slow  # Return the story for `dtype`, and XLA's logits and KV cache for its prompts.
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
-    """XLA and kernels stay within the bound for a chunk and two steps. In float32, XLA attends to the chunk."""
+    """Logits of a prompt chunk and two greedy steps are within the bound, by XLA and by kernels, with equal tokens."""
     story, chunk, kv_cache = plain(dtype)
     tokens, after = story.decode(XLA, chunk, kv_cache)
     story.check(chunk, tokens, after)

@@ -1,4 +1,4 @@
-"""The drawing in `docs/engine.md` shows a run of the real scheduler, and the state at every plan."""
+"""The drawing in `docs/engine.md` shows a run of the real scheduler, with its state at every plan."""
 
 import doctest
 import re
@@ -19,7 +19,7 @@ def steps():
 
 
 def shown(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
-    """Find the parts that are visible at a plan, from the names of their animations."""
+    """Return the elements of the drawing that are visible at step `plan`; the names of their animations tell when."""
     parts = []
     for part in drawing.iter(f"{SVG}g"):
         named = re.fullmatch(r"animation-name:engine-(\d+)-(\d+)", part.get("style", ""))

@@ -1,4 +1,4 @@
-"""docs/gallery.md has a row for each quantizer of weights, and its pictures match the quantizers."""
+"""docs/gallery.md has a row for each quantization scheme, and its pictures show what the quantizers compute."""
 
 import re
 

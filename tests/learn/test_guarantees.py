@@ -1,4 +1,4 @@
-"""Each scheme of the gallery: errors stay within `learn.quantizers.guarantees`; the largest exceeds half of them."""
+"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The judge refuses every broken kernel of the lab, and accepts the repaired one; likewise for layers to write."""
+"""The judge refuses every broken kernel of the lab and accepts the repaired one.
+
+The same holds for the layers to write.
+"""
 
 import inspect
 import re
@@ -24,7 +27,7 @@ BROKEN = [exercise for exercise in ALL.values() if isinstance(exercise, Broken)]
 
 
 def outcome(exercise, text, tmp_path, examples):
-    """Judge the source `text` of a kernel by the exercise's contract, in this process."""
+    """Judge a kernel's source code by the exercise's contract, in this process; return the verdict."""
     file = tmp_path / KERNEL
     file.write_text(text, encoding="utf-8")
     function = getattr(load_file(str(file)), function_of(exercise))

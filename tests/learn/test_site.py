@@ -1,4 +1,4 @@
-"""The site: which files are staged, how docstrings become HTML, and that a broken link is noticed."""
+"""The site's sources: which files are staged, how docstrings become HTML, and that a broken link is reported."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The built site in a browser, opened from files and offline: its pages, its search and its accessibility."""
+"""The built site in a browser, opened from files without a network: its pages, search and accessibility."""
 
 import shutil
 from pathlib import Path

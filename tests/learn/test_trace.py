@@ -1,4 +1,4 @@
-"""`trace` agrees with the walk that judges a model, with the reference, and with the account of a token's cost."""
+"""`trace` agrees with `verify`'s layer-by-layer walk, with the reference, and with the computed cost of a token."""
 
 import json
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
 
 
 def test_an_op_reads_the_weights_of_its_own_layer():
-    """Each op's bytes are those of its layer, since a GGUF file may use more bits in some layers."""
+    """`trace` counts an op's bytes from the weights of its own layer: a GGUF file may use more bits in some layers."""
     config, _, model = model_of("biases, scaled RoPE")
     recording = record(model, TOKENS, config=config, dtype="float32")
     first, *later_layers = model.params.layers

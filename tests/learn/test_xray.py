@@ -1,4 +1,4 @@
-"""Data of the X-ray page: the definitions, run again, give the walk's expected values, and no digit is lost."""
+"""Data of the X-ray page: the reference definitions reproduce the walk's expected values without loss of digits."""
 
 import base64
 import json
@@ -57,7 +57,7 @@ def numbers(packed: str) -> np.ndarray:
 
 
 def script(path) -> dict:
-    """Read the object that a data script assigns."""
+    """Parse the JSON object that a data script assigns to a variable."""
     text = path.read_text(encoding="utf-8")
     return json.loads(text[text.index("{") : text.rindex("}") + 1])
 
@@ -169,12 +169,12 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
 
 
 def shown(index: Path) -> dict[str, bytes]:
-    """Read the files that a browser may load for a page."""
+    """Read all files that a browser may load for a page, by name."""
     return {file.name: file.read_bytes() for file in page.data_of(index).iterdir()}
 
 
 def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
-    """A writer that is killed at any step leaves the older or the newer page, and another writer can continue."""
+    """If a writer is killed at any step, the older or the newer page is complete, and another writer can continue."""
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])

@@ -1,4 +1,4 @@
-"""The X-ray page of the built-in model in a browser, opened from a file: its numbers equal the definition's."""
+"""The built-in model's X-ray page in a browser, opened from a file: its numbers equal the reference's."""
 
 import re
 
@@ -36,7 +36,7 @@ from llamaspec import cli; cli.main()
 
 @pytest.fixture(scope="module")
 def page_folder(tmp_path_factory, browser):
-    """Create a page with the command and return its folder. Without a browser, the test is skipped first."""
+    """Create a page with the command `xray`, and return its folder; skip the test first if there is no browser."""
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_python(QUICK, "xray", TEXT, "--out", str(folder))
     assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n") and f"{LAST + 1} tokens, 10 layers" in done.err
@@ -71,7 +71,7 @@ def token(page_folder):
 
 
 def text(value: float, digits: int = 4) -> str:
-    """Format a number as the page does, if it needs no exponent."""
+    """Format a number as the page does if the number needs no exponent."""
     return np.format_float_positional(float(f"{value:.{digits - 1}e}"), trim="-").replace("-", "−")
 
 

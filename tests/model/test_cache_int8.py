@@ -1,4 +1,4 @@
-"""The int8 KV cache: its contents, attention over it, and equality of the two backends."""
+"""The int8 KV cache: the numbers that it stores, attention over it, and equal texts of both backends."""
 
 import re
 from functools import partial
@@ -34,7 +34,10 @@ STEP = 1 / 2 + 127 * 4 * U32
 
 @given(noise=noises, head_dim=st.sampled_from([1, 16, 17]))  # each example compiles
 def test_a_row_is_the_definition_s(noise, head_dim):
-    """Codes and scales of a row are the reference's within float32's rounding; only codes at a tie may differ."""
+    """The int8 codes and scales of a row equal the reference's within float32's rounding.
+
+    Only codes at a tie may differ.
+    """
     x = noise(5, head_dim)
     codes, scales = (np.asarray(a, np.float64) for a in from_int8(to_int8(jnp.asarray(x))))
     exact = kv_cache.quantize(x)
@@ -63,7 +66,7 @@ def test_zeros_stay_zeros():
 
 @given(noise=noises, first=st.sampled_from([1, 4]))  # each example compiles
 def test_a_token_changes_nothing_of_what_is_stored(noise, first):
-    """Tokens appended one after another leave the bytes that they leave when appended together."""
+    """Tokens appended to the int8 cache in two steps store the same bytes as tokens appended in one step."""
     head_dim = 6
     new = jnp.asarray(noise(2, 6, 3, head_dim))
     config = Config(**{**vars(SMALL), "kv_heads": 3, "head_dim": head_dim})
@@ -85,7 +88,10 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
-    """Attention is within its bound over the stored numbers, and within `kv_cache`'s bound of the exact ones."""
+    """Attention over an int8 cache is within its bound for the stored numbers.
+
+    It is within `kv_cache`'s bound for the exact numbers.
+    """
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})
     q = noise(queries, heads[0], head_dim)
@@ -143,9 +149,9 @@ def test_both_backends_tell_the_same_story():
 
 @pytest.mark.slow  # 5 s
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
-    """Both backends' int8 caches give nearly equal logits; a full-precision cache gives logits farther away.
+    """With an int8 cache, both backends give nearly equal logits; a float32 cache gives logits that are farther away.
 
-    A few codes near a tie may differ.
+    A few codes near a rounding tie may differ between the backends.
     """
     forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")
     actual, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
@@ -153,7 +159,7 @@ def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
 
 
 def test_kernels_leave_it_to_the_plain_form():
-    """With an int8 cache, ops use XLA's form, but a step's norm_qkv still multiplies by a kernel."""
+    """With an int8 cache, norm_qkv and attend run as XLA ops. A decode step's norm_qkv still multiplies by a kernel."""
     config = Config(**{**vars(SMALL), "dim": 128, "heads": 2, "kv_heads": 1, "head_dim": 64})
     dtype = np.dtype(np.float32)
     params = abstract_params(config, dtype=dtype, positions=8)

@@ -1,4 +1,4 @@
-"""Devices that JAX cannot open: one line gives the reason and a fix."""
+"""If JAX cannot open a device, the error is one line with the reason and a fix."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Sampling on the device against `reference.sampling`."""
+"""Sampling on the device agrees with `reference.sampling`."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ options = st.builds(
 
 
 def draw_logits(seed: int, ties: int) -> np.ndarray:
-    """Draw logits of a few units; with `ties`, round them so that many are equal."""
+    """Draw logits with a spread of a few units; if `ties` is set, round them so that many are equal."""
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB)
     return (np.round(logits * ties) / ties if ties else logits).astype(np.float32)
 
@@ -71,7 +71,7 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
 )
 @example(seed=0, ties=1, ties_at=[(i, -np.inf) for i in range(VOCAB)])
 def test_the_largest_in_one_reduction_and_in_two(seed, ties, ties_at):
-    """`largest` gives the same token with one reduction, as on a GPU, and with two, as on a CPU."""
+    """`largest` finds the same token in one reduction, as on a GPU, and in two, as on a CPU."""
     logits = draw_logits(seed, ties)
     for i, value in ties_at:
         logits[i] = value
@@ -86,7 +86,7 @@ def test_the_largest_in_one_reduction_and_in_two(seed, ties, ties_at):
 @example(16, [-1, 2**30, 2**30], 0)
 @example(2, [5, 6, 2**30], 0)
 def test_the_smallest_that_is_enough(ways, bounds, seed):
-    """`smallest` finds the same number whether it halves a range, as on a CPU, or cuts it into 16, as on a GPU."""
+    """`smallest` finds the same number whether a step halves a range, as on a CPU, or cuts it into 16, as on a GPU."""
     low, goal, high = sorted(bounds)
     assume(low < goal)
     random_goals = np.random.default_rng(seed).integers(low + 1, high + 1, 3)
@@ -96,7 +96,7 @@ def test_the_smallest_that_is_enough(ways, bounds, seed):
 
 
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
-    """Return whether float32's rounding of a threshold changes which tokens the reference keeps."""
+    """Return whether rounding a threshold to float32 changes which tokens the reference keeps."""
     survivors = []
     for nudge in (1 - 1e-5, 1 + 1e-5):
         nudged = {"top_p": min(options.top_p * nudge, 1.0), "min_p": min(options.min_p * nudge, 1.0)}
@@ -161,7 +161,7 @@ def test_random_numbers_are_those_of_jax(seed, position):
 
 
 def test_draws_have_the_probabilities_of_the_distribution():
-    """The counts of 3,000 draws, one position each, are within five standard deviations of the distribution."""
+    """In 3,000 draws at different positions, token counts are within five standard deviations of expected counts."""
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
     trials = 3000
     tokens = SAMPLE(
@@ -178,7 +178,7 @@ def test_draws_have_the_probabilities_of_the_distribution():
 
 
 def by_row(rows: list[SamplingOptions]) -> Any:
-    """Stack the options of several rows into arrays [rows, 1]; greedy rows get temperature 0."""
+    """Stack the sampling options of several rows into arrays [rows, 1]; greedy rows get temperature 0."""
     scalars = [as_arrays(row) for row in rows]
     arrays = type(scalars[0])(*(np.array(column)[:, None] for column in zip(*scalars, strict=True)))  # type: ignore
     return arrays._replace(temperature=np.array([[0.0 if row.greedy else row.temperature] for row in rows], np.float32))
@@ -201,9 +201,9 @@ def test_a_row_has_its_own_options_and_no_neighbor_moves_a_bit_of_it(seed, rows)
 
 
 def test_a_filter_leaves_the_other_rows_as_they_are():
-    """Rows without a filter keep their bits next to filtered rows.
+    """In a batch, top-k and top-p of some rows do not change the bits of rows without a filter.
 
-    Renormalizing a normalized distribution could change it.
+    Normalizing an already normalized distribution again could change its bits.
     """
     logits = np.stack([draw_logits(seed, 0) for seed in range(4)])
     rows = [SamplingOptions(temperature=0.8, top_p=1.0)] * 4

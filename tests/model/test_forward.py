@@ -1,4 +1,4 @@
-"""The whole JAX model: against transformers, and by laws."""
+"""The whole JAX model, compared with transformers and with mathematical laws."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def run(checkpoint: Checkpoint, tokens: np.ndarray, *, ops=CPU, cache: Cache | None = None, lengths=None):
-    """Compute the logits and the cache for `tokens` [batch, seq] after `cache`."""
+    """Compute the logits of `tokens` [batch, seq] after `cache`, and the updated cache."""
     config = checkpoint.config
     if cache is None:
         cache = empty_cache(config, batch=len(tokens), capacity=CAPACITY, dtype=FLOAT32)
@@ -137,7 +137,7 @@ def test_shared_heads_are_repeated_heads(name, seed):
 
 @given(seed=seeds, capacity=st.sampled_from([CAPACITY, 200]))
 def test_what_lies_beyond_the_used_part_of_the_cache_does_not_matter(seed, capacity):
-    """Leftovers of a longer sequence do not change the logits.
+    """Numbers that a longer sequence left in the cache do not change the logits.
 
     With 200 rows, attention reads one of several spans; the leftovers lie in all spans.
     """

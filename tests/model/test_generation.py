@@ -1,4 +1,4 @@
-"""Sessions, stops and streaming: the code between a model and the text that a person sees."""
+"""Sessions, stop strings and streaming: the code between a model and the text that a user sees."""
 
 import itertools
 from functools import partial
@@ -18,7 +18,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Alphabet:
-    """Tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
+    """A tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
 
     vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
 
@@ -37,7 +37,7 @@ class Alphabet:
 
 
 class Script:
-    """Backend that draws scripted tokens and records its calls."""
+    """A backend that draws scripted tokens and records how it is called."""
 
     burst, chunk = 4, 3
 
@@ -145,7 +145,7 @@ def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
 
 
 class Timed(Script):
-    """Script with its own clock: a call takes 1 ms, and 0.5 ms for each token."""
+    """A `Script` with its own clock: a call takes 1 ms plus 0.5 ms for each token."""
 
     burst = 128
     seconds = 0.0
@@ -169,7 +169,7 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
 
 
 class Overlapping(Script):
-    """Script on a device that takes 3.9 ms per token, with a clock that continues during a wait."""
+    """A `Script` on a device that takes 3.9 ms per token; its clock also advances while the host waits."""
 
     burst = 128
     seconds, done = 0.0, 0.0
@@ -221,7 +221,10 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
 )
 @example(ahead=1, capacity=20, texts=[([97] * 9, 1, 0, 9, 2, True), ([98] * 5, 1, 8, 3, 6, False)])
 def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capacity, texts):
-    """The cache holds the drawn tokens however a text ends, and bursts asked for ahead do not change the text."""
+    """The cache holds exactly the drawn tokens, however a text ends.
+
+    Bursts that are queued ahead do not change the text.
+    """
     backend = Script([], capacity, ahead)
     session = Session(backend, vocab=VOCAB)
     for says, new, shared, n, bursts, leaves in texts:
@@ -275,7 +278,7 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
-    """If reading a burst fails, the cache is lost, too: on a GPU the next burst is already running on it."""
+    """If reading a burst of tokens fails, the session drops its cache, which the next burst already uses on a GPU."""
 
     class Failing(Script):
         def decode(self, cache, drawing, *, steps):
@@ -348,7 +351,7 @@ def test_options_out_of_range_are_refused(option, value):
 
 
 def test_what_draws_is_given_no_temperature_that_is_0_on_a_device():
-    """Sampling never gets a temperature that a device treats as 0: subnormal temperatures are greedy."""
+    """A subnormal temperature counts as greedy, because a device would flush it to 0."""
     smallest = float(np.finfo(np.float32).tiny)
     assert all(SamplingOptions(temperature=t).greedy for t in (0.0, 1e-300, 1e-45, smallest * (1 - 2**-24)))
     assert not any(SamplingOptions(temperature=t).greedy for t in (smallest, 0.8))

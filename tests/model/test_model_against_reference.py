@@ -1,4 +1,4 @@
-"""The JAX model against the reference: every op is within a proven bound, and so is the whole model."""
+"""The JAX model against the reference: every op, and the logits of a whole model, are within a proven error bound."""
 
 import inspect
 from dataclasses import replace
@@ -58,7 +58,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def row_lengths(rows: int):
-    """Draw for each row how many tokens of the first chunk are valid."""
+    """Draw how many tokens of the first chunk are valid in each row."""
     return st.lists(st.integers(1, CHUNK), min_size=rows, max_size=rows)
 
 
@@ -69,7 +69,7 @@ def check(actual, expected: Approx):
 @settings(max_examples=share_of(20, part=10))  # each example compiles up to 18 programs
 @given(name=configs, form=forms, seed=seeds, data=st.data())
 def test_every_op_is_within_its_bound(name, form, seed, data):
-    """Each op is within its bound when it and its reference get the previous op's result, for a chunk and a step."""
+    """Each op is within its error bound if it gets the reference's input, for a prompt chunk and a decode step."""
     table, dtype, rows, blocks = form
     lengths = data.draw(row_lengths(rows), "tokens of each row")
     config, ops, unit = CONFIGS[name], JITTED[table], UNITS[dtype]
@@ -160,7 +160,7 @@ def walk(
 def composed_bound(
     exact: reference.Params, tokens: np.ndarray, config: Config, *, unit: float = 0.0, blocks: int = 1
 ) -> Approx:
-    """Compute the whole model for one sequence in float64, with error bounds passed from op to op.
+    """Compute a whole model's logits for one sequence in float64, with error bounds that pass from op to op.
 
     `unit` is the roundoff of the dtype, which also rounds attention's weights. The online softmax reads `blocks`
     blocks.
@@ -180,7 +180,7 @@ def composed_bound(
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)
 def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed):
-    """Logits of a narrow one-layer model are within the composed bound; a larger model would make the bound useless."""
+    """The logits of a narrow one-layer model are within the composed bound. For a larger model the bound is useless."""
     config = one_layer(CONFIGS[name])
     checkpoint = random_checkpoint(config, seed=seed)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY), load_reference_params(checkpoint)

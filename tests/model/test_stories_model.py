@@ -1,4 +1,4 @@
-"""The built-in model: its card is right, transformers computes the same, and its stories are the golden ones."""
+"""The built-in model: its card is right, transformers computes the same logits, and its stories are the goldens."""
 
 import hashlib
 import re
@@ -59,7 +59,7 @@ def test_a_file_of_that_name_comes_first(monkeypatch, tmp_path):
 
 @pytest.mark.slow  # 9 s
 def test_transformers_reads_the_same_directory(stories):
-    """Ids are equal and logits agree to 1e-5 of the largest, so transformers' greedy story is the same."""
+    """transformers gives the same ids, and logits equal to 1e-5 of the largest, so its greedy story is the same."""
     tokenizer = stories.tokenizer
     assert {text: encode_text(tokenizer, text) for text in GOLDEN["texts"]} == GOLDEN["texts"]
     template = find_template(tokenizer, MODEL)
@@ -71,7 +71,7 @@ def test_transformers_reads_the_same_directory(stories):
 
 
 def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
-    """The chat tells a story, answers a question about it, declines other questions, and tells another story."""
+    """The chat tells a story, answers a question about it, declines two other questions, and tells another story."""
     chat = Chat(stories, find_template(stories.tokenizer, place_of("stories")))
 
     def reply(text: str) -> str:
@@ -89,7 +89,7 @@ def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
 
 @pytest.mark.slow  # 14 s
 def test_nine_more_stories_are_nine_stories(stories):
-    """Nine more stories in one chat are complete and all different."""
+    """Nine more stories in one chat are complete and all different from each other."""
     chat = Chat(stories)
 
     def reply(text: str, seed: int) -> str:
@@ -108,7 +108,7 @@ REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one
 @pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize("first_line", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
 def test_what_help_suggests_to_ask_is_answered(stories, first_line):
-    """Every suggested question gets an answer after every suggested story.
+    """After every story that help suggests, every question that help suggests gets an answer.
 
     An earlier training answered "There is no Anna in the story.".
     """

@@ -1,4 +1,4 @@
-"""The table of weights: names and shapes as on the hub, roles, and rows ordered so that devices get equal parts."""
+"""The table of weights: Hugging Face's names and shapes, roles, and rows that divide into equal parts for devices."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_every_weight_is_in_one_stack_and_one_layer(config):
     experts=st.sampled_from([0, 2]),
 )
 def test_an_even_cut_gives_each_device_whole_heads(n, kv, shared, pairs, width, experts):
-    """Part i of n is [q_i; k_i; v_i], or [gate_i; up_i], where x_i is the i-th of n equal parts of x."""
+    """An equal cut gives device i the part [q_i; k_i; v_i] or [gate_i; up_i]; x_i is the i-th of n equal parts of x."""
     heads, kv_heads, head_dim, ffn = n * kv * shared, n * kv, 2 * pairs, n * width
     chosen = {"experts": experts, "experts_per_token": min(1, experts)}
     config = Config(**SIZES, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, **chosen)  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Users' text files: read byte for byte, cut only between characters, or refused in one line with the reason."""
+"""Users' text files are read byte for byte, cut only between characters, or refused in one line with a reason."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
 
 @pytest.mark.parametrize("most", [None, 3, 5, 6])
 def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
-    """A file that ends inside a character is refused, unless `most` leaves out that character."""
+    """A file that ends inside a character is refused, unless only its first `most` bytes are read."""
     path = tmp_path / "text"
     path.write_bytes(b"abc\xe2\x82")
     if most in (3, 5):
@@ -60,14 +60,14 @@ def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_
 
 
 def swapped(spec: dict) -> dict:
-    """Exchange the ids of two letters in a tokenizer.json."""
+    """Swap the ids of two letters in a tokenizer.json."""
     vocab = spec["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     return spec
 
 
 def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
-    """Models with tokenizers that give different ids are refused: their predictions are not comparable."""
+    """`eval` refuses two models if their tokenizers give different ids for the text."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
     path, (first, second) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
     path.write_text("ab")

@@ -1,4 +1,4 @@
-"""The node tests of ONNX: inputs, attributes and expected outputs for each operator."""
+"""The node tests of ONNX: inputs, attributes and expected outputs of each operator."""
 
 import functools
 import importlib
@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
 @functools.cache
 def node_cases(op: str) -> list[Case]:
-    """List the cases of an operator, except those that only expand it into other operators.
+    """List the cases of an operator, except for cases that only expand it into other operators.
 
     We import only the operator's module: `collect_testcases` imports all modules, and each computes its cases at
     import, which takes 6 seconds.
@@ -47,7 +47,7 @@ def node_cases(op: str) -> list[Case]:
 
 
 def spread(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
-    """Put `arrays` at the places with a name, and None at the others.
+    """Put `arrays` at the positions that have a name, and None at the others.
 
     >>> spread(["Q", "", "V"], [1, 2])
     [1, None, 2]

@@ -16,7 +16,7 @@ windows = st.none() | st.integers(1, 9)
 
 
 def naive(q, k, v, mask):
-    """Compute attention from its definition, one number at a time, for arrays without a batch."""
+    """Compute attention from its definition with loops over single numbers, for arrays without a batch axis."""
     queries, heads, head_dim = q.shape
     keys, kv_heads, _ = k.shape
     q, k, v = (a.astype(np.float64).tolist() for a in (q, k, v))
@@ -142,7 +142,7 @@ def test_keys_that_are_there_twice_change_nothing(noise, queries, keys, times):
 
 @given(noise=noises, seq=lengths, at=st.integers(0, 9), window=windows)
 def test_in_two_parts_as_at_once(noise, seq, at, window):
-    """Later queries, at their offset and over all keys, give the same outputs as in one call with all queries."""
+    """Attention of later queries, at their offset and over all keys, equals their part of one call with all queries."""
     assume(at <= seq)
     q, k, v = draw_qkv(noise, seq, seq, 2, 3)
     mask = causal_mask(seq, seq, window=window)
@@ -170,7 +170,7 @@ def test_scale_moves_between_queries_and_keys(noise, queries, keys, power):
 
 @pytest.mark.parametrize("low", [-20_000.0, 20_000.0])
 def test_large_scores_of_either_sign(low):
-    """Scores may be so far from 0 that exp underflows or overflows; only their differences count."""
+    """Scores may be so far from 0 that exp overflows or underflows, because only their differences count."""
     q = np.full((1, 1, HEAD_DIM), 2.0 / HEAD_DIM)
     k = np.full((2, 1, HEAD_DIM), low)
     k[1] += math.log(3)
@@ -198,7 +198,7 @@ def test_refuses_heads_that_cannot_be_shared_evenly(heads, kv_heads):
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_the_weights_are_given_back(queries, kv_heads, group, seed):
-    """A row of `attention_weights` sums to 1, hidden keys have weight 0, and the weighted mean is the output."""
+    """Each row of `attention_weights` sums to 1, hidden keys get 0, and the weighted mean of values is the output."""
     rng = np.random.default_rng(seed)
     q, k = rng.normal(size=(queries, kv_heads * group, 2)), rng.normal(size=(queries + 2, kv_heads, 2))
     mask = causal_mask(queries, queries + 2, offset=1)

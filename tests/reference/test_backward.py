@@ -1,4 +1,4 @@
-"""Compare `reference.backward` with JAX's automatic differentiation of each layer, in float64."""
+"""`reference.backward` agrees with JAX's automatic differentiation of each layer in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float
 
 
 def assert_is_vjp(function, inputs, dy, slopes):
-    """Assert that `slopes` equal the float64 gradients for `dy` from `jax.vjp` of `function`, written in jax.numpy."""
+    """Assert that `slopes` equal the float64 gradients of `function` by `jax.vjp` for the output gradient `dy`."""
     with jax.enable_x64(True):
         expected = [np.asarray(a) for a in jax.vjp(function, *map(jnp.asarray, inputs))[1](jnp.asarray(dy))]
     assert len(expected) == len(slopes)

@@ -1,4 +1,4 @@
-"""Laws of `reference.collectives`: ring and tree algorithms give the defined results in the stated number of steps."""
+"""Laws of `reference.collectives`: ring and tree algorithms give the right results in the stated number of steps."""
 
 import math
 

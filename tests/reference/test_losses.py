@@ -1,4 +1,4 @@
-"""Compare `reference.losses` with JAX's automatic differentiation and hand-made values, and check its laws."""
+"""`reference.losses` agrees with JAX's automatic differentiation and with values by hand, and obeys its laws."""
 
 import jax
 import jax.numpy as jnp

@@ -14,13 +14,13 @@ experts = st.integers(1, 6)
 
 
 def draw_layer(noise, experts):
-    """Draw x, router, gate, up and down."""
+    """Draw x and the weights of the router and of the experts: gate, up and down."""
     noise.blank = False
     return noise(TOKENS, DIM), noise(experts, DIM), *(noise(experts, *s) for s in [(FFN, DIM), (FFN, DIM), (DIM, FFN)])
 
 
 def opinions(x, gate, up, down):
-    """Compute every expert's output for every token, and a magnitude for its error: [experts, tokens, dim] each."""
+    """Return every expert's output for every token, and the magnitude for its error bound, [experts, tokens, dim]."""
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])
     # gate and up are sums of DIM terms, and silu changes by at most 1.1 times the change of its argument.
@@ -33,7 +33,7 @@ def opinions(x, gate, up, down):
 
 @given(noise=noises, experts=experts, data=st.data())
 def test_definition(noise, experts, data):
-    """For each token, a softmax over the logits of only the chosen experts weights their outputs."""
+    """A token's output is the mean of its chosen experts' outputs, weighted by a softmax over only their logits."""
     n = data.draw(st.integers(1, experts))
     x, router, gate, up, down = draw_layer(noise, experts)
     logits = linear(x, router)
@@ -101,7 +101,10 @@ def test_weights_are_a_distribution_over_distinct_experts_the_best_first(noise, 
 
 @given(seed=seeds, experts=sizes(20), data=st.data())
 def test_ties_go_to_the_lower_index(seed, experts, data):
-    """Ties go to the lower index. Many experts share few logits, since an unstable sort shows only in long rows."""
+    """Equal logits go to the expert with the lower index.
+
+    Many experts share few logits, as only long rows expose bad sorts.
+    """
     n = data.draw(st.integers(1, experts))
     router = np.random.default_rng(seed).integers(0, 3, (experts, 1)).astype(np.float64)
     chosen, _ = route(np.ones((1, 1)), router, experts_per_token=n)

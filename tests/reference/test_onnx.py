@@ -1,8 +1,8 @@
-"""`reference` against the node tests of ONNX, an independent computation of outputs in float32 and narrower dtypes.
+"""`reference` agrees with the node tests of ONNX, an independent computation in float32 and narrower dtypes.
 
 An adapter per operator calls `reference` with the inputs of a case. It returns, output by output, the reference's value
 and a bound on ONNX's distance from it, which counts ONNX's roundings with one `u` each; u is the roundoff of the case's
-dtype. Dot products of float16 and bfloat16 are accumulated in float32, as NumPy does. Where nothing is rounded, the
+dtype. Dot products of float16 and bfloat16 are accumulated in float32, as NumPy does. If nothing is rounded, the
 bound is 0.
 """
 
@@ -27,7 +27,7 @@ from tests.support.strategies import assert_within, attention_bound, roundoff
 
 
 class Due(NamedTuple):
-    """An expected output of a case: the reference's value, and a bound on ONNX's distance from it."""
+    """An expected output: the reference's value, and a bound on ONNX's distance from it."""
 
     value: np.ndarray
     bound: np.ndarray | float
@@ -43,7 +43,7 @@ def needed(case: Case, index: int) -> np.ndarray:
 
 
 def rms_normalization(case: Case) -> Outputs:
-    """Flatten the axes from `axis` on, since ONNX normalizes over all of them and the reference over the last."""
+    """Flatten the axes from `axis` on: ONNX normalizes over all of these axes, the reference over the last axis."""
     x, weight = needed(case, 0), needed(case, 1)
     axis = case.attributes.get("axis", -1) % x.ndim
     flat = x.reshape(*x.shape[:axis], -1)
@@ -54,7 +54,7 @@ def rms_normalization(case: Case) -> Outputs:
 
 
 def rotary_embedding(case: Case) -> Outputs:
-    """Use a rotation and a stretch by hypot(cos, sin), since ONNX's cos and sin are any numbers, here random."""
+    """Express ONNX's random cos and sin as a rotation and a stretch by hypot(cos, sin)."""
     x, cos, sin, positions = needed(case, 0), needed(case, 1), needed(case, 2), case.input(3)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]  # [batch, seq, pairs]
@@ -128,7 +128,10 @@ CAUSAL_GRAPHS = ["test_flexattention_causal_mask"]
 
 
 def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarray:
-    """Convert a mask to 0 (True) and -inf (False), and hide keys beyond its end. A 3-D mask begins with the heads."""
+    """Convert a boolean mask to 0 and -inf, and hide the keys after the mask's end.
+
+    A 3-D mask begins with the heads.
+    """
     if mask.dtype == bool:
         mask = np.where(mask, 0, -np.inf)
     mask = mask.astype(np.float64)
@@ -139,7 +142,7 @@ def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarra
 
 
 def attend(q, k, v, mask) -> np.ndarray:
-    """Call `attention` with a mask per head, or one for all, and with values of another width than the keys."""
+    """Call `attention` with one mask per head or for all heads; values may be wider or narrower than keys."""
     head_dim, width = k.shape[-1], v.shape[-1]
     v = np.pad(v.astype(np.float64), [(0, 0)] * 3 + [(0, -width % head_dim)])
     columns = np.split(v, v.shape[-1] // head_dim, axis=-1)  # each output feature depends only on its own value column
@@ -194,7 +197,7 @@ def matmul(case: Case) -> Outputs:
 
 
 def gemm(case: Case) -> Outputs:
-    """Compute alpha A B + beta C, where either matrix may be transposed."""
+    """Compute alpha A B + beta C; either matrix may be transposed."""
     a, b, c = needed(case, 0), needed(case, 1), case.input(2)
     get = case.attributes.get
     x = (a.T if get("transA") else a).astype(np.float64) * get("alpha", 1.0)
@@ -213,7 +216,7 @@ def gemm(case: Case) -> Outputs:
 
 
 def gather(case: Case) -> Outputs:
-    """Look up rows of a table: move the gathered axis to the front and flatten the others."""
+    """Look up rows of a table: move the gathered axis to the front, and flatten the other axes."""
     data, indices = needed(case, 0), needed(case, 1)
     axis = case.attributes.get("axis", 0)
     first = np.moveaxis(data, axis, 0)
@@ -223,7 +226,7 @@ def gather(case: Case) -> Outputs:
 
 
 def argmax(case: Case) -> Outputs:
-    """Choose the largest, on ties the lowest index; for the highest, reverse the axis."""
+    """Choose the largest number, and on ties the lowest index. To get the highest index, reverse the axis."""
     data = needed(case, 0)
     get = case.attributes.get
     axis, last, keep = get("axis", 0), get("select_last_index", 0), get("keepdims", 1)
@@ -237,7 +240,7 @@ def argmax(case: Case) -> Outputs:
 
 
 def top_k(case: Case) -> Outputs:
-    """Choose as a router of experts does, with a router of ones that passes logits on. For the smallest, negate x."""
+    """Choose as a router of experts does, with an identity matrix as the router. For the smallest, negate x."""
     x, k = needed(case, 0), int(needed(case, 1)[0])
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1).astype(np.float64)

@@ -17,7 +17,7 @@ dims = st.integers(1, 8).map(lambda pairs: 2 * pairs)
 
 @given(m=places, n=places, dim=dims)
 def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
-    """Rotating a sinusoidal position back by n gives the position n earlier, up to roundings of three angles."""
+    """Rotating a sinusoidal position back by n gives the position n earlier, within the roundings of three angles."""
     at, turns = sinusoidal(np.array([m]), dim=dim), frequencies(dim, theta=10_000.0)
     turned = rope_interleaved(at[:, None], np.array([n]), turns)[0, 0]
     before = sinusoidal(np.array([m - n]), dim=dim)[0]

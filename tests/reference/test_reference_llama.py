@@ -1,4 +1,4 @@
-"""The whole reference: logits against transformers', and laws of any Llama."""
+"""The whole reference model: logits equal transformers', and laws of any Llama hold."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -162,8 +162,9 @@ def test_no_logit_depends_on_a_later_token(tiny, tokens, data):
 
 @given(tiny=tinies, tokens=tokens, past=st.integers(1, 4), window=st.integers(1, 4))
 def test_only_the_window_matters_and_only_distances(tiny, tokens, past, window):
-    """A logit depends on 1 + layers (window - 1) tokens at most, so earlier ones can be dropped; and only on distances
-    between positions, so the rest can start at 0.
+    """A logit depends on at most 1 + layers (window - 1) tokens, and on distances only, not on positions.
+
+    So the tokens before the window can be dropped, and the others can start at position 0.
     """
     params, config = tiny.params, dataclasses.replace(tiny.config, windows=(window,) * tiny.config.layers)
     reach = 1 + config.layers * (window - 1)
@@ -241,7 +242,7 @@ def test_equal_experts_are_one_feed_forward_layer(seed, tokens, experts_per_toke
 
 @given(tiny=tinies, tokens=tokens, power=st.integers(-3, 3))
 def test_a_norms_weight_is_part_of_what_follows_it(tiny, tokens, power):
-    """Scaling a norm's weight by a power of two and the next matrices by its inverse changes nothing, bit for bit."""
+    """Moving a power of two from the next matrices' weights into the norm's weight changes no bit of the logits."""
     params, config = tiny.params, tiny.config
     scale = 2.0**power
 

@@ -1,4 +1,4 @@
-"""Sequence, pipeline and expert parallelism equal the computation of one device."""
+"""Sequence, pipeline and expert parallelism give the results of one device."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from llamaspec.reference.swiglu import swiglu
 
 
 def check_sequence(devices: int, tokens: int, seed: int) -> None:
-    """Sequence parallelism, with a part of the tokens per device, gives the output of the whole feed-forward layer."""
+    """Check that sequence parallelism, with part of the tokens on each device, gives the whole feed-forward output."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(devices * tokens, 6))
     gate, up = rng.normal(size=(2, 4 * devices, 6))
@@ -27,7 +27,7 @@ def check_sequence(devices: int, tokens: int, seed: int) -> None:
 
 
 def check_pipeline(stages: int, count: int) -> None:
-    """A pipeline gives the outputs of its stages run one after the other."""
+    """Check that a pipeline gives the outputs of its stages run one after the other."""
     batches = [np.array([float(i)]) for i in range(count)]
     functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
     outputs, ticks = pipeline(batches, functions)
@@ -40,7 +40,7 @@ def check_pipeline(stages: int, count: int) -> None:
 
 
 def check_experts(devices: int) -> None:
-    """Expert parallelism returns to each token the output of its chosen expert."""
+    """Check that expert parallelism returns to each token the output of the expert that it chose."""
     rng = np.random.default_rng(devices)
     x = [rng.normal(size=(5, 4)) for _ in range(devices)]
     chosen = [rng.integers(0, devices, 5) for _ in range(devices)]

@@ -32,7 +32,7 @@ llama3_scalings = st.builds(
 
 
 def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
-    """Return the length of each pair, at both of its features."""
+    """Return the length of each RoPE pair, at both of the pair's features."""
     interleaved = rope is rope_interleaved
     pairs = x.reshape(*x.shape[:-1], -1, 2) if interleaved else np.stack(np.split(x, 2, axis=-1), axis=-1)
     lengths = np.hypot(*np.moveaxis(pairs.astype(np.float64), -1, 0))
@@ -40,15 +40,17 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
-    """Bound the error of `x` after rotations by `turns`. The rounding of an angle, which is at most the position, moves
-    a pair by that share of its length; cos, sin, products and the sum round too.
+    """Bound the error of `x` after rotations by `turns`.
+
+    The rounding of an angle, which is at most the position, moves a pair by that share of its length; cos, sin,
+    products and the sum round too.
     """
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 
 
 @given(rope=ropes, noise=noises, head_dim=head_dims, theta=thetas, position=positions, dtype=dtypes)
 def test_value(rope, noise, head_dim, theta, position, dtype):
-    """RoPE multiplies a pair, as a complex number, by exp(i m f), as in Meta's code."""
+    """RoPE multiplies each pair, read as a complex number, by exp(i m f), as Meta's code does."""
     x = noise(1, 2, head_dim, dtype=dtype)
     turns = frequencies(head_dim, theta=theta)
     exact = np.asarray(x, np.float64)
@@ -108,7 +110,7 @@ def test_every_token_turns_to_its_own_position(rope, noise, at):
 
 @given(noise=noises, head_dim=head_dims, heads=st.integers(1, 3), position=positions)
 def test_both_pairings_agree_after_the_permutation(noise, head_dim, heads, position):
-    """Both pairings agree if the rows of a projection, and so the features of every head, are permuted."""
+    """Both pairings (halves, interleaved) agree if the rows of a projection are permuted."""
     weight, x = noise(heads * head_dim, 5), noise(5)
     turns = frequencies(head_dim, theta=10_000.0)
     rows = interleaved_to_halves(weight @ x, heads=heads)  # a vector [heads * head_dim], such as a bias

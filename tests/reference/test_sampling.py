@@ -1,4 +1,4 @@
-"""`reference.sampling` against its definitions as loops, its laws, and the logits processors of transformers."""
+"""`reference.sampling` agrees with definitions written as loops, with its laws, and with transformers' processors."""
 
 from fractions import Fraction
 
@@ -33,7 +33,7 @@ def renormalized(p, mask):
 
 
 def close(actual, exact):
-    """Assert equality up to the order of a renormalizing sum; both must drop the same tokens."""
+    """Assert that both distributions drop the same tokens, and are equal up to rounding of the renormalizing sum."""
     np.testing.assert_array_equal(actual == 0, exact == 0)
     assert_within(actual, exact, 2 * (len(exact) + 2) * U * exact)
 
@@ -47,7 +47,7 @@ def test_top_k_by_loops(p, k):
 @given(p=sixteenths, top_p=top_ps)
 @example(p=np.array([0.25, 0.5, 0.25]), top_p=0.5)  # the first token reaches top_p exactly, so the others are dropped
 def test_top_p_by_loops(p, top_p):
-    """Top-p keeps a token if the more probable tokens have less than top_p together."""
+    """Top-p keeps a token if the probabilities of all more probable tokens sum to less than top_p."""
     close(keep_top_p(p, top_p=top_p), renormalized(p, [sum(q for q in p if q > x) < top_p or top_p == 1 for x in p]))
 
 
@@ -194,7 +194,7 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The drawn token is the first with an exact cumulative sum above u, for u at each step and next to it."""
+    """The drawn token is the first with a cumulative sum above u, for u at each step and next to it."""
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

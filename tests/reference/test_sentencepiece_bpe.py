@@ -1,4 +1,4 @@
-"""`reference.sentencepiece_bpe` against the sentencepiece library, on published models and on models trained here."""
+"""`reference.sentencepiece_bpe` agrees with the sentencepiece library, on published models and on tiny ones."""
 
 import io
 
@@ -44,7 +44,7 @@ texts = st.text() | st.lists(st.sampled_from(fragments)).map("".join)
 
 
 def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
-    """Train a tiny model which, like Llama 2's, does not normalize text."""
+    """Train a tiny SentencePiece model that does not normalize text, like Llama 2's."""
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS.splitlines()),
@@ -64,7 +64,7 @@ def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
 
 
 def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
-    """Load one model as the reference's vocabulary and as a processor of the library."""
+    """Load one model twice: as the reference's vocabulary, and as a processor of the library."""
     proto = ModelProto()
     proto.ParseFromString(data)
     kinds = type(proto.pieces[0])

@@ -15,7 +15,7 @@ finite_rows = st.lists(eighths, min_size=1, max_size=20).map(np.array)
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """Return the difference between the largest and the smallest finite score of each row, [*batch, 1]."""
+    """Return the largest minus the smallest finite score of each row, [*batch, 1]."""
     seen = np.isfinite(x)
     top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
     bottom = np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen)
@@ -23,7 +23,7 @@ def spread(x: np.ndarray) -> np.ndarray:
 
 
 def online_bound(x: np.ndarray, blocks: int) -> np.ndarray:
-    """Bound the relative error of `softmax_online`, or of `softmax`, against exact probabilities.
+    """Bound the relative error of `softmax_online`, or of `softmax`, compared with exact probabilities.
 
     Each exponent is rounded by at most u times its size, which is at most the spread. The exponents that rescale the
     sum add up to at most the spread, since the maximum only rises from block to block. Each rescaling is an exp (2 u),

@@ -12,7 +12,7 @@ SMALLEST = 2.0**-1074
 
 
 def bound(gate: float, y: float) -> float:
-    """Count roundings: of the exponent, at most |gate|; of logaddexp and exp (2 u each); of two products."""
+    """Bound SwiGLU's error: roundings of the exponent (at most |gate|), logaddexp and exp (2 u each), two products."""
     return abs(y) * (abs(gate) + 8) * U + SMALLEST
 
 

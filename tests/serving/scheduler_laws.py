@@ -1,4 +1,4 @@
-"""Rules of the scheduler, each with arrivals that would break a wrong scheduler."""
+"""Laws of the scheduler, each with requests that arrive so that a wrong scheduler breaks the law."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Made = Callable[[Limits], Watched]
 
 
 def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = lambda plan: None) -> None:
-    """Carry out `plans` plans; before each, `arriving` may give a request to submit."""
+    """Carry out `plans` plans. Before each plan, submit the request that `arriving` returns, if any."""
     for plan in range(plans):
         if request := arriving(plan):
             run.submit(request)
@@ -22,13 +22,13 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 
 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
-    """Find a seed with which a request gets all the tokens that it asks for; returns the request."""
+    """Find a seed for which a request gets all the tokens that it asks for; return that request."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
     return next(request for request in requests if len(alone(request, context)[0]) == tokens)
 
 
 def nobody_waits_for_ever(make: Made) -> None:
-    """A request ends although small requests with a better priority keep coming."""
+    """A large request finishes although small requests with a better priority keep arriving."""
     for rows, every in ((2, 1), (1, 3)):
         run = make(Limits(pages=12, page=2, rows=rows, chunk=4, burst=2, context=16, patience=8, waiting=8))
         run.submit(long_answer((1,) * 12, 4, priority=1))
@@ -38,7 +38,7 @@ def nobody_waits_for_ever(make: Made) -> None:
 
 
 def nobody_overtakes_an_equal(make: Made) -> None:
-    """A large request begins before small ones that came later."""
+    """Among requests of equal priority, a large request starts before small requests that arrive later."""
     run = make(Limits(pages=10, page=2, rows=4, chunk=4, burst=2, context=16, waiting=8))
     run.submit(long_answer((1,) * 7, 8))
     run.submit(Request((0,) * 15, 1))
@@ -47,7 +47,7 @@ def nobody_overtakes_an_equal(make: Made) -> None:
 
 
 def nothing_is_computed_twice(make: Made) -> None:
-    """The scheduler promises each page once: requests that do not fit together wait, and none is preempted."""
+    """The scheduler promises each page to one request: requests that do not fit wait, and none is preempted."""
     run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
     for i in range(8):
         run.submit(long_answer((i,) * 12, 4))
@@ -70,7 +70,7 @@ def nothing_is_computed_twice(make: Made) -> None:
 
 
 def texts_survive_giving_way(make: Made) -> None:
-    """A request that is preempted in its prompt or its answer still produces the text that it has by itself."""
+    """A request that is preempted during its prompt or its answer still produces the text that it has by itself."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
         lengths = (3, 2, 1, 3, 12, 2)
@@ -89,7 +89,7 @@ def texts_survive_giving_way(make: Made) -> None:
 
 
 def a_pool_refuses_what_cannot_be(make: Made) -> None:
-    """The pool refuses to publish a cached or an incomplete page, and to take more pages than it has."""
+    """The pool refuses to publish a page twice, to publish an incomplete page, and to take more pages than it has."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
     pool.publish(pages[0], before=NULL_PAGE, tokens=(1, 1), tenant="")
@@ -107,7 +107,7 @@ def a_pool_refuses_what_cannot_be(make: Made) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: Made) -> None:
-    """A prefilled prompt is found in the cache, even while no request runs, and by a request that has begun already."""
+    """A prefilled prompt is found in the cache, also when no request runs, and by a request that already started."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))
@@ -121,7 +121,7 @@ def a_prompt_that_was_read_is_found(make: Made) -> None:
 
 
 def the_page_used_longest_ago_goes_first(make: Made) -> None:
-    """A prompt that is requested again and again stays in the cache despite all other requests."""
+    """A prompt that is requested again and again stays in the cache, although other requests fill it."""
     run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
     often = (1, 1, 1, 1, 1)
     for seed in range(8):
@@ -132,7 +132,7 @@ def the_page_used_longest_ago_goes_first(make: Made) -> None:
 
 
 def a_reader_does_not_stop_texts(make: Made) -> None:
-    """While a long prompt is prefilled, others decode one step per chunk, so that the next chunk comes soon."""
+    """While a long prompt is prefilled, other requests decode one step per chunk, so that the next chunk comes soon."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=2, burst=2, context=40))
     run.submit(long_answer((1,), 16))
     run.submit(Request((0,) * 38, 1))
@@ -155,7 +155,7 @@ def a_reader_does_not_stop_texts(make: Made) -> None:
 
 
 def a_worse_priority_gives_way(make: Made) -> None:
-    """A request with a better priority preempts a worse one at once, and no other."""
+    """A request with a better priority preempts one request with a worse priority at once, and no other request."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=8, burst=1, context=30))
     for priority in (0, 1):
         run.submit(long_answer((1,), 16, priority=priority))
@@ -182,7 +182,7 @@ def a_worse_priority_gives_way(make: Made) -> None:
 
 
 def memory_is_flat(make: Made, requests: int = 300) -> None:
-    """After any number of requests a scheduler holds as much memory as after a few."""
+    """A scheduler holds as much memory after many requests as after a few."""
     run = make(Limits(pages=16, page=2, rows=3, chunk=4, burst=2, context=16, waiting=4))
     for number in range(requests):
         run.submit(Request((number % 2, number % 3 % 2, number % 5 % 2, 1, number % 7 % 2), 3, seed=number))

@@ -1,4 +1,4 @@
-"""The scheduler's laws as a state machine, driven by Hypothesis.
+"""The scheduler's laws as a state machine that Hypothesis drives.
 
 The machine's executor knows the content of every place in every page: the whole text up to there, and which program
 computed it. Before each read it checks that all earlier places hold the reader's own text. So a page that is shared too
@@ -22,12 +22,12 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def next_token(text: Sequence[int], seed: int) -> int:
-    """Stand in for a model: the next token depends only on the text and the seed."""
+    """Return the next token, which depends only on the text and the seed; this function stands in for a model."""
     return hash((tuple(text), seed)) % 9
 
 
 def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """Compute the answer that a request gets by itself."""
+    """Compute a request's answer without other requests, and why the answer ends."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -40,7 +40,7 @@ def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
 
 
 class Watched:
-    """An executor that carries out plans and checks that they are allowed."""
+    """An executor that carries out plans, and checks that each plan is allowed."""
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler, self.limits = scheduler, scheduler.limits
@@ -164,7 +164,7 @@ class Watched:
         text: Sequence[int] | None = None,
         gone: bool = False,
     ) -> None:
-        """Write the places that a program would write, and check all places that it would read."""
+        """Write the page entries that a program would write, and check all entries that it would read."""
         request, size = self.requests[number], self.limits.page
         text = [*request.prompt, *self.texts[number]] if text is None else text
         unread = len(request.prompt) - 1  # the first position that decoding feeds
@@ -198,7 +198,7 @@ class Watched:
         assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
 
     def check_pages(self) -> None:
-        """Check that every page is in exactly one place: free, cached or held by requests."""
+        """Check that every page is in exactly one state: free, cached, or held by requests."""
         pool = self.scheduler.pool
         holders: dict[int, int] = {}
         for job in self.scheduler.running.values():
@@ -213,7 +213,7 @@ class Watched:
         assert not any(job.pages for job in self.scheduler.waiting.values())
 
     def finish(self) -> None:
-        """Carry out plans until all requests have ended, within the scheduler's bound."""
+        """Carry out plans until all requests have ended; fail if this takes more plans than the scheduler's bound."""
         plans = (len(self.requests) + 2) * (self.limits.rows + 1) * plans_of_one(self.limits)
         while plans and not self.scheduler.idle:
             if self.under_way is None:
@@ -226,18 +226,18 @@ class Watched:
 
 
 def plans_of_one(limits: Limits) -> int:
-    """Return C, the plans of one request, in the scheduler's bound."""
+    """Return C, the number of plans for one request, in the scheduler's bound."""
     return -(-limits.context // limits.chunk) + limits.context
 
 
 def bound(limits: Limits, priority: int) -> int:
-    """Return the most plans until a request has ended: see `serving.scheduler`."""
+    """Return how many plans a request needs at most: see `serving.scheduler`."""
     unfinished = limits.waiting + limits.rows
     return (priority - BEST) * limits.patience + unfinished * (limits.rows + 1) * plans_of_one(limits)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random requests that arrive, are cancelled and expire at any moment, with few pages."""
+    """A state machine with few pages; random requests arrive, are cancelled, and expire."""
 
     scheduler: ClassVar[type[Scheduler]] = Scheduler
     pool: ClassVar[type[PagePool]] = PagePool

@@ -1,7 +1,8 @@
 """Mutants of the scheduler and its pages: each has one bug that another engine had, or that ours once had.
 
-A name ends with the thread that reports the bug: an issue (#) or a pull request (PR) of vLLM, SGLang, mini-sglang,
-nano-vllm, LMCache, ROCm/ATOM, Atlas (Avarok-Cybersecurity) or M* (mstar-project). `verify.mutant` explains the form.
+A mutant's name ends with the thread that reports the bug: an issue (#) or a pull request (PR) of vLLM, SGLang,
+mini-sglang, nano-vllm, LMCache, ROCm/ATOM, Atlas (Avarok-Cybersecurity) or M* (mstar-project). `verify.mutant` explains
+the form of a mutant.
 """
 
 from llamaspec.serving.pages import PagePool

@@ -28,7 +28,7 @@ MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4,
 
 @dataclass(frozen=True)
 class Served:
-    """A model and its programs, compiled once."""
+    """A small model and its compiled programs."""
 
     config: Config
     params: Params
@@ -56,7 +56,7 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
 
 @dataclass
 class Answer:
-    """Everything that a request received."""
+    """All tokens and reports that a request received."""
 
     tokens: list[int]
     reports: list[tuple]  # a log-probability and the likeliest tokens, for each token
@@ -65,7 +65,7 @@ class Answer:
 
 
 class Server:
-    """A scheduler with an executor that carries out its plans, one per `turn`."""
+    """A scheduler with an executor that carries out its plans, one plan per `turn`."""
 
     def __init__(self, model: Served, limits: Limits = LIMITS):
         self.executor, self.scheduler = model.executor(), Scheduler(limits)
@@ -79,7 +79,7 @@ class Server:
         return number
 
     def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
-        """Carry out one plan. If `cancelled` is given, that request is cancelled while the plan runs."""
+        """Carry out one plan. If `cancelled` is given, cancel the request of that number while the plan runs."""
         plan = self.scheduler.plan(now=0.0, burst=burst)
         for end in plan.ended:
             self.answers[end.number].reason = end.reason

@@ -1,4 +1,4 @@
-"""`llamaspec serve` without a model, in its own process: `python -m tests.serving.serving_process PORT [FILES]`."""
+"""Run `llamaspec serve` without a model in its own process: `python -m tests.serving.serving_process PORT [FILES]`."""
 
 import re
 import resource
@@ -15,7 +15,7 @@ from tests.support.waiting import listens, until
 
 
 class Process(NamedTuple):
-    """A server that can be killed."""
+    """A server process that a test can kill."""
 
     port: int
     process: subprocess.Popen[Any]
@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
 @contextmanager
 def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
-    """Run a server with this log file, port and limit of open files; 0 means any port or the default limit."""
+    """Run a server with this log file, port, and limit of open files. 0 means any port, or the default limit."""
     command = [sys.executable, "-m", "tests.serving.serving_process", str(port), str(files)]
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)

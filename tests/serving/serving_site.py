@@ -1,4 +1,4 @@
-"""Run a server on a free port, in a separate thread, with an engine that needs no model."""
+"""Run a server on a free port in a separate thread, with an engine that needs no model."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from llamaspec.serving.api import Api
 from llamaspec.serving.connections import Access, ClientLimits
 from llamaspec.serving.http import Site
 from llamaspec.serving.metrics import Metrics
-from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import Prompts
 from llamaspec.serving.request import (
     Deliver,
@@ -47,18 +47,18 @@ Script = Callable[[Request], Sequence[int]]
 
 
 def words_of(request: Request) -> list[int]:
-    """Script 40 random words, then EOS; they depend only on the prompt and the seed."""
+    """Return 40 random words and EOS, which depend only on the request's prompt and seed."""
     draw = random.Random(repr((request.prompt, request.seed)))
     return [*draw.choices(WORDS, k=40), EOS]
 
 
 def spelling(text: str) -> Script:
-    """Make a script of the tokens of `text`, then EOS."""
+    """Return a script that answers with the tokens of `text` and EOS."""
     return lambda request: [*TOKENIZER.encode(text), EOS]
 
 
 def obedient(request: Request) -> list[int]:
-    """Draw uniformly among the allowed tokens until EOS."""
+    """Draw tokens uniformly from the ones that the request's grammar allows, until EOS."""
     draw, drawn = random.Random(request.seed), []
     while not drawn or drawn[-1] != EOS:
         assert request.allowed is not None and len(drawn) < 3000
@@ -165,7 +165,7 @@ class FakeEngine:
 
 
 def _likeliest(token: int, count: int) -> TopLogprobs:
-    """Report the token itself as the likeliest, then its neighbors."""
+    """Report the drawn token as the likeliest one, then the tokens with the next ids."""
     ids = tuple((token + i) % 1024 for i in range(count))
     return TopLogprobs(ids, tuple(-0.125 - i for i in range(count)))
 
@@ -217,7 +217,7 @@ def request_bytes(path: str, body: Any = None, *, raw: bytes | None = None, head
 
 
 def read_reply(connection: socket.socket) -> Reply:
-    """Read and parse a reply, up to the end of the connection."""
+    """Read a reply up to the end of the connection, and parse it."""
     return parse_reply(received(connection))
 
 
@@ -254,11 +254,11 @@ def make_site(
     template: str | None = None,
     tokenizer: Tokenizer = TOKENIZER,
 ) -> Site:
-    """Create a site for `engine` with the built-in model's tokenizer. With template None, use that model's template."""
+    """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None."""
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
     prompts = Prompts(tokenizer, template=chosen, stops=stops, context=engine.context, vocab=engine.vocab)
-    model = Model("stories", 0, "llamaspec", engine.context)
+    model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
     return Site(Api(engine, prompts, model, Metrics(engine), **about), limits=limits, access=access or Access())
@@ -266,7 +266,7 @@ def make_site(
 
 @contextmanager
 def running(engine: Any, **options: Any) -> Iterator[Running]:
-    """Run a server until the end of the block, with the options of `make_site`."""
+    """Run a server for the duration of a with block, with the options of `make_site`."""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # small: stalled readers soon show
     ready = threading.Event()

@@ -1,4 +1,4 @@
-"""The scheduler and its pages obey their laws, with an executor that knows what every page must hold."""
+"""The scheduler and its pages obey their laws; the test's executor knows what every page must hold."""
 
 import pytest
 from hypothesis import Phase, settings

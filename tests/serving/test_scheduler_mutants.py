@@ -1,4 +1,4 @@
-"""Every mutant of the scheduler breaks one of its laws."""
+"""Every mutant of the scheduler breaks one of the scheduler's laws."""
 
 import signal
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ SECONDS = 600  # a mutant that no law has found by then counts as one that waits
 
 
 class TooLong(BaseException):
-    """Raised if a test of a mutant takes too long. It fails that test, and does not count as detection."""
+    """Raised if checking a mutant takes too long. The test then fails; a timeout does not count as detection."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def limit(seconds: int):
 
 
 def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
-    """Check all laws on a scheduler. A mutant is detected if any exception is raised."""
+    """Check all laws on a scheduler. A mutant is detected if this raises any exception."""
     for law in LAWS:
         law(lambda limits: watched(limits, scheduler, pool))
     machine = type("MutantMachine", (SchedulerMachine,), {"scheduler": scheduler, "pool": pool})

@@ -30,7 +30,7 @@ ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."
 
 
 class Server:
-    """A server process and its output."""
+    """A server process, its URL, and its output."""
 
     def __init__(self, log: Path, *arguments: str):
         environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
@@ -112,7 +112,7 @@ def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
 
 
 def test_lm_eval_gets_what_it_reads(server):
-    """Replay requests that lm-eval 0.4.13 sent, and read the answers as it does.
+    """The server answers recorded requests of lm-eval 0.4.13 with the values that lm-eval reads.
 
     Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; it reported -107.25116141175114 for the
     text. lm-eval installs datasets and many other packages, so we do not depend on it.
@@ -177,7 +177,10 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
 
 @pytest.mark.slow  # 25 s
 def test_sigterm_under_load_lets_everybody_finish(server):
-    """After SIGTERM, running requests finish and new ones are refused. Runs last, since it ends the server."""
+    """After SIGTERM, running requests finish and new requests are refused.
+
+    This test runs last, since the server ends.
+    """
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
     before = asked(server)
@@ -208,7 +211,7 @@ def turns_away(server: Server) -> bool:
 
 
 def asked(server: Server) -> float:
-    """Count the requests that the engine has received, including the ended ones."""
+    """Count the requests that the engine has received, including ended requests."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE

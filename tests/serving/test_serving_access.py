@@ -1,4 +1,4 @@
-"""Access control: API keys, web pages of other origins, and host names of the server."""
+"""Access control: API keys, web pages of other origins, and the host names in requests."""
 
 import socket
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from llamaspec.commands.serve import _name
-from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.openai_answers import ModelCard
 from tests.serving.serving_site import (
     EOS,
     TOKENIZER,
@@ -267,7 +267,7 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
 
 
 def test_a_field_of_openai_that_is_null_says_nothing(site):
-    """A field of OpenAI's API may be null, even one that the server refuses with a value."""
+    """A field of OpenAI's API may be null, even a field that the server refuses with any other value."""
     nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
     ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
     assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200
@@ -282,7 +282,7 @@ def test_another_model_is_not_found(client):
 
 def test_a_model_of_the_hub_keeps_its_name(client, site, monkeypatch):
     name = _name("HuggingFaceTB/SmolLM2-135M")
-    monkeypatch.setattr(site.site.api, "model", Model(name, 0, "HuggingFaceTB", 128))
+    monkeypatch.setattr(site.site.api, "model", ModelCard(name, 0, "HuggingFaceTB", 128))
     assert [model.id for model in client.models.list()] == [client.models.retrieve(name).id] == [name]
     assert client.completions.create(model=name, prompt="a", max_tokens=1).model == name
 

@@ -1,4 +1,4 @@
-"""Equal fingerprints mean equal bits: servers that start together with empty caches compute the same numbers."""
+"""Servers with equal fingerprints that start together with empty caches compute the same bits."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ import pytest
 
 from llamaspec.model.device import Device
 from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.compile import UNTUNED, compiler_options
 from llamaspec.model.weights.loading import abstract_params
 from llamaspec.serving import loading
@@ -27,6 +28,7 @@ import hashlib, sys, threading
 import jax
 import numpy as np
 from llamaspec.commands.serve import _fingerprint
+from llamaspec.model.options import RunOptions
 from llamaspec.serving.loading import load_engine
 from llamaspec.serving.request import Finished, Request
 from tests.support.random_models import CONFIGS, random_checkpoint
@@ -36,7 +38,7 @@ jax.config.update("jax_enable_compilation_cache", False)
 print("ready", flush=True)
 sys.stdin.readline()
 checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=0)
-engine = load_engine(checkpoint, context=48, width=3)
+engine = load_engine(checkpoint, RunOptions(context=48), width=3)
 digest, ended = hashlib.sha256(), []
 requests = [Request((1, 2, 5 + i), 16, temperature=0.9, seed=i, logprobs=5, prompt_logprobs=2) for i in range(4)]
 events = [[] for _ in requests]
@@ -88,12 +90,19 @@ def test_servers_that_compile_at_once_under_load_give_equal_bits():
 
 
 class Recorded(Exception):
-    """Raised to end `load_engine` once the programs are compiled."""
+    """Raised to stop `load_engine` once the programs are compiled."""
+
+
+@pytest.mark.parametrize("options", [{"backend": "reference"}, {"parallel": "context"}, {"emulate_activations": "fp8"}])
+def test_an_engine_refuses_options_that_it_cannot_follow(options):
+    checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=0)
+    with pytest.raises(ValueError, match=f"got .*{next(iter(options.values()))}"):
+        loading.load_engine(checkpoint, RunOptions(**options))
 
 
 @pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
-    """No program is tuned: with tuning, four servers on one GPU had one fingerprint but three sets of logprobs."""
+    """No program of the server is autotuned. With autotuning, four servers on one GPU gave three sets of logprobs."""
     compiled: dict[str, dict[str, Any]] = {}
     real_compile = jax.stages.Lowered.compile
 
@@ -109,7 +118,7 @@ def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
     monkeypatch.setattr(loading, "load_params", loaded)
     checkpoint = random_checkpoint(CONFIGS[model], seed=0)
     with suppress(Recorded):
-        loading.load_engine(checkpoint, context=24, width=2, quantize=scheme)
+        loading.load_engine(checkpoint, RunOptions(context=24, quantize=scheme), width=2)
     assert compiled == dict.fromkeys(["jit_prefill", "jit_decode", "jit_set_row"], compiler_options("gpu") | UNTUNED)
 
 

@@ -44,7 +44,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] = (), stop: str = "No stop"):
-    """Read an answer in pieces that end at `cuts`; returns its text, thoughts and calls, and the text of its tokens."""
+    """Read an answer in pieces that end at `cuts`; return its text, thoughts and calls, and the text of its tokens."""
     channels = channels_of(TOKENIZER, tools=NAMES)
     reader = TextReader(TOKENIZER, begins=False, begun=begun, stops=STOPS, stop_texts=[stop], channels=channels)
     pieces = []
@@ -123,7 +123,7 @@ def test_what_a_client_began_is_not_said_again():
 )
 @example(parts=["é🦙"], cuts=[], lost={2})
 def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
-    """An answer reads the same however it is cut, even within a character, and no character is read twice."""
+    """An answer reads the same however its tokens are cut into pieces, and no character is read twice."""
     ids = [id for i, id in enumerate(ids_of("".join(parts))) if i not in lost]
     full = read(ids)
     assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == full
@@ -134,7 +134,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
 
 
 class Said:
-    """A script for the site's engine; a test sets its text."""
+    """A script for the site's engine that answers with the text that a test sets."""
 
     text = ANSWER
 

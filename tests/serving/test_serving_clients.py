@@ -1,4 +1,4 @@
-"""Habits of real clients: messages that they send back, requests in advance, and unusual fields."""
+"""Habits of real clients: answers sent back, requests sent before the previous answer, and unusual fields."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ def site():
 
 
 def rendered(site, messages: list[dict[str, Any]], **more: Any) -> str:
-    """Return the prompt that the server makes of a conversation."""
+    """Return the prompt that the server renders from a conversation."""
     tokens = site.ask("/tokenize", {"messages": messages, **more})
     assert tokens.status == 200, tokens.body
     return site.ask("/detokenize", {"tokens": tokens.json["tokens"]}).json["prompt"]

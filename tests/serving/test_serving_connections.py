@@ -1,4 +1,4 @@
-"""Limits of connections: how many are served, what happens to the others, and that silent ones are closed."""
+"""Limits of connections: how many are served, how the others are refused, and that idle ones are closed."""
 
 import socket
 from contextlib import ExitStack, suppress
@@ -46,7 +46,7 @@ print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(
 
 
 def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
-    """A connection is closed if no request arrives, also if its head comes byte by byte, or after an answer."""
+    """A connection is closed if its next request does not arrive in time, even if its head arrives byte by byte."""
     monkeypatch.setattr("llamaspec.serving.connections.KEPT_OPEN", 0.2)
     with running(FakeEngine()) as site, ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""If the engine fails or its device hangs, clients, probes and the parent process get an error."""
+"""If the engine fails or its device hangs, clients, health probes and the parent process get an error."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ FOX = {"prompt": "The fox", "max_tokens": 50}
 
 
 class Dying:
-    """An executor that draws a row's first tokens, then waits, and finally raises."""
+    """An executor that draws the first tokens of a row, then waits for the test, and then raises."""
 
     def __init__(self):
         self.waits, self.dies = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ def asked(site: Running, **options: Any) -> socket.socket:
 
 
 def test_everybody_is_told_and_the_server_ends(site):
-    """A begun stream ends with an event; a client without an answer yet gets a 500; no reply asks for a retry."""
+    """When the engine fails, a begun stream ends with an error event, other requests get a 500, and the server ends."""
     began = asked(site, stream=True)
     first = began.recv(1 << 16)
     connections = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
@@ -92,7 +92,7 @@ def test_everybody_is_told_and_the_server_ends(site):
 
 @pytest.fixture
 def staying(monkeypatch, request) -> Running:
-    """A site that keeps running after its engine fails, so that tests can send requests."""
+    """A site that keeps running after its engine fails, so that tests can still send requests."""
 
     async def until_told(site, stop) -> None:
         await stop.wait()
@@ -172,7 +172,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
-    """A terminal prints ^C when it sends SIGINT, and nothing for other signals: only ^C is followed by a newline."""
+    """A newline follows ^C, which a terminal prints for SIGINT; other signals print nothing, so no newline follows."""
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -190,7 +190,7 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
 
 @pytest.fixture
 def hung(monkeypatch) -> Iterator[Any]:
-    """An engine with a second step that hangs until the end of the test."""
+    """An engine that hangs in its second step until the end of the test."""
     monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
     yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
@@ -204,7 +204,7 @@ def take_too_long(hung: Any) -> None:
 
 
 def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
-    """Waiting clients get an error, probes learn of it, and the server ends by itself."""
+    """If a device hangs, waiting clients get an error, health probes fail, and the server ends by itself."""
     stays = threading.Event()
     until_failed = Site._until
 
@@ -282,7 +282,7 @@ def test_a_step_that_ends_late_is_nobodys(hung):
 
 
 def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
-    """A step cannot finish while the watchdog fails it; otherwise its tokens would arrive after the error."""
+    """While the watchdog fails a hanging step, the step cannot finish; otherwise tokens would follow the error."""
     events = []
     judged = threading.Event()
 

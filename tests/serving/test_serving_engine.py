@@ -1,4 +1,4 @@
-"""The engine's thread, with an executor that needs no model: which client gets which events, and in what order."""
+"""The engine's thread, with an executor that needs no model: which events each client gets, in which order."""
 
 import threading
 from time import sleep
@@ -68,7 +68,7 @@ def report(tokens) -> Reports:
 
 
 class Client:
-    """Everything that a request received."""
+    """All events that a request received."""
 
     def __init__(self):
         self.events: list[Event] = []
@@ -108,7 +108,7 @@ def engine(fake):
 
 
 def endless(prompt=(1, 1), **options) -> Request:
-    """Make a request that runs until its context is full."""
+    """Return a request that runs until its context is full."""
     seed = next(seed for seed in range(10_000) if alone(Request(prompt, 99, seed=seed), CONTEXT)[1] == "context")
     return Request(prompt, 99, seed=seed, **options)
 
@@ -273,7 +273,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
 def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
-    """If the scheduler fails, every client gets an error, even for requests that the scheduler had dropped silently."""
+    """If the scheduler raises, every client gets an error, also for a request that the scheduler dropped silently."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
     with engine._changed:  # the first plan is made after all requests are submitted
@@ -306,7 +306,7 @@ def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):
 
 
 def test_memory_is_flat(engine):
-    """After many requests an engine keeps nothing of them."""
+    """After many requests, an engine keeps no data about them."""
     for i in range(1000):
         client = Client()
         engine.submit(Request((1, i % 5, i % 7), 2, seed=i), client)

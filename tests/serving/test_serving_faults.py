@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send garbage, engines that fail, and shutdown do not affect other clients."""
+"""Clients that leave, stall or send garbage, failing engines, and a shutdown do not affect other clients."""
 
 import asyncio
 import json
@@ -222,7 +222,7 @@ def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_ends_alone(stream):
-    """A request that exceeds its time limit, the server's or its own if smaller, ends without affecting others."""
+    """A request that exceeds the server's time limit, or its own smaller limit, ends and does not affect others."""
     engine = FakeEngine()
     with running(engine, limits=ClientLimits(request_seconds=60.0)) as site:
         expected = text_of(site)

@@ -1,4 +1,4 @@
-"""Answers that must call tools: one call or several, in each form, and the tools that are allowed."""
+"""Answers that must call tools: one or several calls, in each template's form, and which tools are allowed."""
 
 import json
 from typing import Any
@@ -20,13 +20,13 @@ ADD = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """Run a site that draws random texts allowed by the grammar; yields the form's name and the site."""
+    """Run a site that draws random texts within the grammar; yield the form's name and the site."""
     with running(FakeEngine(obedient, context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
 
 def calls_of(site: Any, **options: Any) -> list[list[str]]:
-    """List the names called in eight answers, after checking that arguments match the schemas."""
+    """Check that the calls in eight answers match the tools' schemas; return the names of the called tools."""
     body = {"messages": ASK, "tools": TOOLS, "n": 8, "seed": 1, **options}
     names = []
     for answer in site.ask("/v1/chat/completions", body).json["choices"]:
@@ -88,7 +88,7 @@ def test_a_schema_that_cannot_be_used_is_refused_for_one_call_and_for_several():
 
 @pytest.mark.parametrize("separator", ["; ", "<|user|>", ";<|user|>;"])
 def test_values_have_a_most_and_between_them_control_tokens_are_drawn_as_such(separator):
-    """A list of values has a maximum length; its separators are control tokens if the vocabulary has them."""
+    """A list of values has at most `most` values; its separators are control tokens if the vocabulary has them."""
     eos = TOKENIZER.special["</s>"]
     grammars = Grammars(TOKENIZER, vocab=1024, stops=frozenset({eos}))
     rule = grammars.of_schema({"const": 1}, param="tools", most=3, separator=separator)()

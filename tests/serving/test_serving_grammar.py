@@ -1,4 +1,4 @@
-"""Answers in JSON: every drawn answer matches its schema, or is a prefix of a match if it is cut."""
+"""JSON answers: every drawn answer matches its schema, or is a prefix of a match if it was cut."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""The law of the engine: a request's answer is the same, bit for bit, by itself and among any other requests.
+"""A law of the engine: a request gets the same answer, bit for bit, alone and among any other requests.
 
 A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
-Every answer must equal the answer to the same request by itself, on a fresh executor.
+Every answer must equal the answer to the same request alone, on a fresh executor.
 """
 
 import threading
@@ -34,7 +34,7 @@ VOCAB = 50
 
 
 def even_only(drawn: Sequence[int]) -> np.ndarray:
-    """Allow even token ids, and after three tokens the end of the text too."""
+    """Allow even token ids, and from the fourth token on also the end of the text."""
     ids = np.arange(VOCAB)
     return (ids % 2 == 0) & (ids != POISON) | ((ids == EOS) & (len(drawn) > 2))
 
@@ -115,7 +115,7 @@ def test_in_any_company_as_alone():
 
 
 def company(server: Server, request: Request) -> Answer:
-    """Compute the answer to a request among others that come before and after it, with few pages."""
+    """Compute a request's answer while other requests come before and after it, with few pages."""
     neighbors = [
         Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
         for i in range(7)
@@ -134,7 +134,7 @@ def company(server: Server, request: Request) -> Answer:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_in_company_as_alone(name, dtype):
-    """A request has the same answer by itself and among others, even if they preempt it."""
+    """A request gets the same answer by itself and among others, even if others preempt it."""
     model = served(name, dtype)
     preempted = 0
     for seed in range(6):
@@ -148,7 +148,7 @@ def test_in_company_as_alone(name, dtype):
 
 
 def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
-    """After a preemption, `allowed` is not called for tokens that are fed again: its result is about the whole text."""
+    """After a preemption, the mask function `allowed` is not called for tokens that are fed again."""
     model, preempted = served(MODELS[0]), 0
     for seed in range(12):
         request = Request(
@@ -167,7 +167,7 @@ def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
 
 
 def test_a_prompt_that_is_found_gives_the_same_answer():
-    """A request whose prompt is partly cached gets the same answer, bit for bit, for every length of the prompt."""
+    """A request with a partly cached prompt gets the same answer bit for bit, for every length of the prompt."""
     model = served(MODELS[0])
     text = (1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 7, 9, 20, 21, 22)
     for length in range(2, len(text)):
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_found_gives_the_same_answer():
 
 
 def test_a_poisoned_request_fails_alone():
-    """A request with NaN fails by itself; its pages, full of NaN, then serve others correctly."""
+    """A request fails if it has a NaN embedding; no other request fails, and its pages later serve others correctly."""
     model = served(MODELS[0])
     request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
     single, together = Server(model), Server(model)
@@ -199,14 +199,14 @@ def test_a_poisoned_request_fails_alone():
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[BatchingEngine]:
-    """Run the built-in model with three rows, and pages for less than two contexts."""
-    engine = load_engine(open_checkpoint("stories"), context=128, width=3, cached_tokens=200)
+    """Run the built-in model with three rows, and with pages for less than two contexts."""
+    engine = load_engine(open_checkpoint("stories"), RunOptions(context=128), width=3, cached_tokens=200)
     yield engine
     engine.close()
 
 
 def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Event]]:
-    """Submit requests together and list the events that each gets."""
+    """Submit requests together, and return the events that each request gets."""
     events: list[list[Event]] = [[] for _ in requests]
     ends = [threading.Event() for _ in requests]
     for request, received, end in zip(requests, events, ends, strict=True):
@@ -223,7 +223,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """The server's texts equal those of `Session`, although batches round differently: no logits nearly tie here."""
+    """The server's texts equal those of `Session`. Batches round differently, but no logits nearly tie here."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)
@@ -262,7 +262,7 @@ OPTIONS = {
 @pytest.mark.slow  # 7 s
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
-    """The engine survives any options, and reports as many tokens as requested, the likeliest first."""
+    """The engine accepts any options, and reports as many tokens as requested, the likeliest first."""
     requests = [Request(**fields) for fields in options]
     for request, events in zip(requests, answers(stories, requests), strict=True):
         end = events[-1]

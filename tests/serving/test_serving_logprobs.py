@@ -1,4 +1,4 @@
-"""Log-probabilities of answers, and of prompts that completions echo: one for each token, including the last."""
+"""Log-probabilities of answers, and of prompts that completions echo: one per token, including the last token."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def site():
 
 
 def choices_of(reply: Reply, *, stream: bool) -> list[dict[str, Any]]:
-    """List the choices of a completion, or of the chunks of a stream."""
+    """List the choices of a completion, or of all chunks of a stream."""
     if not stream:
         return reply.json["choices"]
     chunks = [json.loads(line[6:]) for line in reply.body.decode().split("\n\n")[:-2]]
@@ -29,7 +29,7 @@ def choices_of(reply: Reply, *, stream: bool) -> list[dict[str, Any]]:
 
 
 def joined(choices: list[dict[str, Any]], name: str) -> list[Any]:
-    """Concatenate a list of logprobs over the chunks that have it."""
+    """Concatenate the logprobs lists called `name` of all chunks that have one."""
     return [value for choice in choices if choice["logprobs"] for value in choice["logprobs"][name]]
 
 
@@ -47,7 +47,7 @@ def test_logprobs_of_a_chat(site):
 
 
 def test_no_logprobs_of_an_end_of_text_in_a_chat():
-    """In a chat, the token that ends the text has no log-probability, since OpenAI's list covers the content."""
+    """In a chat, the end-of-text token has no log-probability, because OpenAI's list covers the content only."""
     with running(FakeEngine(spelling("fox"))) as site:
         body = {"messages": ASK, "logprobs": True}
         choice = site.ask("/v1/chat/completions", body).json["choices"][0]
@@ -56,7 +56,7 @@ def test_no_logprobs_of_an_end_of_text_in_a_chat():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_of_the_prompt(site, stream):
-    """With echo, log-probabilities of the prompt precede the answer's; lm-eval reads them this way."""
+    """With echo, the prompt's log-probabilities come before the answer's, in the order that lm-eval reads."""
     text = "the fox sang"
     body = {"prompt": text, "echo": True, "logprobs": 2, "max_tokens": 2, "seed": 4, "stream": stream}
     choices = choices_of(site.ask("/v1/completions", body), stream=stream)
@@ -82,7 +82,7 @@ def test_echo_alone(site):
 
 
 def test_a_prompt_of_one_token_is_echoed(site):
-    """A prompt of one token is echoed, although the engine reports log-probabilities only from the second token on."""
+    """A prompt of one token is echoed, although the engine reports log-probabilities from the second token on."""
     body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
     choice = site.ask("/v1/completions", body).json["choices"][0]
     assert site.engine.requests[-1].prompt_logprobs is None
@@ -94,7 +94,7 @@ def test_a_prompt_of_one_token_is_echoed(site):
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("drawn", [[], [*TOKENIZER.encode("fox 狐")], [*TOKENIZER.encode("fox"), HALF]])
 def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, stream):
-    """The token that ends a completion has an entry, as in vLLM.
+    """The token that ends a completion has a logprobs entry, as in vLLM.
 
     lm-eval asks for one token and drops the last entry as the drawn token. Without an entry for the end of the text, it
     would drop the prompt's last token.

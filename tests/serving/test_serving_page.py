@@ -1,4 +1,4 @@
-"""The page in a browser: streaming, stopping, the distribution of a token, and a narrow screen."""
+"""The chat page in a browser: streaming, stopping, a token's distribution, and a narrow screen."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def site(engine):
 
 @pytest.fixture
 def page(browser, site):
-    """Open the site's page, which must print nothing on its console."""
+    """Open the site's page, and fail if the page prints anything on its console."""
     with silent_page(browser, site.url, viewport={"width": 900, "height": 700}) as page:
         page.get_by_role("heading", name="stories").wait_for()
         yield page
@@ -163,7 +163,7 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
 
 
 def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
-    """Old turns are dropped so that a quarter of a small context is left for the answer, and the page says so."""
+    """If a small context is nearly full, the page drops old turns and says so. A quarter stays free for the answer."""
     engine = FakeEngine(spelling(ANSWER), context=192)
     with running(engine) as site, silent_page(browser, site.url) as page:
         page.get_by_role("heading", name="stories").wait_for()

@@ -1,4 +1,4 @@
-"""A server process: killed and restarted, with its log on a full disk, and with few open files."""
+"""A server process that is killed and restarted, with its log on a full disk and with few open files."""
 
 import signal
 import socket
@@ -27,7 +27,10 @@ def ask(port: int) -> Reply:
 
 
 def answers(port: int) -> bool:
-    """Return whether the server has room. Beyond its limit it sends an error, or closes the connection."""
+    """Return whether the server has room for a connection.
+
+    Beyond its limit, the server sends an error or closes the connection.
+    """
     try:
         return ask(port).status == 200
     except (ConnectionError, IndexError):  # the latter from an empty reply
@@ -48,7 +51,7 @@ def few(tmp_path_factory) -> Iterator[Process]:
 
 
 def test_connections_never_use_up_the_files_of_a_process(few):
-    """A process never runs out of files: up to 64 connections beyond the limit get a reply, the rest are closed."""
+    """A server never runs out of files: 64 connections beyond its limit get a reply, and any more are closed."""
     text = text_of(few.port)
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
@@ -70,7 +73,10 @@ def test_connections_never_use_up_the_files_of_a_process(few):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_killed_and_started_again_at_the_same_port(few):
-    """A server restarts at its port after a kill, even with its log on a full disk. Runs last, since it ends `few`."""
+    """A server restarts at its port after a kill, even with its log on a full disk.
+
+    This test runs last, as `few` ends.
+    """
     text = text_of(few.port)
     with connect(few.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))

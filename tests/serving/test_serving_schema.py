@@ -1,4 +1,4 @@
-"""Compare the OpenAPI document with the server, by schemathesis: requests that it allows and forbids."""
+"""The server behaves as its OpenAPI document says: schemathesis sends requests that it allows and forbids."""
 
 import warnings
 from operator import methodcaller

@@ -41,7 +41,7 @@ def closed(properties: dict[str, Any], *, required: bool = True, **more: Any) ->
 
 
 def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
-    """Return whether a schema allows exactly this text."""
+    """Return whether a schema's grammar accepts exactly this text."""
     rule, drawn = grammars.of_schema(schema, param="response_format")(), []
     for token in TOKENIZER.encode(text, start=False):
         if not rule(drawn)[token]:
@@ -51,7 +51,7 @@ def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
 
 
 def answers(grammars: Grammars, schema: dict[str, Any], count: int) -> list[Any]:
-    """Draw and parse `count` answers. Half of the draws choose among the tokens that most likely end a value."""
+    """Draw and parse `count` answers. Half of them prefer the tokens that most likely end a value."""
     new_grammar = grammars.of_schema(schema, param="response_format")
     drawn = [drawn_by(new_grammar(), random.Random(seed)) for seed in range(count)]
     return [json.loads(b"".join(map(TOKENIZER.bytes_of, tokens))) for tokens in drawn]
@@ -272,7 +272,7 @@ def test_preparing_changes_no_schema_in_place():
 
 
 def test_a_dead_end_that_only_an_answer_finds_is_the_schemas_fault():
-    """If a schema turns out to allow no continuation during an answer, the client gets a 400 and nothing is logged."""
+    """If a schema allows no next token in the middle of an answer, the client gets a 400 and nothing is logged."""
 
     def allowed(drawn):
         if len(drawn) == 2:

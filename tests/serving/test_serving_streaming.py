@@ -1,4 +1,4 @@
-"""Streamed pieces add up to the text, and none shows part of a stop text or of a character."""
+"""Streamed pieces add up to the text, and no piece shows part of a stop string or of a character."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ STOPS = st.lists(st.text("abe t狐", min_size=1, max_size=4), max_size=3)
 
 
 def read(ids: Sequence[int], *, cut: int, stop_texts: Sequence[str] = (), begins: bool = True):
-    """Read ids in two parts; returns the pieces."""
+    """Read token ids in two parts; return the streamed pieces."""
     reader = TextReader(TOKENIZER, begins=begins, stop_texts=stop_texts, stops=frozenset({EOS}))
     pieces = []
     for part in (ids[:cut], ids[cut:]):

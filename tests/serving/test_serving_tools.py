@@ -1,4 +1,4 @@
-"""Tools: how templates show them, calls parsed from whole and streamed texts, forced calls, and refusals."""
+"""Tool use: how templates show tools, calls parsed from whole and streamed texts, forced calls, and refusals."""
 
 from contextlib import closing
 from itertools import pairwise
@@ -24,7 +24,7 @@ NAMES = frozenset({"weather", "add"})
 
 
 def read(form: CallForm, pieces: list[str], **options) -> tuple[str, list[tuple[str, str]]]:
-    """Read an answer that comes in pieces; returns its text and its calls."""
+    """Read an answer that arrives in pieces; return its text and its calls."""
     reader = CallReader(form, NAMES, **options)
     parts = [*map(reader.feed, pieces), reader.finish()]
     calls: list[tuple[str, str]] = []
@@ -163,7 +163,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(fragments, cuts, form, begu
 
 
 def test_a_control_token_can_be_part_of_the_text():
-    """A control token that begins calls counts as text, as Mistral's [TOOL_CALLS], which is usually not shown."""
+    """A control token that begins calls, such as Mistral's [TOOL_CALLS], is part of the text if `spelled` names it."""
     token = TOKENIZER.special["<|user|>"]
     for spelled, text in (({}, "fox"), ({token: "[TOOL_CALLS]"}, "fox[TOOL_CALLS]")):
         reader = TextReader(TOKENIZER, begins=True, spelled=spelled)
@@ -183,7 +183,7 @@ def test_a_character_that_a_control_token_cuts_comes_before_it():
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """Run a site that answers with calls; yields the form's name and the site."""
+    """Run a site that answers with tool calls; yield the form's name and the site."""
     with running(FakeEngine(spelling(ANSWERS[request.param]), context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 

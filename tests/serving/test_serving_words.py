@@ -1,4 +1,4 @@
-"""Error messages, as a new user reads them after a mistake."""
+"""Error messages of the server, as a new user reads them after a mistake."""
 
 import pytest
 

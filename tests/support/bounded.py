@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from llamaspec.model.checkpoints import CheckpointError
+from tests.support.processes import REPOSITORY
 
 SECONDS = 2.0
 BYTES = 500_000_000
 LEFT = 30_000_000  # bytes that earlier calls may leave behind before a new process starts
 PATIENCE = 300.0  # seconds by the clock for a call that waits without using the processor
 
-REPOSITORY = Path(__file__).parents[2]
 STATUS = Path("/proc/self/status")
 
 
 class Bounded:
-    """Handle of the process. It starts on demand, and again after a call that ended it."""
+    """A handle of the process, which starts at the first call, and again after a call that ended it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -81,7 +81,7 @@ class Bounded:
         raise AssertionError(f"{request['name']}({request['argument']!r}) {what}")
 
     def close(self) -> int | None:
-        """End the process, if it runs, and return its exit code."""
+        """End the process if it runs, and return its exit code."""
         if self.process is None:
             return None
         assert self.process.stdin and self.process.stdout
@@ -98,14 +98,14 @@ class Bounded:
 
 @functools.cache
 def process() -> Bounded:
-    """Return the process that all tests of a session share."""
+    """Return the process that all tests of a pytest session share."""
     shared = Bounded()
     atexit.register(shared.close)
     return shared
 
 
 def serve() -> None:
-    """Serve calls from standard input, one per line, and write the answers to standard output."""
+    """Read calls from stdin, one per line, and write each answer to stdout."""
     _set_limits()
     leftover = 0
     for line in sys.stdin:

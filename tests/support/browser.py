@@ -16,7 +16,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 @contextmanager
 def started_browser() -> Iterator[Any]:
-    """Start Chromium. Playwright occupies the thread's event loop until the end of the block."""
+    """Start Chromium. Playwright occupies the thread's event loop until the with block ends."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
     if BROWSER is None:
         pytest.skip("needs Chromium (Debian: apt install chromium)")
@@ -29,7 +29,7 @@ def started_browser() -> Iterator[Any]:
 
 @contextmanager
 def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
-    """Open a page in a new context with `options`, with `PATIENCE` as Playwright's timeout."""
+    """Open a page in a new browser context with `options`, and with `PATIENCE` as Playwright's timeout."""
     context = browser.new_context(**options)
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -40,7 +40,7 @@ def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
-    """Open a page as `opened_page` does, and fail if the page writes to its console or raises an error."""
+    """Open a page as `opened_page` does; fail if the page writes to its console or raises an error."""
     messages: list[str] = []
     with opened_page(browser, "about:blank", **options) as page:
         page.on("console", lambda message: messages.append(message.text))
@@ -51,7 +51,7 @@ def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 
 
 def let_timers_run(page: Any) -> None:
-    """Wait until all timers of the page that are set for less than 0.2 s have fired; timers fire in order."""
+    """Wait until all of the page's timers that are set for less than 0.2 s have fired; timers fire in order."""
     page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done, 200), 200))")
 
 

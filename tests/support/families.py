@@ -1,4 +1,4 @@
-"""Tiny models of every supported family in the hub's spelling, and random checkpoints for these models.
+"""Tiny models of every supported family with Hugging Face's config keys, and random checkpoints for these models.
 
 Each configuration is a whole `config.json`. Half use the spelling that most of the hub still has (`rope_theta`,
 `rope_scaling` with `rope_type` or the older `type`, `torch_dtype`); half use that of transformers 5 (`rope_parameters`,
@@ -444,7 +444,7 @@ FAMILIES: dict[str, dict] = {
 
 
 def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor in the hub's files for `config`."""
+    """Return the name and shape of every tensor that Hugging Face files for `config` contain."""
     dim, ffn = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
@@ -494,12 +494,12 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def is_matrix(name: str) -> bool:
-    """Return whether schemes quantize the tensor `name`: matrices, but no embedding, norm, bias or router."""
+    """Return whether `--quantize` quantizes the tensor `name`: a matrix that is no embedding, norm, bias or router."""
     return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename tensors to the names in a `Checkpoint`, where experts and routers have Mixtral's names."""
+    """Rename tensors to the names that a `Checkpoint` uses; experts and routers get Mixtral's names."""
     own_parts = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -532,7 +532,7 @@ def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> di
 
 
 def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str = "float32", shards: int = 1) -> None:
-    """Write config.json and random weights as the hub stores them: in one file, or in `shards` files with an index.
+    """Write config.json and random weights as Hugging Face stores them: one file, or `shards` files with an index.
 
     The written config.json is `config` with its `dtype` or `torch_dtype` set to `dtype`.
     """

@@ -33,7 +33,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def pack(kind: int, value: Any) -> bytes:
-    """Encode a value of type `kind`. For an array, `value` is (element type, elements)."""
+    """Encode a GGUF value of type `kind`. For an array, `value` is (element type, elements)."""
     if kind == STRING:
         return text(value)
     if kind == ARRAY:
@@ -44,7 +44,7 @@ def pack(kind: int, value: Any) -> bytes:
 
 @dataclass
 class Tensor:
-    """Tensor entry of a GGUF file: its shape in NumPy's order and its data."""
+    """A tensor entry of a GGUF file: its shape in NumPy's order, and its data."""
 
     shape: tuple[int, ...]
     data: bytes
@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass
 class File:
-    """Parts of a GGUF file; a test can change each part on its own."""
+    """The parts of a GGUF file, which a test can change one by one."""
 
     keys: dict[str | bytes, tuple[int, Any]]
     tensors: dict[str | bytes, Tensor]
@@ -65,7 +65,7 @@ class File:
     tail: bytes = field(default=b"", repr=False)
 
     def head(self) -> bytes:
-        """Encode everything before the tensors' data, without padding."""
+        """Encode the bytes before the tensors' data, without padding."""
         counts = self.counts or (len(self.tensors), len(self.keys))
         parts = [self.magic, struct.pack("<IQQ", self.version, *counts)]
         parts += [text(key) + struct.pack("<I", kind) + pack(kind, value) for key, (kind, value) in self.keys.items()]
@@ -89,7 +89,7 @@ class File:
 
 
 def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorder the rows of each head: rows i and i + head_dim / 2 become rows 2i and 2i + 1."""
+    """Reorder the rows of each head for interleaved RoPE: rows i and i + head_dim / 2 become rows 2i and 2i + 1."""
     moved = np.empty_like(rows)
     for row in range(len(rows)):
         head, feature = divmod(row, head_dim)
@@ -133,7 +133,7 @@ def keys_of(config: dict) -> dict[str | bytes, tuple[int, Any]]:
 
 
 def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32") -> dict[str | bytes, Tensor]:
-    """Convert tensors of `tests.support.families` to llama.cpp's names and layout; vectors are always float32."""
+    """Rename and reorder tensors of `tests.support.families` as llama.cpp does; vectors are always float32."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     arrays: dict[str, np.ndarray] = {}
@@ -184,7 +184,7 @@ def file_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32") 
 
 
 def sentencepiece_keys(proto: Any) -> dict[str | bytes, tuple[int, Any]]:
-    """Build the metadata that llama.cpp's converter writes for a SentencePiece model."""
+    """Build the GGUF metadata that llama.cpp's converter writes for a SentencePiece model."""
     pieces, trainer = proto.pieces, proto.trainer_spec
     names = [piece.piece for piece in pieces]
     return {
@@ -200,7 +200,7 @@ def sentencepiece_keys(proto: Any) -> dict[str | bytes, tuple[int, Any]]:
 
 
 def byte_level_keys(spec: dict[str, Any], *, pre: str) -> dict[str | bytes, tuple[int, Any]]:
-    """Build the metadata that llama.cpp's converter writes for a tokenizer.json of byte-level BPE."""
+    """Build the GGUF metadata that llama.cpp's converter writes for a byte-level BPE tokenizer.json."""
     ids = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
     types = {token["id"]: 3 if token["special"] else 4 for token in spec["added_tokens"]}
     tokens = sorted(ids, key=lambda token: ids[token])

@@ -35,7 +35,7 @@ HF_NAMES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes in a header: all dimensions differ, with four query heads and two key heads."""
+    """The sizes in a llama2.c header: all dimensions differ, with four query heads and two key heads."""
 
     dim: int = 16
     ffn: int = 24
@@ -93,7 +93,7 @@ def quantize(values: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
 def file_bytes(
     version: int = 0, sizes: Sizes | None = None, *, tied: bool = True, seed: int = 0, group: int = 8
 ) -> bytes:
-    """Build a whole file of the format `version`."""
+    """Return the bytes of a whole llama2.c file of format `version`."""
     sizes = sizes or Sizes()
     weights = random_weights(sizes, tied=tied, seed=seed)
     parts = [header(sizes, version=version, tied=tied, group=group)]
@@ -115,7 +115,7 @@ def write(path: Path, version: int = 0, **kwargs) -> Path:
 
 
 def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, group: int = 8) -> dict[str, np.ndarray]:
-    """Return the tensors that a reader must give for `file_bytes` of the same arguments, by Hugging Face's names."""
+    """Return the tensors, by Hugging Face's names, that a reader must give for `file_bytes` of the same arguments."""
     expected = {}
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):
@@ -130,7 +130,7 @@ def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, g
 
 
 def _in_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorder the rows of each head: rows 2i and 2i + 1 become rows i and i + head_dim / 2."""
+    """Reorder the rows of each head for RoPE in halves: rows 2i and 2i + 1 become rows i and i + head_dim / 2."""
     moved = np.empty_like(rows)
     for row in range(len(rows)):
         head, feature = divmod(row, head_dim)

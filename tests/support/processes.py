@@ -48,12 +48,12 @@ def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
 
 
 def interrupt_within(path: Path, text: str, **_: Any) -> NoReturn:
-    """Replace `Path.write_text`: write half of `text`, then raise KeyboardInterrupt as Ctrl-C does."""
+    """Stand in for `Path.write_text`: write half of `text`, then raise KeyboardInterrupt, as Ctrl-C does."""
     with path.open("w") as file:
         file.write(text[: len(text) // 2])
     raise KeyboardInterrupt
 
 
 def run_llamaspec(*arguments: str, stdin: str = "") -> Done:
-    """Run a `llamaspec` command."""
+    """Run a `llamaspec` command in its own process."""
     return run_python("from llamaspec import cli; cli.main()", *arguments, stdin=stdin)

@@ -1,4 +1,4 @@
-"""Random models in memory, with shapes chosen to expose mistakes."""
+"""Random models in memory, with shapes that expose mistakes."""
 
 from dataclasses import replace
 

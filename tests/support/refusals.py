@@ -1,4 +1,4 @@
-"""Check that a bad file is refused quickly, in little memory, with one line that names the file."""
+"""Check that a bad file is refused quickly, with little memory, in one line that names the file."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def load_with_tokenizer(path: str | Path) -> None:
 
 
 def refusal(path: str | Path, *, named: str | None = None) -> str:
-    """Return the message with which `load` refuses `path`. Check that it names `named`, or else `path`."""
+    """Return the one-line message with which `load` refuses `path`. It must name `named`, or else `path`."""
     message = bounded.process().refusal(load, str(path))
     assert message is not None, "it was loaded"
     check_message(message, named or str(path))

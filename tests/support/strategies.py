@@ -1,4 +1,4 @@
-"""Strategies that the tests draw from, and assertions that judge results."""
+"""Hypothesis strategies that many tests draw from, and assertions about numerical errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ dtypes = st.sampled_from([np.dtype("float32"), np.dtype("bfloat16")])
 
 @dataclass
 class Noise:
-    """Noise arrays on demand. Hypothesis prints and shrinks only the few fields here, not the arrays."""
+    """A recipe for noise arrays. Hypothesis prints and shrinks only these few fields, not the arrays."""
 
     seed: int
     exponent: int = 0  # the typical magnitude is 2**exponent
@@ -28,7 +28,7 @@ class Noise:
         self.rng = np.random.default_rng(self.seed)
 
     def __call__(self, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """Draw the next array, with at least one axis.
+        """Draw the next array of this shape, which has at least one axis.
 
         >>> Noise(seed=0, blank=True)(2, 3)[0]
         array([0., 0., 0.], dtype=float32)
@@ -47,7 +47,7 @@ EXAMPLES = 20  # examples of a property by default; `make test` draws fewer
 
 
 def share_of(examples: int, *, part: int = 4, thorough: int | None = None) -> int:
-    """Choose a number of examples: `examples`, or one in `part` of them in `make test`.
+    """Return the number of examples for a test: `examples`, or one in `part` of them in `make test`.
 
     With the profile thorough, return `thorough` if given. A plain number in `@settings` would override the profile.
     """
@@ -81,7 +81,7 @@ def at_extremes[Test: Callable[..., None]](**arguments: Any) -> Callable[[Test],
 
 
 def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:
-    """Lengths at which a loop over blocks can go wrong: 1, 2, and around one and two blocks, but at most `most`.
+    """Draw lengths at which a loop over blocks can go wrong: 1, 2, and around one and two blocks, at most `most`.
 
     >>> sizes(4, most=7)
     sampled_from([1, 2, 3, 4, 5, 7])
@@ -91,7 +91,7 @@ def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:
 
 
 def roundoff(dtype: DTypeLike) -> float:
-    """Return the relative error of one correct rounding to `dtype`.
+    """Return the largest relative error of one correct rounding to `dtype`.
 
     >>> [roundoff(dtype) for dtype in ("float64", "float32", "bfloat16")] == [2**-53, 2**-24, 2**-8]
     True

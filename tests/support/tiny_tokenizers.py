@@ -26,7 +26,7 @@ def llama3() -> bytes:
 def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, Any]:
     """Build a tekken.json with `tokens` in rank order and 20 control tokens.
 
-    The vocabulary size leaves out the last of `tokens`.
+    The stated vocabulary size leaves out the last of `tokens`.
     """
     controls = changes.pop("controls", 20)
     sizes = {"num_vocab_tokens": len(tokens), "default_vocab_size": len(tokens) - 1 + controls}

@@ -1,7 +1,7 @@
 """Wait for other threads and processes. A busy machine may be slow, so a test fails only if an event never happens.
 
-A test that something ends at once does not measure time either. It checks that the end comes while the thing not to
-wait for still runs, or that little processor time was used.
+A test that something ends at once does not measure wall-clock time. It checks that the end comes while the thing that
+it must not wait for still runs, or that little processor time was used.
 """
 
 import os
@@ -27,7 +27,7 @@ def until(condition: Callable[[], object], *, pause: float = 0.01) -> None:
 
 
 def wait_for_end(process: subprocess.Popen[Any]) -> float:
-    """Wait until a process ends, and return the processor seconds of its main thread. Raises TimeoutError.
+    """Wait until a process ends; return the processor seconds of its main thread, or raise TimeoutError.
 
     Do not call `process.wait` before: it reaps the process, and Linux then drops its statistics.
     """
@@ -46,7 +46,7 @@ def main_thread_seconds(process: int) -> float:
 
 
 def session_seconds(leader: int) -> float:
-    """Return the processor seconds used by all processes of a session and by the children that they have waited for."""
+    """Return the processor seconds used by all processes of a session, and by children that they have waited for."""
     return sum(sum(map(int, fields[11:15])) for fields in _session(leader)) / TICKS
 
 
@@ -76,13 +76,13 @@ def _session(leader: int) -> Iterator[list[str]]:
 
 
 def _stat(place: str) -> list[str]:
-    """Read the fields of /proc/PLACE/stat from the state on; see proc_pid_stat(5)."""
+    """Read the fields of /proc/PLACE/stat from the process state on; see proc_pid_stat(5)."""
     return Path("/proc", place, "stat").read_text().rpartition(")")[2].split()
 
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Reserve a port for a process that is told the number.
+    """Reserve a port for a process that gets the port's number as an argument.
 
     The port is bound, so Linux gives it to no process that asks for any free port. It does not listen, so a server with
     SO_REUSEADDR, which Python's servers set, can still bind it.

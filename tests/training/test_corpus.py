@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,10 +27,10 @@ from llamaspec.training.stories.lexicon import Character
 from llamaspec.training.stories.talk import Message, conversation, request, tells_of
 from llamaspec.training.stories.world import World, unnamed
 from tests.goldens import make_story
+from tests.support.processes import REPOSITORY
 
 pytestmark = pytest.mark.slow  # 40 s; the corpus rarely changes
 
-ROOT = Path(__file__).parents[2]
 WORD = re.compile(r"[A-Za-z]+")
 TEMPLATE = ChatTemplate(
     "chat_template.jinja",
@@ -63,7 +62,7 @@ def tokenizer(model) -> Tokenizer:
 
 
 def slips(text: str) -> list[str]:
-    """List the faults in a text that no text may have.
+    """List the substrings of a text that break its grammar: wrong articles, doubled words or spaces, no end.
 
     >>> slips("Then an dog  saw a owl and and sat")
     ['an d', '  ', 'a o', 'and and', 'no end']
@@ -113,7 +112,7 @@ def test_the_world_refuses_what_cannot_be():
 
 
 def test_answers_can_be_read_in_the_story(stories):
-    """Every answer can be read in the story's text; the facts are not used."""
+    """The words of every answer occur in the story's text; the test does not use the generator's facts."""
     told_again = set(
         """
         an and at because brought but came could far felt found from gave gone got grew helped her him home it learned
@@ -167,7 +166,7 @@ def test_a_conversation_takes_turns(conversations):
 
 
 def test_another_story_has_another_hero_and_another_plot():
-    """A request for another story gets another hero and plot, unless the person asks for a plot that was told."""
+    """A request for another story gives another hero and another plot, unless the request names a plot told before."""
     for seed in range(100):
         earlier_stories: list[Story] = []
         for _ in range(4):
@@ -188,7 +187,7 @@ def test_nothing_outside_is_in_a_story(stories):
 
 
 def test_what_no_story_answers_is_declined_in_words(conversations):
-    """Every answer is found in the last story, or says that it is not, or says what one can ask."""
+    """Every answer is in the last story, or says that the story does not tell it, or lists what one can ask."""
     declined = Counter()
     for talk in conversations:
         tale = ""
@@ -211,7 +210,7 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
-    """A question that the story answers is never declined, as unanswerable or as about another plot."""
+    """A question that the story answers is never declined, neither as unanswerable nor as about another plot."""
     other_plots: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
         questions = {way.lower() for question in tale.questions for way in question.wordings}
@@ -225,7 +224,7 @@ def test_a_question_that_the_story_answers_is_never_declined(stories):
 
 
 def test_the_questions_of_the_card_are_in_no_conversation(conversations):
-    """No conversation contains a question of the model card, up to capitals, punctuation and short forms."""
+    """No training conversation contains a question of the model card, up to capitals, punctuation and short forms."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9 ]", "", text.lower().replace("'s ", " is ").replace("colour", "color"))
@@ -245,7 +244,7 @@ def test_no_two_stories_of_many_are_the_same():
     tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     process = subprocess.run(
-        [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{tell}; {count}"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert process.stdout == "20000\n"
 
@@ -283,7 +282,7 @@ def test_nats_are_those_of_the_choices(seed):
 
 @given(seeds, st.data())
 def test_another_choice_makes_another_text(seed, data):
-    """Another choice always makes another text, so the probability of a text is the product over its choices."""
+    """A different choice always gives a different text, so a text's probability is the product over its choices."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
     tell_story(replay, OPEN)
@@ -293,7 +292,7 @@ def test_another_choice_makes_another_text(seed, data):
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
-    """Yield every text that a part of the grammar makes after the choices `start`, with its probability."""
+    """Yield every text that a part of the grammar produces after the choices `start`, with its probability."""
     trails = [start]
     while trails:
         trail = trails.pop()

@@ -43,7 +43,7 @@ from llamaspec.training.evaluation import evaluate
 from llamaspec.training.loop import StepReport, train
 from llamaspec.training.objective import (
     WHOLE,
-    Step,
+    TrainingFunctions,
     attend_whole,
     compile_step,
     initial_tensors,
@@ -74,7 +74,7 @@ EVALUATED = re.compile(r"step (\d+) loss ([\d.]+) \S+ tokens/s \d+ s held-out lo
 
 
 def llamaspec(*arguments: str) -> tuple[int, str, str]:
-    """Run a command in this process; returns exit code, stdout and stderr."""
+    """Run a command in this process; return its exit code, stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["llamaspec", *arguments])
@@ -84,12 +84,12 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """List step, loss and held-out loss of each evaluation in a log, even across wrapped lines."""
+    """List step, loss and held-out loss of each evaluation in a log, also if the log's lines are wrapped."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
 def refusal(*arguments: str) -> str:
-    """Run a command that must fail; returns its one line of error."""
+    """Run a command that must fail; return its one-line error message."""
     code, out, err = llamaspec(*arguments)
     assert (code > 0, out) == (True, ""), err
     assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
@@ -105,12 +105,15 @@ def weights(out: Path) -> bytes:
 
 
 class Killed(BaseException):
-    """An exception that no handler catches, in place of a kill."""
+    """An exception that no handler catches; it stands in for killing the process."""
 
 
 @pytest.fixture(scope="module")
 def alphabet(tmp_path_factory) -> tuple[Path, Path]:
-    """Write a text of letters in order, and their tokenizer. One padded length fits all documents: one program."""
+    """Write a text of letters in alphabetical order, and its tokenizer.
+
+    All documents have one padded length, so one program.
+    """
     folder = tmp_path_factory.mktemp("alphabet")
     letters = string.ascii_lowercase * 2
     (folder / "text").write_text("\n\n".join(letters[i : i + n] for n in (18, 19, 20) for i in range(26)))
@@ -120,14 +123,14 @@ def alphabet(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def command(alphabet) -> tuple[str, ...]:
-    """Return the arguments that train RECIPE on the alphabet."""
+    """Return the command line that trains RECIPE on the alphabet."""
     text, tokenizer = map(str, alphabet)
     return ("train", "--text", text, "--tokenizer", tokenizer, *OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def full_run(command, tmp_path_factory) -> tuple[Path, str]:
-    """Train without interruption; returns the folder and the log."""
+    """Train without interruption; return the folder and the log."""
     out = tmp_path_factory.mktemp("whole") / "out"
     code, printed, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
     assert (code, printed) == (0, ""), log
@@ -152,7 +155,7 @@ cli.main()
 
 @pytest.fixture(scope="module")
 def killed(command, full_run, tmp_path_factory) -> Path:
-    """Run the same training, and kill it between steps 25 and 30."""
+    """Start the same training, and kill it between steps 25 and 30; return its folder."""
     out = tmp_path_factory.mktemp("killed") / "out"
     arguments = [*command, "--save-every=5", "--out", str(out)]
     process = subprocess.run(
@@ -164,13 +167,13 @@ def killed(command, full_run, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stopped(killed, tmp_path) -> Path:
-    """Copy the folder that the killed training left."""
+    """Copy the folder that the killed training left, and return the copy."""
     return Path(shutil.copytree(killed, tmp_path / "out"))
 
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """Create stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
+    """Create the source of stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -181,7 +184,7 @@ def stories() -> Iterator[Stories]:
 
 
 def test_the_loss_falls(full_run):
-    """The loss ends at half the loss of a uniform guess."""
+    """The final loss is at most half the loss of a uniform guess."""
     steps, losses, held_out = zip(*evaluations(full_run[1]), strict=True)
     assert steps == ("10", "20", "30", "40", "50")
     for falling in (losses, held_out):
@@ -203,7 +206,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """Training gives the same weights if the host runs ahead of the device, as with a GPU, and reads losses late."""
+    """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log
@@ -217,7 +220,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 ):
     seen: list[tuple[str, int]] = []
 
-    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> Step:
+    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> TrainingFunctions:
         step = compile_step(config, transform, **where)
 
         def update(*arrays: Any) -> Any:
@@ -243,7 +246,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
 
 def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
-    """Processes that would resume from different steps, in separate folders for example, are refused."""
+    """Processes refuse to resume together if their saved checkpoints are at different steps."""
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
@@ -292,7 +295,10 @@ def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, comma
 
 
 def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
-    """A full disk loses no checkpoint; it is simulated by a file size limit below a checkpoint's size."""
+    """If the disk is full, no checkpoint is lost.
+
+    A file size limit below a checkpoint's size simulates the full disk.
+    """
     # The next write removes files that a killed process left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -374,7 +380,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
     def seen(
         config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, **where: Any
-    ) -> Step:
+    ) -> TrainingFunctions:
         compiled.append((ops, dtype))
         return compile_step(config, transform, ops=ops, dtype=dtype, **where)
 
@@ -387,7 +393,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
-    """A written model is evaluated on stories with the same results: its weights fit bfloat16 exactly."""
+    """A written model has the evaluation results that training reported, because its weights fit bfloat16 exactly."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
     config = replace(TINY, vocab=1024, context=128)
@@ -407,7 +413,10 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
-    """Evaluation counts only entirely right answers. The fake score errs in three places, one of them not an answer."""
+    """Evaluation counts an answer only if all of it is right.
+
+    The fake scores err in three places, one outside answers.
+    """
     monkeypatch.setattr(source, "QUESTIONS", 6)
     prompts = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
     starts = [example.weights.index(1.0) for example in questions(stories.tokenizer, 6)]
@@ -459,7 +468,7 @@ def exactly_those(config: Config, tensors: Mapping[str, np.ndarray]) -> referenc
 
 
 def reference_nats(config: Config, tensors: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """Compute the reference's -log p of every id of a sequence except the first."""
+    """Compute the reference's -log p of every token id of a sequence, except for the first id."""
     params = exactly_those(config, tensors)
     logits, _ = reference.forward(params, ids[:-1], reference.empty_cache(config), config=config)
     return np.log(np.sum(np.exp(logits), axis=1)) - logits[np.arange(len(ids) - 1), ids[1:]]
@@ -495,7 +504,7 @@ def test_the_loss_is_within_the_bound_of_the_references(loss):
 
 
 def test_padding_and_what_predicts_nothing_do_not_count(loss):
-    """Padding and ids without importance do not change the loss, bit for bit, since the same program runs."""
+    """Padding, and ids with importance 0, do not change a bit of the loss."""
     tensors = random_tensors(TINY, seed=0)
     ids = np.random.default_rng(1).integers(0, TINY.vocab, (2, 8)).astype(np.int32)
     importance = np.zeros((2, 8), FLOAT32)
@@ -510,7 +519,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
 
 @pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """The gradient, summed over batches, agrees with central differences of the reference along random directions."""
+    """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)
@@ -581,7 +590,7 @@ def test_only_matrices_decay():
 
 def test_documents_follow_from_seed_and_step_and_no_story_comes_twice(stories):
     def drawn(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
-        """List the documents long enough to be a story."""
+        """List the documents that are long enough to be a story."""
         documents = [tuple(example.ids) for step in steps for example in stories.training(step, recipe)]
         return [document for document in documents if len(document) > 100]
 
@@ -631,7 +640,7 @@ def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
 
 @pytest.mark.parametrize(("bos", "lengths"), [(1, [32, 32, 32, 32, 6]), (None, [32, 32, 32, 32])])
 def test_a_long_paragraph_is_several_documents(alphabet, tmp_path, bos, lengths):
-    """A long paragraph is split into documents; without <s>, the last part cannot be </s> only."""
+    """A long paragraph is split into several documents. Without <s>, the last part contains more than </s>."""
     (tmp_path / "text").write_text("story" * 25 + "end")
     tokenizer: Any = load_tokenizer(alphabet[1])
     text = Text(tmp_path / "text", replace(tokenizer, bos=bos), {}, context=32)

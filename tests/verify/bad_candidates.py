@@ -129,6 +129,6 @@ number = 3
 
 
 def daemons(folder: Path) -> list[int]:
-    """List the process ids of daemons that candidates have left; they outlive every test."""
+    """List the process ids of daemons that candidates started; the daemons survive the tests."""
     pid_file = folder / "daemons"
     return [int(line) for line in pid_file.read_text().split()] if pid_file.exists() else []

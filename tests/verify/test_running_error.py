@@ -1,4 +1,4 @@
-"""Bounds in extreme cases that no draw of a contract reaches."""
+"""Error bounds in extreme cases that no draw of a contract reaches."""
 
 from collections.abc import Callable
 from itertools import product

@@ -1,4 +1,4 @@
-"""The verifier: its draws, its judgment, and small counterexamples that can be replayed."""
+"""The verifier draws inputs, judges results, and finds small counterexamples that can be replayed."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ def test_values_are_finite_and_named(value, shape, array_precision):
 
 
 def test_values_never_change():
-    """`normal(7)` in a replay file means the same numbers in every version."""
+    """`normal(7)` in a replay file stands for the same numbers in every version."""
     drawn = [Values(kind, seed=7).array("x", 3, 4, precision=FLOAT32).tobytes() for kind in KINDS]
     assert [zlib.crc32(numbers) for numbers in drawn] == [
         211228714,
@@ -151,7 +151,7 @@ def test_a_right_function_passes():
 
 
 def test_a_bias_is_a_term_of_the_sum_in_any_order():
-    """The bound counts a bias as a term of the sum in any order: XLA's CPU products start with it, as draws showed."""
+    """The bound counts a bias as a term of the sum in any order: XLA's CPU products start their sum with the bias."""
     x, weight, bias = np.full((1, 64), 0.1, np.float32), np.ones((1, 64), np.float32), np.array([1000], np.float32)
     begun = bias.copy()
     for column in range(64):
@@ -179,7 +179,10 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
-    """A seed draws the same whatever is imported, although Hypothesis draws constants from imported modules."""
+    """A seed draws the same inputs for any set of imported modules.
+
+    Hypothesis itself draws constants from imported modules.
+    """
 
     def drawn() -> list[str]:
         draws: list[str] = []
@@ -202,7 +205,7 @@ def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
 
 
 def test_a_hypothesis_without_such_numbers_is_left_as_it_is(monkeypatch):
-    """The oldest supported Hypothesis has no module of constants, so nothing is replaced."""
+    """With the oldest supported Hypothesis, which has no module of constants, `by_the_seed_alone` changes nothing."""
     monkeypatch.setitem(sys.modules, PROVIDERS, None)
     with by_the_seed_alone():
         pass

@@ -1,4 +1,4 @@
-"""Contracts, mutants and candidates are found in their modules; and contracts draw sizes beyond tiles."""
+"""Contracts, mutants and candidates are found in their modules, and contracts draw sizes larger than a tile."""
 
 import sys
 from pathlib import Path
@@ -66,7 +66,7 @@ def by_shift(x):
 
 @pytest.fixture
 def drop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Add a module with this source to a package for one test."""
+    """Return a function that adds a module with this source to a package for the duration of a test."""
 
     def drop(package, name: str, text: str) -> None:
         folder = tmp_path / package.__name__
@@ -132,7 +132,10 @@ def test_large_sizes_are_part_of_the_examples():
 
 
 def test_weights_rounded_to_float16_pass_in_float16():
-    """Attention weights rounded to float16 pass: small ones are subnormal, with a spacing of 2^-24."""
+    """Attention with weights rounded to float16 passes.
+
+    Small float16 weights are subnormal, with a spacing of 2^-24.
+    """
 
     def attention(q, k, v, mask):
         q, k, v = (a.astype(np.float32) for a in (q, k, v))
@@ -160,7 +163,7 @@ def test_weights_rounded_to_float16_pass_in_float16():
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_router_that_tells_zeros_apart_passes_where_their_signs_differ(zero):
-    """A router that sorts by bits, as XLA's top_k does, and so puts -0 after 0, passes where signs of zeros differ."""
+    """A router that puts -0 after 0, as XLA's top_k does, passes although the signs of zeros decide the order."""
     x, router = np.full((1, 1), zero, np.float32), np.array([[-1.0], [1.0], [-2.0]], np.float32)
     contract = contract_for("route")
     expected = contract.expected({"x": x, "router": router, "experts_per_token": 1})
@@ -179,7 +182,7 @@ def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
 
 
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
-    """For equal scores, a = 0 and the bound is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u, as printed."""
+    """For equal scores a = 0, and the bound is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u, as printed."""
     n = 64
     [expected] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
     s = (n + 10 * 64) * U

@@ -1,4 +1,4 @@
-"""Ways to pass without being right: each is refused, and docs/cheats.md lists all of them.
+"""Ways to pass a check without being right: each one is refused, and docs/cheats.md lists all of them.
 
 The patterns come from published catalogs of reward hacks in generated kernels. Timing hacks are in
 tests/verify/test_verify_timing.py.
@@ -18,10 +18,11 @@ from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.judging import judge
 from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.runner import _Search, verify
+from tests.support.processes import REPOSITORY
 from tests.support.waiting import PATIENCE
 from tests.verify import test_verify_timing
 
-PAGE = Path(__file__).parents[2] / "docs" / "cheats.md"
+PAGE = REPOSITORY / "docs" / "cheats.md"
 CHEATS = r"""
 import os, sys, threading, time
 
@@ -260,7 +261,7 @@ def patches_a_method():
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):
-    """A candidate in the judge's process may patch code that judges it; the patch is noticed and undone."""
+    """If a candidate in the judge's process patches code that judges it, the patch is reported and undone."""
     before = snapshot()
 
     def patches(x):
@@ -279,7 +280,7 @@ def test_the_page_names_every_pattern_and_what_shows_it():
 
 
 def test_every_pattern_of_timing_is_shown_or_out_of_scope():
-    """Each row of the page's second table names a function or a test elsewhere, or says "out of scope"."""
+    """Each row of the page's second table names a function, a test elsewhere, or the words "out of scope"."""
     *_, table = PAGE.read_text(encoding="utf-8").partition("| pattern | test | outcome |\n|---|---|---|\n")
     rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
     outcomes = {name: outcome for _, name, outcome in rows if name}

@@ -1,4 +1,4 @@
-"""`llamaspec verify` from the command line."""
+"""`llamaspec verify` on the command line."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import pytest
 
 from llamaspec.cli import llamaspec
 from llamaspec.verify.catalogue import CONTRACTS
+from tests.support.processes import REPOSITORY
 
 CANDIDATES = """
 import numpy as np
@@ -57,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def verify(tmp_path, folder):
     def run(*arguments: str, status: int = 0, patient: bool = False) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         start = ["-c", PATIENT] if patient else ["-m", "llamaspec.cli"]
         command = [sys.executable, *start, "verify", *arguments, *(["--time-budget=inf"] if patient else [])]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -68,7 +69,7 @@ def verify(tmp_path, folder):
 
 
 def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
-    """`verify` leaves no files in the working folder, although Hypothesis would create a folder."""
+    """`verify` leaves no files in the working folder. Hypothesis by itself would create a folder there."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
     done = verify("softmax", "--candidate", "mine:right", *NUMPY)
@@ -78,7 +79,7 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """Hypothesis's files go to the cache, if it can be created: contracts that draw texts need tables."""
+    """Hypothesis's tables of characters, which contracts that draw texts need, go to the cache if it can be created."""
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")
@@ -182,7 +183,7 @@ def only_float32(x):
 
 
 def test_a_dtype_that_a_candidate_takes_now_and_then_is_judged(verify, tmp_path):
-    """A dtype is judged if the candidate returns anything for it; here it refuses the first draw, a row of one."""
+    """A dtype is judged if the candidate returns a result for any draw; here it refuses the first draw, one row."""
     (tmp_path / "picky.py").write_text(
         """
 import numpy as np
@@ -324,7 +325,7 @@ FINDINGS = {
 
 
 def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
-    """Each kind of misbehavior is reported and the run goes on; kernels are named like the ops; the last is right."""
+    """Each kind of misbehavior is reported by name, and the run goes on to the next op."""
     (tmp_path / "kernels.py").write_text(MISBEHAVING)
     done = verify(*FINDINGS, "--candidate", "kernels", *NUMPY, "--timeout", "2", status=1)
     reports = re.split(r"(?m)^(?=violated|within)", done.stdout)[1:]
@@ -355,11 +356,11 @@ def test_the_list_of_contracts(verify):
 
 
 def test_a_closed_pipe_is_no_verdict(tmp_path):
-    """Writing to a closed pipe does not exit with status 1, which would mean a violated bound."""
+    """Writing to a closed pipe does not give exit status 1, which would mean a violated bound."""
     reader, pipe = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "llamaspec.cli", "verify", "--list"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True)
     os.close(pipe)
     assert (done.returncode, done.stderr) == (2, "")
@@ -405,7 +406,7 @@ def test_wrong_usage(folder, arguments, error, capsys):
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
-    """Without a candidate, `verify` judges our own ops in parallel; an op without a function of ours has no line."""
+    """Without a candidate, `verify` judges our own ops in parallel. An op that we do not implement gets no verdict."""
     done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "llamaspec.model.candidates.kernels:softmax",
@@ -440,13 +441,13 @@ def test_a_model_is_walked_through(verify, data):
     )
 
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
+GUIDE = (REPOSITORY / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
 TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE)
 
 
 @pytest.mark.slow  # 12 s
 def test_the_guide_shows_what_is_printed(verify, tmp_path):
-    """The guide's commands print what it shows, except for seconds and the last digits of shares of a bound."""
+    """The guide's commands print what the guide shows, except for seconds and the last digits of shares of a bound."""
     for name in ("mine", "repaired", "blocked", "fixed"):
         (source,) = re.findall(rf"```python\n(# {name}.py\nimport (?:jax|numpy)[^`]*)```", GUIDE)
         (tmp_path / f"{name}.py").write_text(source)

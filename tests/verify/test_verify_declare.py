@@ -1,8 +1,7 @@
-"""User-defined contracts: derived bounds hold for float32 code, and are nearly as tight as possible."""
+"""User-defined contracts: derived error bounds hold for float32 code, and are nearly as tight as possible."""
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,8 +18,9 @@ from llamaspec.verify.contract import Expected, with_rounding
 from llamaspec.verify.declare import declare, derived, sizes
 from llamaspec.verify.judging.mutation import trials
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 
-FOLDER = Path(__file__).parents[2] / "docs" / "contracts"
+FOLDER = REPOSITORY / "docs" / "contracts"
 EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")
 
 
@@ -60,7 +60,7 @@ FORMULAS = {
 
 
 def bound(formula: Callable[..., Any], **options: Any) -> Callable[..., Expected]:
-    """Derive the bound of a formula with one result."""
+    """Return a function that derives the bound of a formula with one result."""
 
     def expect(*arguments: np.ndarray) -> Expected:
         expected = derived(formula, **options)(*arguments)
@@ -73,7 +73,7 @@ def bound(formula: Callable[..., Any], **options: Any) -> Callable[..., Expected
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_derived_bound_holds_in_float32(name, scale):
-    """A derived bound holds for the formula in float32."""
+    """The derived bound of a formula holds for the same formula in float32."""
     formula, rng = FORMULAS[name], np.random.default_rng(0)
     for _ in range(8):
         x, y = (rng.normal(size=(3, 50)).astype(np.float32) * np.float32(scale) for _ in range(2))
@@ -114,7 +114,7 @@ def test_a_narrower_rounding_is_declared():
     "formula", [lambda x: np.sum(x, axis=-1), lambda x: x @ np.ones((2, 1)), lambda x: x[0, 1:] * 257.0]
 )
 def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
-    """Sums, products and constants round too: in bfloat16, 256 + 1 and 257 become 256, nearly the whole bound."""
+    """Bounds count the rounding of sums, products and constants: in bfloat16, 256 + 1 and 257 become 256."""
     expected = bound(formula, rounding=Rounding.of(precision("bfloat16")))(np.array([[256.0, 1.0]], np.float32))
     assert expected.value.ravel().tolist() == [257]
     assert 1 <= expected.hard.max() < 3
@@ -166,7 +166,7 @@ def test_a_declaration_that_leaves_something_open():
     ],
 )
 def test_a_range_of_sizes_is_kept(n, beside, large):
-    """Large sizes keep to a declared range, which the definition may need; beyond a list of sizes they are free."""
+    """Large draws respect a declared range of sizes. A declared list of sizes limits only the small draws."""
     contract = declare(lambda x: x, arrays={"x": "rows n"}, sizes={"rows": [2], "n": n})
     assert (contract.large.beside["n"], contract.large.sizes["n"]) == (beside, large)
 

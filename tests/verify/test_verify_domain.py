@@ -179,7 +179,7 @@ WRONG = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.nested_given])
 @given(texts=st.lists(TYPED, min_size=1, max_size=2))
 def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
-    """A wrong candidate is found, or the typed values are refused, unless those values exclude the faulty inputs."""
+    """A wrong candidate is rejected or the typed values are refused, unless the values exclude the faulty inputs."""
     try:
         report = run(candidate, texts, examples=150)
     except ValueError:
@@ -223,7 +223,7 @@ def test_inputs_that_cannot_be_made_are_no_verdict():
 
 
 def test_a_definition_that_is_not_finite_is_no_verdict():
-    """A definition that returns NaN gives no verdict: it raises, since `python -O` would skip an assert."""
+    """A definition that returns NaN raises an exception instead of giving a verdict, even under `python -O`."""
 
     def expect(x, y):
         nan = np.full(x.shape, np.nan)

@@ -1,4 +1,4 @@
-"""Runs that end early: by a signal, a fault of the judge, or a candidate that changes its results."""
+"""Runs that end early: by a signal, by an error in the judge, or by a candidate that changes its results."""
 
 import itertools
 import os
@@ -28,6 +28,7 @@ from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging import examination, runner
 from llamaspec.verify.judging.examination import Unjudged, takes
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
 
 CANDIDATES = """
@@ -67,13 +68,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
-    """Verify `candidate` without laws, so that the expected values find a fault in any draw."""
+    """Verify `candidate` without laws, so that only expected values can find a fault."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
     return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Make a right function whose fifth result is changed."""
+    """Return a right function, but let `change` change its fifth result."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:
@@ -178,7 +179,7 @@ def test_what_ends_the_program_passes_through(ending):
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
 def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
-    """An exception that ends the program passes through Hypothesis, which might report an error of its own instead."""
+    """SystemExit and KeyboardInterrupt pass through Hypothesis, which might report another error instead."""
     calls, right = [], runner.strategy
 
     def strategy(*arguments, **named):
@@ -198,8 +199,8 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
 
 @contextmanager
 def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command; yield it once it has written `line` to stderr, and kill it and its children at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    """Run a command; yield its process once it has written `line` to stderr. Kill it and its children at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         # Start with the default handlers, as a shell does; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -222,7 +223,7 @@ def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Pop
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("calls", [0, 40])
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
-    """A signal ends a run without a verdict, before the first call and between two of 10,000 calls."""
+    """A signal ends a run without a verdict, both before the first call and between two of 10,000 calls."""
     slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
     with started(folder, *slow, line="seed") as process:
         if calls:
@@ -255,7 +256,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
-    """A pool's worker that ends at once on a signal kills its candidate, since no other process would."""
+    """If a pool's worker ends at once because of a signal, it first kills its candidate's process."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
@@ -273,7 +274,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
 
 
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
-    """A call that hangs in a dtype is not repeated, and does not count as refusing it, unlike calls that raise."""
+    """A call that hangs in a dtype is made only once, and does not count as refusing that dtype."""
 
     class Hangs:
         name, calls = "hangs", 0

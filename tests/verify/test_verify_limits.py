@@ -1,4 +1,4 @@
-"""A runaway candidate gets an error and harms neither machine nor judge; work on a GPU is awaited."""
+"""A candidate without limits gets an error and harms neither machine nor judge. The judge waits for work on a GPU."""
 
 import os
 import sys
@@ -76,7 +76,7 @@ print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.R
 
 @pytest.fixture
 def did(monkeypatch):
-    """Record the calls of two fake GPU libraries. This does not show that the real ones behave alike."""
+    """Record the calls of two fake GPU libraries. This does not show that the real libraries behave the same."""
     notes = []
     cuda = SimpleNamespace(synchronize=lambda device: notes.append(f"wait for {device}"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

@@ -22,14 +22,14 @@ from llamaspec.verify.pytest import contract
 
 @pytest.fixture(autouse=True)
 def definitions_take_other_arrays() -> Iterator[None]:
-    """Turn off type checks: definitions get arrays that carry errors, which their annotations exclude."""
+    """Turn off type checks: definitions get arrays with error bounds, which are of another type than annotated."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def added(x):
-    """Sum the last axis in float32, and round once."""
+    """Sum the last axis in float32, and round the sum once."""
     return np.sum(x.astype(np.float32), axis=-1, keepdims=True).astype(x.dtype)
 
 
@@ -109,7 +109,7 @@ def test_a_right_function_is_right_by_the_weaker_contract_too(op):
 
 
 def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
-    """The weaker contract rejects errors that no rounding explains: a wrong term, row or sign."""
+    """The weaker contract rejects errors that no rounding explains: a wrong sign and a wrong eps."""
     assert judged("softmax", lambda x: plain_softmax(-x), "bfloat16", weaker=True).outcome == "violated"
     halved = judged("rmsnorm", lambda x, weight, *, eps: plain_rmsnorm(x, weight, eps=4 * eps), "bfloat16", weaker=True)
     assert halved.outcome == "violated"

@@ -1,4 +1,4 @@
-"""Contracts find every mutant and accept every right implementation.
+"""Contracts reject every mutant and accept every right implementation.
 
 The thousand short runs are in a separate process, without the tests' shape checks.
 """
@@ -68,7 +68,7 @@ def test_right_implementations_pass():
 
 
 def test_scores_whose_rounding_is_large_are_no_alarm():
-    """Scores with large roundings raise no alarm: weights are off by e^a - 1, more than a for scores of 10^6."""
+    """Scores with large rounding errors give no false alarm: weights are off by e^a - 1, which is more than a."""
     draw = {
         "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
         "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),
@@ -80,7 +80,7 @@ def test_scores_whose_rounding_is_large_are_no_alarm():
 
 
 def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
-    """A residual flushed to zero raises no alarm, since GPUs and XLA have no subnormal float32 numbers."""
+    """A residual that is flushed to zero gives no false alarm: GPUs and XLA have no subnormal float32 numbers."""
     draw = {
         "batch": 1, "rows": 8, "cols": 256, "bias": None,
         "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),
@@ -102,7 +102,7 @@ def test_every_contract_has_mutants():
 
 
 def test_a_change_that_does_not_apply_is_an_error():
-    """A mutant with a change that does not apply is an error: it would survive and make the contract look weak."""
+    """A mutant with a change that does not apply is an error: it would survive, and make the contract look weak."""
     changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
     with pytest.raises(ValueError, match="answer, typo: expected 'runn =' exactly once in the function"):
         changes.mutated(changes.mutants[0])

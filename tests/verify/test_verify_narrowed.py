@@ -1,4 +1,4 @@
-"""Kernels that support only some values of a draw are not tested by laws that would call them with others."""
+"""A kernel that supports only some values of a draw is not tested by laws that would need other values."""
 
 import re
 

@@ -1,11 +1,10 @@
-"""Contracts on other projects' code: it passes, or docs/found.md describes the difference.
+"""Contracts on other projects' code: the code passes, or docs/found.md describes the difference.
 
 jax's functions and its Triton kernels run in this Python. Other libraries run in the first Python of
 LLAMASPEC_OTHER_PYTHON (separated as in PATH) that has them; a clone is found through PYTHONPATH.
 """
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,10 +22,10 @@ from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.reports import replay as replays
 from llamaspec.verify.reports.report import counterexample
+from tests.support.processes import REPOSITORY
 from tests.verify.other_pythons import python_with
 
-ROOT = Path(__file__).parents[2]
-FOUND = sorted((ROOT / "docs" / "found").glob("*.json"))
+FOUND = sorted((REPOSITORY / "docs" / "found").glob("*.json"))
 
 
 def each(jobs: list[Job]) -> list[tuple[Job, str]]:
@@ -50,9 +49,9 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 
 @pytest.fixture
 def library(monkeypatch):
-    """Start candidates in another Python."""
+    """Return a function that starts candidates in another Python."""
     workers = []
-    monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
+    monkeypatch.chdir(REPOSITORY)  # the other Python finds the candidates there
 
     def start(function: str, arrays: str) -> Worker:
         name, _ = library_of(function)
@@ -85,7 +84,7 @@ def test_other_libraries(library, job, dtype):
 
 
 def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
-    """An op with a single number as its result is judged in this process: its bound is an array, as types say."""
+    """An op with a single number as its result can be judged in this process, where types require an array bound."""
     candidate = Direct(lambda *arguments: np.float32(cross_entropy(*arguments)), arrays="numpy")
     report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
     assert report.outcome == "within bounds"
@@ -93,7 +92,7 @@ def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_what_was_found_is_found_again(path, library):
-    """Each replay file named in docs/found.md finds its fault again. Numbers may differ a little between machines."""
+    """Each replay file that docs/found.md names finds its fault again. Numbers may differ a little between machines."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
     assert replays.digest(contract, saved.dtype, saved.draw) == saved.inputs
@@ -108,14 +107,14 @@ def test_what_was_found_is_found_again(path, library):
 
 
 def test_everything_found_is_told_of():
-    text = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
-    text += (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "found.md").read_text(encoding="utf-8")
+    text += (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     assert FOUND and [path.name for path in FOUND if path.name not in text] == []
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
-    """docs/found/kernels.md has a row for every judged function, and a replay file or reason for each refusal."""
-    text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    """docs/found/kernels.md has a row for every judged function, and a replay file or a reason for each refusal."""
+    text = (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     there = {":".join(library_of(job.candidate)) for job in OTHERS}
     assert set(REFUSED) <= there
     for name in there:
@@ -124,5 +123,5 @@ def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
         (row, *_) = [line for line in text.splitlines() if f"`{library}_ops:{function}`" in line]
         cell = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
         assert cell in row
-        assert (ROOT / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
+        assert (REPOSITORY / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
     assert len(there) >= 60

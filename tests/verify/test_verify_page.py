@@ -1,4 +1,4 @@
-"""`verify --html` writes a page that needs no other file, with dots placed by their errors."""
+"""`verify --html` writes a page that needs no other file, with a dot for each result, placed by its error."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ from tests.support.processes import REPOSITORY
 
 @contract("softmax", examples=30, shapes=4)
 def test_softmax_of_jax(x):
-    """jax's softmax passes, with rows of only -inf set to 0, since jax returns NaN."""
+    """jax's softmax meets the contract, if rows of only -inf, for which jax returns NaN, are set to 0."""
     seen = jnp.any(jnp.isfinite(x), axis=-1, keepdims=True)
     return jnp.where(seen, jax.nn.softmax(x, axis=-1), 0)
 
@@ -167,7 +167,7 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_what_is_only_suspicious_fails_where_strict():
-    """With `strict`, a suspicious result fails: an error of 200 u |W| |x| is within gamma_513, but beyond the alarm."""
+    """With `strict`, a suspicious result fails: its error of 200 u |W| |x| is within gamma_513, but above the alarm."""
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

@@ -1,4 +1,4 @@
-"""Every dimension of every contract is drawn beyond `FAR`, or has a reason why not."""
+"""Every dimension of every contract is drawn beyond `FAR`, or the contract states why not."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 
 def early(contract: Contract) -> list[str]:
-    """List dimensions that end before `FAR` without a reason, or have a reason but do not end."""
+    """List the dimensions that end before `FAR` without a reason, or that have a reason but do not end."""
     return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
 
@@ -38,7 +38,7 @@ def test_every_dimension_is_drawn_far_or_ends_for_a_reason(op: str):
 
 
 def test_a_user_draws_the_largest_of_every_dimension():
-    """A user's 200 draws include 20 large shapes, among them the largest of each dimension."""
+    """A user's 200 draws include 20 with large shapes, among them the largest size of each dimension."""
     for op, contract in CONTRACTS.items():
         drawn = contract.large.narrowings({}, most=20)
         for name, larger in contract.large.sizes.items():
@@ -60,7 +60,7 @@ def test_the_page_has_the_table():
 @pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
-    """A kernel that is wrong beyond row 4096 is found by default; rows are the first argument's first axis."""
+    """At default settings, `verify` rejects a kernel that is wrong after row 4096 of its first argument."""
     contract = CONTRACTS[op]
 
     def within(*arguments, **options):

@@ -1,4 +1,4 @@
-"""`verify --time` times a candidate that is within its bounds, in turn with another. No test checks a speed."""
+"""`verify --time` times a candidate that is within its bounds, alternately with another. No test checks a speed."""
 
 import itertools
 import json
@@ -160,7 +160,7 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
 
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
-    """If a round's time is up at once, it makes one untimed call and the minimum number of timed ones."""
+    """If a round's time is up at once, it makes one untimed call and the minimum number of timed calls."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
@@ -248,7 +248,10 @@ def test_a_call_that_hangs_gives_no_time(tmp_path):
 
 @pytest.fixture
 def torch_on_a_gpu(monkeypatch):
-    """Replace torch with a fake that records calls; this does not show that the real one behaves alike on a GPU."""
+    """Replace torch with a fake that records calls.
+
+    This does not show that the real torch behaves the same on a GPU.
+    """
     did = []
 
     class Event:

@@ -1,4 +1,4 @@
-"""docs/verify-triton.md: the shown output is printed, by Triton's interpreter if LLAMASPEC_OTHER_PYTHON has one.
+"""docs/verify-triton.md shows what is printed; Triton's interpreter runs if LLAMASPEC_OTHER_PYTHON has it.
 
 Without Triton, NumPy kernels with the same mistakes run on the same draws, so that outdated output is noticed anyway.
 """
@@ -38,7 +38,7 @@ def test_the_guide_has_a_verdict_for_each_kernel_and_dtype():
 
 
 def in_numpy(name: str):
-    """Return the NumPy version of a kernel. In Triton, a quotient of float16 numbers is float32."""
+    """Return the NumPy version of a kernel. As in Triton, a quotient of float16 numbers is float32."""
 
     def rmsnorm(x, weight, *, eps):
         features, dim = x.astype(np.float32) if name == "right" else x, x.shape[-1]

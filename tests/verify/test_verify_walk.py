@@ -1,4 +1,4 @@
-"""Walking through a model names the first wrong op, not later ops that got its result."""
+"""Walking through a model reports the first wrong op, and not later ops that read its result."""
 
 import inspect
 from dataclasses import replace

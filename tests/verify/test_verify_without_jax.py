@@ -29,7 +29,7 @@ def softmax(x):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """Make a folder with only the distributions in `NEEDED`."""
+    """Make a folder with only the packages in `NEEDED`."""
     folder = tmp_path_factory.mktemp("site")
     for name in NEEDED:
         package = distribution(name)
@@ -64,7 +64,7 @@ def test_a_group_of_the_project_has_what_is_needed():
 
 @pytest.mark.parametrize("guide", ["verify-your-kernel.md", "verify-triton.md"])
 def test_the_guides_install_the_group_before_llamaspec(guide):
-    """Guides install the group before llamaspec; in the other order pip warns of llamaspec's missing dependencies."""
+    """Guides install the dependency group before llamaspec. In the other order, pip warns of missing dependencies."""
     text = (REPOSITORY / "docs" / guide).read_text(encoding="utf-8")
     assert text.index("pip install --group PATH/TO/llamaspec/pyproject.toml:verify") < text.index(
         "pip install --no-deps PATH/TO/llamaspec"

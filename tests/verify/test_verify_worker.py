@@ -1,4 +1,4 @@
-"""Candidates that misbehave in every possible way, in a separate process."""
+"""Candidates that misbehave in every possible way run in a separate process."""
 
 import os
 import signal
@@ -89,7 +89,10 @@ def test_what_hangs_is_killed(worker):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_process(worker):
-    """A judge that ends at once kills its candidate, which would not notice the end if it hangs."""
+    """If a judge ends at once, it kills its candidate's process.
+
+    A hanging candidate would not notice that the judge ended.
+    """
     candidate = worker("hangs")
     candidate.start()
     remove_what_is_unfinished()
@@ -103,7 +106,7 @@ def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypat
 
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
-    """A daemon that a candidate leaves behind, and that keeps the pipes open, delays nothing."""
+    """A daemon that a candidate leaves behind delays nothing, although it keeps the pipes open."""
     candidate = worker("leaves_a_daemon")
     assert isinstance(call(candidate), Outputs)
     candidate.stop()
@@ -212,7 +215,7 @@ def test_a_library_that_is_unknown():
 
 
 def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
-    """A worker imports only NumPy and the candidate, not this project, so it runs in other Pythons."""
+    """A worker process imports only NumPy and the candidate, not this project, so that other Pythons can run it."""
     (tmp_path / "spies.py").write_text(
         "import sys\nimport numpy as np\n"
         "def spy(x, *, factor):\n"

@@ -56,7 +56,7 @@ class Story(NamedTuple):
     trail: tuple[int, ...]  # the choices that made it, for `Replay`
 
 
-class Plan(NamedTuple):
+class StoryRequest(NamedTuple):
     """A request for a story. A field that is None is left open, and the story chooses it."""
 
     kind: str | None = None
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     color: str | None = None
 
 
-OPEN = Plan()
+OPEN = StoryRequest()
 
 
 def story(rng: random.Random) -> Story:
@@ -77,7 +77,9 @@ def story(rng: random.Random) -> Story:
     return tell_story(Choices(rng), OPEN)
 
 
-def tell_story(choices: Choices, plan: Plan, *, plots: Set[str] = frozenset(), heroes: Set[str] = frozenset()) -> Story:
+def tell_story(
+    choices: Choices, plan: StoryRequest, *, plots: Set[str] = frozenset(), heroes: Set[str] = frozenset()
+) -> Story:
     """Tell the story that `plan` asks for. Its surprisal counts only the choices that the plan leaves open.
 
     These choices avoid `plots` and names of `heroes` from earlier stories.

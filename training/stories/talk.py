@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llamaspec.training.stories.choices import Choices
-from llamaspec.training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Plan, Story, Subject, tell_story
+from llamaspec.training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Story, StoryRequest, Subject, tell_story
 from llamaspec.training.stories.lexicon import (
     ANIMALS,
     BOYS,
@@ -89,7 +89,7 @@ class Talk:
     def story(self) -> None:
         """Add a request, and the story."""
         pick = self._choices.pick
-        plan = Plan()
+        plan = StoryRequest()
         if self._offered and pick((True, False)):
             question_text = pick(AGREEMENTS)
         else:
@@ -165,7 +165,7 @@ class Talk:
 
     def nothing_told(self) -> None:
         """Add a question about a story before there is one."""
-        questions = tell_story(self._choices, Plan()).questions
+        questions = tell_story(self._choices, StoryRequest()).questions
         self.turn(self._choices.pick(self._choices.pick(questions).wordings), lambda: NOTHING_TOLD)
 
     @property
@@ -220,10 +220,10 @@ class Talk:
         if pick(("name", "thing")) == "name":
             absent = pick([name for name in NAMES if name not in told_text])
             kind = pick([kind for kind in KINDS if absent in names(kind)])
-            plan, ways = Plan(kind, absent), ASKED_OF_A_NAME
+            plan, ways = StoryRequest(kind, absent), ASKED_OF_A_NAME
         else:
             thing = pick([thing for thing in THINGS if thing.noun not in told_text])
-            absent, plan, ways = thing.noun, Plan(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
+            absent, plan, ways = thing.noun, StoryRequest(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
         absent_names = {name for name in NAMES if name not in told_text} - {absent}
         wordings = [way for question in tell_story(self._choices, plan).questions for way in question.wordings]
         wordings = [
@@ -277,14 +277,14 @@ def conversation(rng: random.Random) -> list[Message]:
     return talk.messages
 
 
-def request(choices: Choices) -> tuple[Plan, str]:
+def request(choices: Choices) -> tuple[StoryRequest, str]:
     """Choose a plan, and the words that request it after "a story": " about a fox and a red kite"."""
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
-    plan, hero = Plan(), ""
+    plan, hero = StoryRequest(), ""
     if "hero" in named:
         kind = choices.pick(KINDS, KIND_WEIGHTS)
         name = choices.pick(names(kind)) if choices.pick((True, False)) else None
-        plan = Plan(kind=kind, name=name)
+        plan = StoryRequest(kind=kind, name=name)
         hero = f"{a(kind)} named {name}" if name else a(kind)
         if name and kind in CHILDREN:
             hero = choices.pick((hero, name))

@@ -28,7 +28,7 @@ def quantize(source: str, threads: int, destination: str, kind: str):
         sys.exit(f"llama.cpp could not write {destination}: {failed}")
 
 
-class Engine:
+class LlamaCppEngine:
     def __init__(self, path: str, threads: int):
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self.model:
@@ -72,7 +72,7 @@ def main():
     if len(sys.argv) > 3:
         quantize(path, threads, *sys.argv[3:])
         return
-    engine = Engine(path, threads)
+    engine = LlamaCppEngine(path, threads)
     print(json.dumps({"versions": {"llama-cpp-python": llama_cpp.__version__}}), flush=True)
     for line in sys.stdin:
         ((request, count),) = json.loads(line).items()

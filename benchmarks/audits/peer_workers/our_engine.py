@@ -28,7 +28,7 @@ VERSIONS = ("llamaspec", "jax", "jaxlib")
 GREEDY = SamplingOptions(temperature=0.0)
 
 
-class Engine:
+class LlamaspecEngine:
     def __init__(self, path: str, form: str, context: str | None = None):
         checkpoint = open_checkpoint(path)
         self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
@@ -66,7 +66,7 @@ class Engine:
 
 
 def main():
-    engine = Engine(*sys.argv[1:])
+    engine = LlamaspecEngine(*sys.argv[1:])
     versions = about()["versions"]  # llamaspec has none if it runs from a checkout
     print(json.dumps({"versions": {name: versions[name] for name in VERSIONS if name in versions}}), flush=True)
     for line in sys.stdin:

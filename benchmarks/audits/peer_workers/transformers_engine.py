@@ -13,7 +13,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 PROMPT = 8
 
 
-class Engine:
+class TransformersEngine:
     def __init__(self, path: str, dtype: str, device: str = "cpu"):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
         self.device, self.model = device, loaded.to(device).eval()
@@ -43,7 +43,7 @@ class Engine:
 def main():
     path, threads, *form = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    engine = Engine(path, *form)
+    engine = TransformersEngine(path, *form)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     print(json.dumps({"versions": versions}), flush=True)
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, compile_pr
 from llamaspec.benchmarks.common.random_model import random_params, random_shapes
 from llamaspec.benchmarks.common.report import Row, skipped, timed
 from llamaspec.benchmarks.suites.gpu.clock import Clock
-from llamaspec.benchmarks.suites.gpu.scale import Model, Scale
+from llamaspec.benchmarks.suites.gpu.scale import RandomModel, Scale
 from llamaspec.model.insight.cost import decode_cost, prefill_cost
 from llamaspec.model.insight.timing import Effort, Seconds, measure
 from llamaspec.model.ops.gpu import pallas_ops
@@ -60,7 +60,7 @@ def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
         del params
 
 
-def params_of(model: Model, scale: Scale) -> Params:
+def params_of(model: RandomModel, scale: Scale) -> Params:
     """Draw weights in the layout of kernels. XLA's products read this layout, too."""
     rows = capacity(scale)
     shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
@@ -68,14 +68,14 @@ def params_of(model: Model, scale: Scale) -> Params:
     return random_params(shapes, model.config)
 
 
-def by_kernels(model: Model, params: Params, scale: Scale, batch: int = 1) -> Ops:
+def by_kernels(model: RandomModel, params: Params, scale: Scale, batch: int = 1) -> Ops:
     """Make the table of ops with kernels for a model."""
     ops, _ = pallas_ops(model.config, params, batch=batch, capacity=capacity(scale))
     return ops
 
 
 def programs_of(
-    model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
+    model: RandomModel, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
 ) -> Programs:
     """Compile the model's programs, with other `options` of XLA if given. `scale` says whether to read prompts."""
     return compile_programs(
@@ -97,7 +97,13 @@ def capacity(scale: Scale) -> int:
 
 
 def decoding(
-    model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
+    model: RandomModel,
+    params: Params,
+    programs: Programs,
+    scale: Scale,
+    *,
+    context: int,
+    options: SamplingOptions = GREEDY,
 ) -> Row:
     """Time a decoding step after `context` tokens, as a session runs it.
 
@@ -121,7 +127,7 @@ def decoding(
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
 
 
-def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
+def _rows(model: RandomModel, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
     for context, (drawing, options) in product(scale.contexts, DRAWING.items()):
         if drawing == "greedy" or context == scale.contexts[0]:
             row = decoding(model, params, programs, scale, context=context, options=options)

@@ -31,7 +31,7 @@ from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)
-class Model:
+class RandomModel:
     """A model with random weights."""
 
     name: str
@@ -44,7 +44,7 @@ class Model:
     def title(self) -> str:
         """The name in a report.
 
-        >>> Model("llama-3.1-8b", TINY, "bfloat16", "q4").title
+        >>> RandomModel("llama-3.1-8b", TINY, "bfloat16", "q4").title
         'llama-3.1-8b bfloat16 q4'
         """
         return " ".join(filter(None, (self.name, self.dtype, self.quantize)))
@@ -72,13 +72,13 @@ class Scale:
     model_effort: Effort
     chained: int  # calls of attention in a turn of a loop
     tiles: tuple[int, ...]  # rows of a tile to try
-    models: tuple[Model, ...]
+    models: tuple[RandomModel, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
     chunk: int
     burst: int
     attended: tuple[tuple[str, Config], ...]  # models for timing attention to a prompt against cuDNN's
-    launched: Model  # the model for the parts `launching` and `starting`
+    launched: RandomModel  # the model for the parts `launching` and `starting`
 
 
 # Rows are as long as in the largest models, so that rings wrap many times, but few, since NumPy multiplies exactly.
@@ -177,26 +177,26 @@ def full() -> Scale:
         chained=8,
         tiles=(8, 16, 40),
         models=(
-            Model("tinyllama-1.1b", tinyllama, "bfloat16"),
-            Model("llama-3.1-8b", large, "bfloat16"),
-            Model("llama-3.1-8b", large, "bfloat16", "q8"),
-            Model("llama-3.1-8b", large, "bfloat16", "q4"),
-            Model("tinyllama-1.1b", tinyllama, "bfloat16", "q8"),
-            Model("tinyllama-1.1b", tinyllama, "float32"),
-            Model("tinyllama-1.1b", tinyllama, "bfloat16", by=("XLA",)),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16"),
+            RandomModel("llama-3.1-8b", large, "bfloat16"),
+            RandomModel("llama-3.1-8b", large, "bfloat16", "q8"),
+            RandomModel("llama-3.1-8b", large, "bfloat16", "q4"),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16", "q8"),
+            RandomModel("tinyllama-1.1b", tinyllama, "float32"),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16", by=("XLA",)),
         ),
         contexts=(128, 8000),
         prompts=(512, 4096),
         chunk=256,
         burst=longest_burst("gpu"),
         attended=(("tinyllama-1.1b", tinyllama), ("llama-3.1-8b", large)),
-        launched=Model("tinyllama-1.1b", tinyllama, "bfloat16"),
+        launched=RandomModel("tinyllama-1.1b", tinyllama, "bfloat16"),
     )
 
 
 def dry() -> Scale:
     """Make the scale for a CPU: the same code on tiny cases, with interpreted kernels."""
-    tiny = Model("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
+    tiny = RandomModel("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
     return Scale(
         name="dry",
         device="cpu",

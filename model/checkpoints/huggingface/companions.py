@@ -5,8 +5,8 @@ from pathlib import Path
 from llamaspec.model.checkpoints.recognize import leads_out
 
 NAMES = (
-    "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "vocab.json", "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
 PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistral's tokenizers, and named templates
 

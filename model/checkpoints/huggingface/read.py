@@ -1,11 +1,17 @@
 """Reads directories in Hugging Face's layout: config.json, generation_config.json, and weights in .safetensors files.
 
+We ignore tensors that the model does not have, such as a value head, or layers beyond the number in config.json.
+transformers 5.24 does the same (modeling_utils.py, unexpected keys). A line in `Checkpoint.notes` lists these tensors.
+But we refuse an unexpected tensor in a layer or module that we compute, such as a bias that config.json does not
+mention: the trained model used this tensor, so our logits would be wrong without it.
+
 Files that the user names, and config.json, may be symbolic links. The index (model.safetensors.index.json) names the
 shards, but we do not trust the index: a shard must lie in the directory. In the Hub's cache, a shard in
 snapshots/<revision> may also be a link into the folder blobs.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +36,10 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
 WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # prefix of names: who adds it
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # the beginning of the name of a tensor in a layer
+# Buffers that some programs store with the weights, and that every reader computes: RoPE's frequencies, causal masks.
+BUFFER = re.compile(r"(?:.*\.)?(?:rotary_emb\..+|masked_bias|attn\.bias)")
+MOST_NAMED = 3  # number of tensors that the note about ignored tensors lists by name
 COMPARED = 4 << 20  # number of bytes of two tensors that we compare at a time
 
 
@@ -88,13 +98,14 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located, names, by=config_path.name)
+    notes = _notes_on_extra(path, located, expected, names["head"], by=config_path.name)
     tensors = {
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family, config)
         for name, weight in every
     }
     mapped = list(files.values())
     reading = {"release": partial(release_all, mapped), "scattered": partial(scattered_in_all, mapped)}
-    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, **reading)
+    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, notes=notes, **reading)
 
 
 def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:
@@ -204,7 +215,7 @@ def _check_tensors(
     *,
     by: str,
 ) -> None:
-    """Raise `CheckpointError` unless `located` has exactly the `expected` tensors, with their shapes.
+    """Raise `CheckpointError` unless `located` has the `expected` tensors, with their shapes.
 
     `by` is the name of the file that determines the expected tensors, for error messages.
     """
@@ -218,13 +229,31 @@ def _check_tensors(
         if (dtype := located[name][1].dtype.name) not in FLOATS:
             what = f"expected floats, since {by} has no quantization_config for it"
             raise refused(path, f"the tensor {name} has dtype {dtype}, {what}")
-    for name in located:
-        # Early conversions of Llama 2 contain the RoPE frequencies of each layer; every reader computes them itself.
-        if name not in expected and name != head and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {quoted(name)} is unexpected: a model with this {by} does not have it")
     if config.tied and head in located and not _equal(located[head], located[embedding]):
         # transformers 4 would use the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
+
+
+def _notes_on_extra(path: str, located: Located, expected: Collection[str], head: str, *, by: str) -> tuple[str, ...]:
+    """Return a note that lists the tensors that we ignore; an empty tuple if the files have no such tensors.
+
+    `expected` has the names of the model's tensors, `head` is the name of its output module, and `by` is the name of
+    the file that describes the model. Raises `CheckpointError` for an unexpected tensor in a layer or module that we
+    compute.
+    """
+    computed = {name.rpartition(".")[0] for name in expected} | {head}
+    computed |= {match[0] for name in expected if (match := LAYER.match(name))}
+    extra = [name for name in located if name not in expected and name != f"{head}.weight"]
+    for name in extra:
+        owners = {name[: dot.start()] for dot in re.finditer(r"\.", name)}
+        if computed & owners and not BUFFER.fullmatch(name):
+            raise refused(path, f"tensor {quoted(name)} is unexpected: a model with this {by} does not have it")
+    if not extra:
+        return ()
+    more = f" and {len(extra) - MOST_NAMED} more" if len(extra) > MOST_NAMED else ""
+    names = ", ".join(map(quoted, extra[:MOST_NAMED]))
+    count = f"{len(extra)} tensor{'s are' if len(extra) > 1 else ' is'}"
+    return (str(refused(path, f"{count} ignored, since a model with this {by} does not have them: {names}{more}")),)
 
 
 def _hint(missing: str, head: str, located: Located) -> str:

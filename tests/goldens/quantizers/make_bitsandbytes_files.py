@@ -36,7 +36,7 @@ def text(data: np.ndarray) -> str:
 
 
 def saved(kind: str, *, double: bool) -> dict[str, Any]:
-    """Load a one-layer model as NF4 or FP4, and save it."""
+    """Load a one-layer model as NF4 or FP4 with bitsandbytes, save it, and return the tensors."""
     import torch  # pyright: ignore[reportMissingImports]
     from bitsandbytes import functional  # pyright: ignore[reportMissingImports]
     from safetensors.torch import load_file  # pyright: ignore[reportMissingImports]

@@ -40,7 +40,7 @@ UNDEFINED = [("MXFP4", "denormal")]  # C converts a negative float to an unsigne
 
 
 class Ggml:
-    """Functions of the libggml in llama-cpp-python."""
+    """C functions of the libggml that llama-cpp-python includes."""
 
     def __init__(self):
         import gguf  # pyright: ignore[reportMissingImports]
@@ -96,7 +96,7 @@ def key(weights: Weights) -> str:
 
 
 def random_blocks(name: str, size: int, count: int, *, seed: int | None = None) -> np.ndarray:
-    """Draw any bytes, with finite float16 scales and minima, both normal and subnormal."""
+    """Draw random bytes as quantized blocks; their float16 scales and minima are finite, some of them subnormal."""
     random = np.random.RandomState(zlib.crc32(name.encode()) if seed is None else seed)
     blocks = random.randint(0, 256, (count, size)).astype(np.uint8)
     at = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}

@@ -31,7 +31,7 @@ CASES = (
 
 
 def saved(bits: float, group: int | None, axis: int, dtype: str) -> dict[str, Any]:
-    """Quantize a layer on a CPU, and return its tensors and the hash of its weights."""
+    """Quantize a layer with hqq on a CPU; return its tensors and the hash of the weights that hqq reads back."""
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer  # pyright: ignore[reportMissingImports]
 

@@ -25,7 +25,7 @@ ROWS, COLS = 128, 32
 
 
 def drawn(groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw codes from -8 to 7 [rows, cols], and float16 scales [rows, groups]."""
+    """Draw int codes from -8 to 7 [rows, cols], and float16 scales [rows, groups]."""
     random = np.random.RandomState(groups)
     codes = random.randint(-8, 8, (ROWS, COLS))
     scales = np.stack([np.exp2(random.permutation(ROWS) % 16 - 8) for _ in range(groups)], axis=1)

@@ -78,7 +78,7 @@ def compressed_tensors() -> dict[str, Any]:
 def fake_quantize() -> dict[str, Any]:
     """Run PyTorch's fake quantization, forward and backward.
 
-    The scales are powers of two, so that w / s equals w (1 / s).
+    The scales are powers of two, so that w / s and w (1 / s) are equal.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -113,7 +113,10 @@ def smoothquant() -> dict[str, Any]:
 
 
 def awq() -> dict[str, Any]:
-    """Quantize with autoawq's rounding, and read back a checkpoint's packed words. `make_awq_search` has the search."""
+    """Quantize with autoawq's rounding, and unpack the words of an AWQ checkpoint.
+
+    `make_awq_search` covers the search.
+    """
     import torch  # pyright: ignore[reportMissingImports]
     from awq.quantize.quantizer import AwqQuantizer  # pyright: ignore[reportMissingImports]
     from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
@@ -205,7 +208,7 @@ def gptq_words() -> dict[str, Any]:
 def hqq() -> dict[str, Any]:
     """Run one step of hqq, and the whole iteration.
 
-    For the iteration we store only its final sum of errors, since hqq stops it by its own rule, for all groups at once.
+    For the iteration we store only the final sum of errors: hqq decides for all groups at once when to stop.
     """
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core import optimize as hqq_steps  # pyright: ignore[reportMissingImports]
@@ -272,7 +275,7 @@ def main() -> None:
 
 
 def shortened(value: Any) -> Any:
-    """Shorten float32 numbers to the fewest digits that identify them."""
+    """Round-trip float32 numbers through the shortest decimal strings that identify them."""
     if isinstance(value, dict):
         return {key: shortened(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -39,7 +39,7 @@ def key(weights: Weights) -> str:
 
 
 def every_code() -> dict[str, list[float | str]]:
-    """Return the number of each code; NaN and infinity are strings, since JSON lacks them."""
+    """Return the value of each code; NaN and infinity are strings, because JSON has no such numbers."""
     import gfloat  # pyright: ignore[reportMissingImports]
     from gfloat import formats  # pyright: ignore[reportMissingImports]
 

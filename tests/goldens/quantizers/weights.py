@@ -1,4 +1,4 @@
-"""Weights that are hard to quantize, the same for tests and for makers of goldens; only their recipe is stored."""
+"""Weights that are hard to quantize, for tests and for the scripts that make goldens. Only their seeds are stored."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights on demand. Hypothesis prints and shrinks only the few fields here."""
+    """A recipe that draws weights when called. Hypothesis prints and shrinks only these few fields."""
 
     kind: str
     seed: int = 0
     exponent: int = 0  # typical magnitude is 2**exponent, except for denormals and zeros
 
     def __call__(self, *shape: int) -> np.ndarray:
-        """Draw float32 weights, the same on every machine, since RandomState's streams never change.
+        """Draw float32 weights [rows, cols] from RandomState, which gives the same numbers on every machine.
 
         >>> Weights("lonely", seed=1)(1, 4)
         array([[ 0.       , -0.6117564,  0.       ,  0.       ]], dtype=float32)

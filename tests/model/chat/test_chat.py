@@ -1,4 +1,4 @@
-"""`model.chat.chat`: each turn computes only its new tokens, with scripted answers and with real models."""
+"""`model.chat.chat` computes only the new tokens of each turn, with scripted answers and with real models."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Script:
-    """Backend that draws scripted answers. Its cache is the list of tokens that it was fed; see `Backend`."""
+    """A backend that returns scripted answers. Its cache is the list of all tokens that it was given; see `Backend`."""
 
     burst = 4
     chunk = 16
@@ -84,7 +84,7 @@ class Script:
 
 
 class Talk:
-    """Chat with a `Script` as the backend."""
+    """A chat with a `Script` as its backend."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
         self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]
@@ -98,14 +98,14 @@ class Talk:
         self.chat = Chat(self.llama, self.template, system=system)
 
     def ask(self, question: str, answer: Sequence[int], **options):
-        """Run a whole turn and return the generation."""
+        """Run one turn with the scripted `answer`, and return the finished generation."""
         self.script.answer = list(answer)
         generation = self.chat.reply(question, **options)
         list(generation)
         return generation
 
     def answer(self, text: str) -> list[int]:
-        """Encode an answer as a model would draw it, with the stop token."""
+        """Encode an answer as a model would draw it, with the stop token at the end."""
         return [*self.tokenizer.encode(text, start=False), self.stop]
 
     @property
@@ -119,7 +119,7 @@ def kind(request) -> str:
 
 
 def text(answer: str, kind: str) -> str:
-    """Return the answer as Llama 2 starts it, with a space, or unchanged for the other templates."""
+    """Put a space before the answer for Llama 2, as its template does; return it unchanged for other templates."""
     return f" {answer}" if kind == "llama2" else answer
 
 
@@ -288,7 +288,7 @@ def test_a_stop_text_is_not_part_of_the_answer(kind):
 
 
 def test_a_stop_text_may_be_the_name_of_a_control_token(kind):
-    """A control token ends the answer if its name is a stop string, although no text spells the token."""
+    """A control token ends the answer if its name is a stop string, although no typed text encodes to this token."""
     name = "<|begin_of_text|>" if kind == "llama3" else "<s>"
     talk = Talk(kind)
     answer = text("one", kind)
@@ -460,7 +460,7 @@ def model(request, tmp_path_factory) -> tuple[Path, str]:
 
 
 def arrays(cache: Any, length: int) -> list[np.ndarray]:
-    """Return the keys and values of the first `length` positions in the cache of either backend."""
+    """Return the keys and values of the cache's first `length` positions; `cache` is the cache of either backend."""
     layers = cache.layers if hasattr(cache, "layers") else cache
     return [np.asarray(x)[0, :, :length] if x.ndim == 4 else np.asarray(x)[:length] for layer in layers for x in layer]
 

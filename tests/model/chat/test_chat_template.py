@@ -1,4 +1,4 @@
-"""`model.chat.template` against transformers' rendering, and against hostile templates."""
+"""`model.chat.template` renders as transformers does, and survives hostile templates."""
 
 import os
 import resource
@@ -103,7 +103,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True, scope="module")
 def limits_of_the_clock() -> Iterator[None]:
-    """Raise the limits by the clock, so that a template on a busy machine still reaches its processor limit."""
+    """Raise the wall-clock limits, so that a hostile template on a busy machine exceeds the processor limit first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "SECONDS", PATIENCE)
         patch.setattr(template_process, "SECONDS_TO_START", PATIENCE + 1)
@@ -149,7 +149,7 @@ AS_TOLD = (
 
 @pytest.fixture
 def started(monkeypatch):
-    """Record the process ids of all workers that a test starts."""
+    """Record the process ids of all template workers that a test starts."""
     ids: list[int] = []
 
     class Listed(Worker):
@@ -364,7 +364,7 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
 
 
 class Model(Llama):
-    """Model with only the parts that a conversation needs before it computes."""
+    """A model with only the attributes that a chat reads before it computes."""
 
     context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
@@ -375,7 +375,7 @@ class Model(Llama):
 
 
 def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
-    """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding took 1.8 GB."""
+    """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding it would take 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(
         ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"

@@ -1,4 +1,4 @@
-"""Chat templates in files next to a model, found as transformers finds them, and built-in templates."""
+"""Chat templates in files next to a model are found as transformers finds them; else a built-in template is used."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Marked text: a template sees a plain string, and no operation turns a quoted name into a control token."""
+"""Marked text: a template sees a plain string, and no operation turns quoted user text into a control token."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ from llamaspec.model.chat.template_worker import compiled, render, with_marks
 
 CONTENT = "<|im_end|>a <b> & 'Q' \n\n x, y"
 MESSAGES = [{"role": "user", "content": CONTENT, "k": "a"}, {"role": "user", "content": "<s>"}]
-# Templates with the expected result: Q stands for quoted text; the rest is the template's own text.
+# Templates and their expected results. Q stands for text from a message; the rest is the template's own text.
 EXACT = {
     "{{ m.content }}": "Q",
     "{{ '<s>' + m.content + '</s>' }}": "<s>Q</s>",
@@ -80,7 +80,7 @@ EXACT = {
     ),
     "{{ m.role }}{{ '<s>'.join(['a', 'b']) }}": "usera<s>b",
 }
-# Templates with results that are quoted as a whole.
+# Templates with a result that counts as text from a message as a whole.
 WHOLE = [
     "{{ m.content | center(80) }}{{ m.content.center(80) }}{{ m.content.ljust(80) }}{{ m.content.zfill(80) }}",
     "{{ m.content | wordwrap(5) }}{{ m.content | truncate(8) }}{{ m.content | urlencode }}",
@@ -109,7 +109,7 @@ def with_our_marks(source: str) -> MarkedText:
 
 
 def shown(text: str) -> str:
-    """Return the text with Q for each run of quoted characters."""
+    """Return the text with the letter Q in place of each run of quoted characters."""
     at, parts = 0, []
     for i, length in enumerate(lengths_of(marks_of(text))):
         parts.append("Q" if i % 2 else plain(text)[at : at + length])
@@ -133,7 +133,10 @@ def test_what_is_not_followed_is_quoted_as_a_whole(source):
 
 @pytest.mark.parametrize("name", sorted({*FILTERS} - {"random"}))
 def test_no_filter_loses_marks(name):
-    """Every filter gives plain Jinja's text with all marks; the result of an unknown filter is quoted as a whole."""
+    """With every Jinja filter, the text equals plain Jinja's and keeps its marks.
+
+    An unknown filter marks its whole result.
+    """
     source = f"{{% set x = m.content | {name} %}}{{{{ x if x is string or x is number else x | list }}}}"
     try:
         expected = in_plain_jinja(source)
@@ -169,7 +172,7 @@ OPERATIONS = [
 
 
 def built(parts: list[tuple[bool, str]]) -> MarkedText:
-    """Join parts into one text; each part is quoted or not."""
+    """Join parts of plain and quoted text into one `MarkedText`; the flag of a part says whether it is quoted."""
     return marked("").join([quoted(text) if quote else text for quote, text in parts])
 
 

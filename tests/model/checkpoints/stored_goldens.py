@@ -1,4 +1,4 @@
-"""Read tensors from the goldens of layouts: dtype, shape and bytes in base64."""
+"""Decode the tensors in golden files of checkpoint layouts, which store dtype, shape and base64 bytes."""
 
 import base64
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ NARROW = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3
 
 
 def arrays_of(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Decode the tensors of a case."""
+    """Decode the tensors of one golden case, by name."""
 
     def array(tensor: Mapping[str, Any]) -> np.ndarray:
         dtype = np.dtype(NARROW.get(tensor["dtype"], tensor["dtype"]))

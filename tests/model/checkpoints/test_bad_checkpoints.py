@@ -1,4 +1,4 @@
-"""Damaged files and files that are not checkpoints: each is refused in one line, without side effects."""
+"""Damaged files, and files that are not checkpoints: each gives a one-line error and has no side effects."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def zipped() -> bytes:
 
 
 def imatrix() -> bytes:
-    """Write an importance matrix as llama-imatrix does, in GGUF: sums of squared inputs, and their counts."""
+    """Return an importance matrix in GGUF, as llama-imatrix writes it: sums of squared inputs, and their counts."""
     sums = {
         "blk.0.attn_k.weight.in_sum2": Tensor((1, 8), bytes(32)),
         "blk.0.attn_k.weight.counts": Tensor((1, 1), bytes(4)),
@@ -220,7 +220,7 @@ def test_safetensors_weights_that_are_not_finite(tmp_path, dtype):
 
 @cache
 def healthy(kind: str) -> dict[str, bytes]:
-    """Return the files of a small, valid checkpoint."""
+    """Return the files of a small, valid checkpoint: file names and bytes."""
     if kind.startswith("llama2c"):
         return {"model.bin": llama2c_files.file_bytes(int(kind[-1]), tied=False)}
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +230,7 @@ def healthy(kind: str) -> dict[str, bytes]:
 
 
 def headers(kind: str, name: str) -> int:
-    """Count the bytes of a file before its weights."""
+    """Return how many bytes of a file come before its weights."""
     raw = healthy(kind)[name]
     if name.endswith(".safetensors"):
         return 8 + int.from_bytes(raw[:8], "little")

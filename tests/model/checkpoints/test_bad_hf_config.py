@@ -1,4 +1,4 @@
-"""Wrong, impossible or unsupported values in config.json: refused in one line that names the key."""
+"""Wrong, impossible or unsupported values in config.json are refused in one line that names the key."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Write a valid checkpoint."""
+    """Write a valid checkpoint in a temporary folder."""
     families.write_checkpoint(tmp_path, CONFIG)
     load(tmp_path)
     return tmp_path
@@ -43,7 +43,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 10_000}, "too few for 10000 layers"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
     ({"num_hidden_layers": 3}, "lacks tensor model.layers.2"),
-    ({"num_hidden_layers": 1}, "tensor 'model.layers.1.input_layernorm.weight' is not part of"),
     ({"num_attention_heads": 0}, "0 heads"),
     ({"num_attention_heads": -4}, "-4 heads"),
     ({"num_attention_heads": 3}, "3 heads do not share 2 kv heads"),

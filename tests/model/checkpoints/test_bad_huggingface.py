@@ -1,4 +1,4 @@
-"""Hugging Face folders with a wrong index or header: each is refused in one line that names the file."""
+"""Hugging Face folders with a wrong index or header are refused in one line that names the file."""
 
 import json
 import re
@@ -16,7 +16,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Write a valid checkpoint."""
+    """Write a valid checkpoint in a temporary folder."""
     families.write_checkpoint(tmp_path, CONFIG)
     load(tmp_path)
     return tmp_path
@@ -169,8 +169,9 @@ def test_tensors_missing_extra_or_misshapen(folder):
     assert f"lacks tensor {up}" in refusal(folder)
     rewrite(folder, {**good, "model.layers.0.self_attn.q_norm.weight": np.ones(12, np.float32)})
     assert "q_norm.weight' is not part of a model" in refusal(folder)
-    rewrite(folder, {**good, "../../etc/passwd\n": np.ones(1, np.float32)})
-    assert "passwd\\n' is not part of a model" in refusal(folder)
+    for part in ("bias", "weight_scale", "a.b"):
+        rewrite(folder, {**good, f"lm_head.{part}": np.ones(1, np.float32)})
+        assert f"lm_head.{part}' is not part of a model" in refusal(folder)
     rewrite(folder, {**good, up: np.ascontiguousarray(good[up].T)})
     assert re.search(rf"{re.escape(up)} .*\[48, 112\].*config\.json.*\[112, 48\]", refusal(folder))
     rewrite(folder, {**good, up: good[up][:-1]})
@@ -191,7 +192,7 @@ def sharded(tmp_path) -> Path:
 
 
 def change_index(folder: Path, **changes: Any) -> str:
-    """Map tensors to other shards in the index, and return the index's path."""
+    """Return a function that maps tensors to other shards in the index; it returns the path of the index."""
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= changes

@@ -1,4 +1,4 @@
-"""NF4 and FP4 in Hugging Face folders, read and written in bitsandbytes' layout."""
+"""NF4 and FP4 matrices in Hugging Face folders are read and written in bitsandbytes' layout."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ ROWS, COLS = SHAPE
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
-    """We read bitsandbytes' float32 weights: each is a scale times a level, rounded once."""
+    """We decode the same float32 weights as bitsandbytes does: a scale times a level, rounded once."""
     rule, arrays = (
         read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")),
         arrays_of(GOLDENS[case]["tensors"]),
@@ -109,7 +109,7 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 def write(
     folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint with matrices in NF4 or FP4, and return the weights.
+    """Write a checkpoint with matrices in NF4 or FP4; return the exact weights by name.
 
     `changes` replace stored tensors of `UP`.
     """

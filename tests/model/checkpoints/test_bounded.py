@@ -1,4 +1,4 @@
-"""The limits for hostile files (`tests.support.bounded`) work: each is exceeded here on purpose."""
+"""`tests.support.bounded` stops a function that exceeds a limit; each test exceeds one limit on purpose."""
 
 import mmap
 import os
@@ -20,14 +20,14 @@ def spin(_: str) -> None:
 
 
 def spin_in_a_thread(_: str) -> None:
-    """Use processor time in a thread, which the calling thread's clock does not count."""
+    """Use processor time in a second thread, because the calling thread's clock does not count that time."""
     thread = threading.Thread(target=lambda: [sum(range(10**6)) for _ in range(10**6)], daemon=True)
     thread.start()
     thread.join()
 
 
 def ask_for(size: str) -> None:
-    """Allocate memory without touching it."""
+    """Allocate memory without writing to it."""
     np.empty(int(size), np.uint8)
 
 
@@ -76,7 +76,7 @@ def test_a_limit_is_one(process, function, argument, what):
 
 
 def test_what_an_earlier_call_took_hides_nothing(process):
-    """Memory of earlier calls does not count against the next call."""
+    """Memory that an earlier call used does not count in the next call's limit."""
     most = str(BYTES // 2)
     for _ in range(3):
         assert process.refusal(ask_for, most) is None

@@ -1,4 +1,4 @@
-"""Written checkpoints are readable by us and by others; a file appears complete or not at all."""
+"""Written checkpoints are readable by us and by other libraries; a file appears complete or not at all."""
 
 import json
 import resource
@@ -180,7 +180,7 @@ def names(folder: Path) -> set[str]:
 
 @contextmanager
 def refused_in_one_line(folder: Path, *, what: str) -> Iterator[None]:
-    """Check that the block raises a one-line CheckpointError matching `what`, and leaves the folder unchanged."""
+    """Check that the block raises a one-line CheckpointError that matches `what` and leaves the folder unchanged."""
     before = names(folder)
     with pytest.raises(CheckpointError, match=what) as caught:
         yield

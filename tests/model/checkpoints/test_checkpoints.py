@@ -1,4 +1,4 @@
-"""Valid checkpoints: every tensor of every format is read bit for bit."""
+"""Valid checkpoints: we read every tensor of every format bit for bit."""
 
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.llama2c_files import Sizes
 
 
 def assert_holds(checkpoint, expected):
-    """Check that `checkpoint` holds `expected`, bit for bit, and gives shapes and dtypes before reading."""
+    """Check that `checkpoint` has the tensors `expected` bit for bit, and states shapes and dtypes before reading."""
     assert checkpoint.tensors.keys() == expected.keys()
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():
@@ -155,7 +155,7 @@ def test_a_hub_cache_links_its_shards(tmp_path):
 
 
 def resident_file_pages() -> int:
-    """Return how many bytes of mapped files this process has in memory."""
+    """Return how many bytes of memory-mapped files are in this process's memory."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssFile"))
 

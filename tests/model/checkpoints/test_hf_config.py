@@ -1,4 +1,4 @@
-"""config.json: we read the same settings as transformers, in the spelling of either version, and write them back."""
+"""config.json: we read the settings that transformers 4 and 5 read, and write the settings back."""
 
 import pytest
 from hypothesis import given
@@ -133,7 +133,7 @@ def checkpoint_of(config: Config, bos: int | None = 1, stops: frozenset[int] = f
 
 @st.composite
 def configs(draw) -> dict:
-    """Draw the arguments of a `Config` with any combination of switches that some family has."""
+    """Draw the arguments of a `Config`; each switch that some family has may be on or off."""
     family = draw(st.sampled_from(["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]))
     number = st.floats(1e-30, 1e30)
     layers, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))

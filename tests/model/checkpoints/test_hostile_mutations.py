@@ -1,4 +1,4 @@
-"""2,000 changed files: each loads, or is refused in one line, quickly and in little memory.
+"""2,000 changed files: each loads or gives a one-line error, quickly and with little memory.
 
 Valid files of every format are cut, extended, shuffled, or overwritten with numbers that readers often get wrong. The
 draws are the same in every run.
@@ -90,7 +90,7 @@ def write_directory(kind: str, folder: Path) -> Path:
 
 @cache
 def healthy(kind: str) -> tuple[bytes, int]:
-    """Return a valid file, and the number of bytes before its weights."""
+    """Return the bytes of a valid file, and how many of them come before its weights."""
     wide = small("llama-2", hidden_size=64, intermediate_size=64)
     files: dict[str, Callable[[], File]] = {
         "gguf": lambda: gguf(small("llama-3.2")),
@@ -118,7 +118,10 @@ KINDS += [f"llama2c {version}" for version in range(4)]
 
 @dataclass(frozen=True)
 class Change:
-    """Change to a file. Places are taken modulo the header's length, or modulo the file's length for some changes."""
+    """A change to a file.
+
+    Positions are taken modulo the header's length, or modulo the file's length for some changes.
+    """
 
     how: str
     place: int
@@ -164,7 +167,7 @@ def reader(kind: str) -> Callable[[str], object]:
 
 
 def put(kind: str, raw: bytes, folder: Path) -> Path:
-    """Write a file under the name for its kind."""
+    """Write a file under the name that its format requires."""
     path = folder / kind / "model.safetensors" if kind in DIRECTORIES else folder / "model.bin"
     path.write_bytes(raw)
     return path
@@ -201,7 +204,7 @@ def test_good_files_load(folder, kind):
 
 
 def places(values: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """List the paths of all values in an object and in nested objects."""
+    """List the path of every value in a JSON object and in its nested objects."""
     paths = []
     for key, value in values.items():
         paths += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]
@@ -233,7 +236,7 @@ def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, plac
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
-    """Write a folder of each layout; return it with its config.json."""
+    """Write a folder of each quantized layout; return each folder with its config.json."""
     stored = {}
     for layout in test_quantized_checkpoints.LAYOUTS:
         folder = tmp_path_factory.mktemp("layout")

@@ -1,6 +1,6 @@
-"""Invalid safetensors and llama2c files that `test_bad_checkpoints` and `test_bad_huggingface` do not have.
+"""Invalid safetensors and llama2c files, in addition to `test_bad_checkpoints` and `test_bad_huggingface`.
 
-Unusual files that other readers accept are read: tensors in any order, and empty vectors.
+Some unusual files are valid, and we read them as other readers do: tensors in any order, and empty vectors.
 """
 
 import json
@@ -63,7 +63,7 @@ def test_safetensors_headers(folder, kind):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
 def test_safetensors_weights_that_are_no_plain_floats(folder, dtype, monkeypatch):
-    """Integer, boolean or float8 weights are refused without a quantization_config, which would define them."""
+    """Integer, boolean or float8 weights are refused if config.json has no quantization_config that defines them."""
     codes = {"int8": "I8", "uint8": "U8", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3"}
     monkeypatch.setattr(families, "CODES", {**families.CODES, **codes})
     rewrite(folder, **{UP: np.zeros((112, 48), dtype)})
@@ -149,7 +149,10 @@ def test_llama2c(tmp_path, kind):
 
 
 def test_scales_of_zero_are_weights_of_zero(tmp_path):
-    """A scale of 0 gives weights of 0: export.py writes such a scale for a group of zeros, with codes made from NaN."""
+    """A scale of 0 decodes to weights of 0.
+
+    export.py writes such scales for groups of zeros, with codes made from NaN.
+    """
     raw = bytearray(llama2c_files.file_bytes(2))
     raw[-4:] = bytes(4)
     (tmp_path / "model.bin").write_bytes(raw)
@@ -158,7 +161,7 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    """Each format has at least 30 invalid files, not counting the drawn ones of `test_hostile_mutations`."""
+    """At least 60 safetensors files and 45 llama2c files are invalid, not counting the randomly drawn files."""
     safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
     assert sum(map(len, safetensors)) >= 60
     assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45
@@ -171,7 +174,7 @@ def test_a_config_of_another_model(folder):
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder):
-    """Code that auto_map names is not run. transformers runs such code if the user trusts it."""
+    """We do not run code that the key auto_map names; transformers runs such code if the user trusts it."""
     config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": names, "trust_remote_code": True}))

@@ -1,4 +1,4 @@
-"""hqq's layout in Hugging Face folders, read as hqq reads it."""
+"""hqq's layout in Hugging Face folders is read as hqq reads it."""
 
 import hashlib
 import json
@@ -28,7 +28,10 @@ CASES = GOLDENS["cases"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_hqq_stores_is_read_as_it_reads(case):
-    """We read hqq's weights, (code - zero) * scale, rounded once: zero * scale is exact for half-precision numbers."""
+    """We decode hqq's weights, (code - zero) * scale, rounded once.
+
+    zero * scale is exact for half-precision numbers.
+    """
     rule, arrays = read_hqq(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
     stored = rule.stored(ROWS, COLS)
     assert arrays.keys() == stored.keys()
@@ -46,7 +49,7 @@ def test_what_hqq_stores_is_read_as_it_reads(case):
 
 
 def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Quantize a matrix to 4 bits, rounding to nearest, in hqq's layout; return the tensors and the exact weights."""
+    """Quantize a matrix to 4 bits in hqq's layout, rounding to nearest; return its tensors and the exact weights."""
     groups = w.reshape(group, -1) if axis == 0 else w.reshape(-1, group)
     low, high = (f(groups, axis=axis, keepdims=True).astype(np.float64) for f in (np.min, np.max))
     scale = ((high - low) / 15).astype(np.float16)
@@ -59,7 +62,7 @@ def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.n
 
 
 def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | None = None) -> dict[str, np.ndarray]:
-    """Write a checkpoint and return its quantized weights; `changes` replace stored tensors of one module.
+    """Write a checkpoint and return its quantized weights by name; `changes` replace stored tensors of one module.
 
     With `tag`, only matrices with `tag` in their names are quantized.
     """
@@ -81,9 +84,9 @@ def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | No
 
 @pytest.mark.parametrize(("axis", "tag"), [(1, None), (1, "mlp.down_proj"), (0, None)])
 def test_a_checkpoint_runs_from_its_codes(axis, tag, tmp_path):
-    """A model with axis 1 runs from hqq's codes.
+    """A model with scales along axis 1 runs from hqq's codes.
 
-    With axis 0, the columns of a row have different scales, and the matrices run in float32.
+    With axis 0, the columns of a row have different scales, so the matrices are decoded to float32.
     """
     exact = write(tmp_path, {}, axis=axis, tag=tag)
     checkpoint = open_checkpoint(tmp_path)

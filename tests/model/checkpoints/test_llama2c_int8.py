@@ -1,4 +1,4 @@
-"""int8 files of llama2.c and KuiperLLama: both are read as codes; llama2.c's are also written."""
+"""int8 files of llama2.c and KuiperLLama: we read the codes of both, and write llama2.c's format."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ KUIPER = 3
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(ffn=16, layers=1)])
 def test_kuiperllamas_files_are_read(tmp_path, tied, sizes):
-    """KuiperLLama's files are read, also with a tied head, which KuiperLLama itself reads wrongly."""
+    """We read KuiperLLama's files, also if the head is tied; KuiperLLama itself reads a tied head wrongly."""
     path = llama2c_files.write(tmp_path / "model.bin", KUIPER, sizes=sizes, tied=tied)
     checkpoint = open_checkpoint(path)
     assert (checkpoint.format, checkpoint.config.tied) == ("kuiper-int8", tied)
@@ -64,9 +64,9 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):
-    """Groups that span rows are read as floats.
+    """Quantization groups that span several rows are decoded to floats.
 
-    export.py writes such groups for stories260K: its hidden dimension is not a multiple of 64.
+    export.py writes such groups for stories260K, because its hidden dimension is not a multiple of 64.
     """
     sizes = Sizes(ffn=24)
     path = llama2c_files.write(tmp_path / "model.bin", 2, sizes=sizes, group=16)

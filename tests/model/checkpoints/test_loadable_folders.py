@@ -1,4 +1,4 @@
-"""Odd folders that transformers loads, and hints in the errors about other folders."""
+"""Unusual folders that transformers loads, and the hints in errors about folders that do not load."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from llamaspec.model.checkpoints import open_checkpoint
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.llama import load_backend
 from llamaspec.model.options import RunOptions
-from llamaspec.model.tokenizers.of_model import tokenizer_of
-from tests.support import families, tiny_tokenizers
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import fitted_if_any, tokenizer_of
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
+from tests.support import families, processes, tiny_tokenizers
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
@@ -72,6 +75,132 @@ def test_float64_is_rounded_to_float32(tmp_path, monkeypatch, family):
     families.write_safetensors(tmp_path / "model.safetensors", largest)
     with pytest.raises(CheckpointError, match=r"not finite|infinite|inf"):
         logits(tmp_path)
+
+
+EXTRA = {
+    "a value head": ["v_head.summary.weight", "v_head.summary.bias"],
+    "another layer": ["model.layers.2.input_layernorm.weight", "model.layers.2.mlp.up_proj.weight"],
+    "frequencies of RoPE": ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+    "a table of RoPE": ["model.layers.1.self_attn.rotary_emb.cos_cached"],
+    "masks": ["model.layers.0.attn.bias", "model.layers.1.self_attn.masked_bias"],
+    "many": [f"other.{i}" for i in range(5)],
+    "an odd name": ["../../etc/passwd\n"],
+}
+
+
+@pytest.mark.parametrize("names", EXTRA.values(), ids=EXTRA)
+def test_tensors_that_the_model_does_not_have_are_left_out_and_named(folder, names):
+    """Extra tensors are left out, as in transformers, and one line names up to three of them."""
+    expected = logits(folder)
+    extra = {name: np.ones(4, np.float32) for name in names}
+    families.write_safetensors(folder / "model.safetensors", families.random_tensors(CONFIG) | extra)
+    np.testing.assert_array_equal(logits(folder), expected)
+    (note,) = open_checkpoint(folder).notes
+    assert note.startswith(f"{folder}: {len(names)} tensor") and note.isprintable()
+    listed = sorted(names)[:3] if len(names) > 3 else names
+    assert all(repr(name) in note for name in listed)
+    assert (f" and {len(names) - 3} more" in note) == (len(names) > 3)
+
+
+def test_fewer_layers_than_the_files_have(folder):
+    change(folder, num_hidden_layers=1)
+    (note,) = open_checkpoint(folder).notes
+    assert "9 tensors are left out" in note and "'model.layers.1.input_layernorm.weight'" in note
+
+
+def test_a_command_prints_one_line_about_the_tensors_it_leaves_out(folder):
+    extra = {"v_head.weight": np.ones(4, np.float32)}
+    families.write_safetensors(folder / "model.safetensors", families.random_tensors(CONFIG) | extra)
+    written = processes.run_llamaspec(
+        "logits", "--tokens", "5,7", "--out", str(folder / "x.npy"), "--model", str(folder)
+    )
+    assert [line for line in written.err.splitlines() if "v_head" in line] == [*open_checkpoint(folder).notes]
+
+
+@pytest.mark.parametrize(
+    ("tied", "name"), [(False, "lm_head"), (False, "model.embed_tokens"), (True, "model.embed_tokens")]
+)
+def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
+    """Rows beyond the tokenizer's tokens may hold a NaN: they count as 0, and a note says so."""
+    config = CONFIG | {"vocab_size": 260, "bos_token_id": None, "eos_token_id": 257, "tie_word_embeddings": tied}
+    tensors = families.random_tensors(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<|endoftext|>", "<|im_end|>")))
+
+    def write(row: int, number: float) -> None:
+        matrix = tensors[f"{name}.weight"].copy()
+        matrix[row, 3] = number
+        families.write_safetensors(tmp_path / "model.safetensors", tensors | {f"{name}.weight": matrix})
+
+    def run() -> tuple[np.ndarray, tuple[str, ...]]:
+        checkpoint = fitted_if_any(open_checkpoint(tmp_path), None)
+        return load_backend(checkpoint, RunOptions(backend="reference")).logits([5, 7, 9, 11]), checkpoint.notes
+
+    write(0, float(tensors[f"{name}.weight"][0, 3]))
+    expected, no_notes = run()
+    assert no_notes == ()
+    write(259, float("nan"))
+    actual, (note,) = run()
+    np.testing.assert_array_equal(actual[:, :258], expected[:, :258])
+    assert f"1 row that no token uses of {name}.weight, from row 259 on" in note
+    write(257, float("inf"))
+    with pytest.raises(CheckpointError, match=r"\[257, 3\] is inf, not a finite number"):
+        run()
+
+
+TWO_FILES = {
+    "GPT2Tokenizer": ({"tokenizer_class": "GPT2Tokenizer"}, {}),
+    "Qwen2Tokenizer": ({"tokenizer_class": "Qwen2TokenizerFast"}, {}),
+    "GPTNeoXTokenizer": ({"tokenizer_class": "GPTNeoXTokenizer"}, {}),
+    "by the model's type": ({}, {"model_type": "qwen3"}),
+    "with a prefix": ({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", TWO_FILES)
+def test_a_tokenizer_may_be_a_vocab_and_merges(tmp_path, kind):
+    """vocab.json and merges.txt give the ids of the class that tokenizer_config.json or the model's type names."""
+    config, model = TWO_FILES[kind]
+    tokenizer = write_two_files(tmp_path, config, model)
+    text = "she's 12 Cafe\u0301  \n<|endoftext|>"
+    cut = {"GPT2Tokenizer": "Ġ12", "GPTNeoXTokenizer": "Ġ12", "with a prefix": "Ġ12"}.get(kind, "1")
+    pieces = [tokenizer.piece(id) for id in tokenizer.encode(text)]
+    assert cut in pieces and ("Ã©" in "".join(pieces)) == (kind not in ("GPT2Tokenizer", "with a prefix"))
+    assert tokenizer.special["<|endoftext|>"] not in tokenizer.encode(text)
+    assert tokenizer.bos is None and tokenizer.eos == tokenizer.special["<|endoftext|>"]
+    begins = decode(tokenizer, tokenizer.encode("she"))
+    assert begins == (" she" if kind == "with a prefix" else "she")
+
+
+def write_two_files(folder: Path, config: dict[str, Any], model: dict[str, Any]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = ["1 2", "Ġ 12", "Ã ©", "s h", "sh e"]
+    names = [*alphabet, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(model))
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("merges.txt", b"1 2\n1 2 3\n", 'merges.txt: line 2 is "1 2 3", expected two tokens'),
+        ("merges.txt", b"1 2\n\xff 3\n", "merges.txt: is not UTF-8: its byte 4 is 0xff"),
+        ("merges.txt", b"1 3\n", 'a merge makes "13", which is not in the vocabulary'),
+        ("vocab.json", b'{"a": 0, "a": 1}', '"a" is there twice'),
+        ("vocab.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"{}", "config.json: has no tokenizer_class, expected one of GPT2Tokenizer,"),
+        ("tokenizer_config.json", b'{"tokenizer_class": "XTokenizer"}', 'has tokenizer_class "XTokenizer", expected'),
+    ],
+)
+def test_a_vocab_and_merges_that_cannot_be_used(tmp_path, name, content, what):
+    write_two_files(tmp_path, {"tokenizer_class": "GPT2Tokenizer"}, {})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=what) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value).isprintable() and str(caught.value).startswith(str(tmp_path))
 
 
 def test_errors_say_what_is_likely(folder):

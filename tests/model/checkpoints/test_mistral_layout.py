@@ -1,4 +1,4 @@
-"""Mistral's own layout gives the same model as Hugging Face's layout of the same weights, number for number."""
+"""Mistral's own layout gives bit for bit the same model as Hugging Face's layout of the same weights."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict, dict]] = {
 
 
 def neighbors(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Move the rows that RoPE rotates together, i and i + head_dim / 2 of a head, next to each other."""
+    """Reorder rows so that the two rows of each RoPE pair, i and i + head_dim / 2 of a head, are neighbors."""
     size = len(matrix) // heads
     order = [head * size + i + half for head in range(heads) for i in range(size // 2) for half in (0, size // 2)]
     return matrix[order]

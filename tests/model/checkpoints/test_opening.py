@@ -15,6 +15,7 @@ from llamaspec.model.checkpoints.staging import new_directory, new_file
 from llamaspec.model.convert import convert
 from tests.support import families
 from tests.support.gguf_files import file_of
+from tests.support.processes import REPOSITORY
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
@@ -70,7 +71,7 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
 
 
 def cached(folder: Path) -> tuple[Path, Path]:
-    """Write a model in Hugging Face's cache; return its folder, and the snapshot with links to blobs."""
+    """Write a model in the layout of Hugging Face's cache; return its folder, and the snapshot with links to blobs."""
     model = folder / "models--owner--name"
     snapshot, blobs = model / "snapshots" / "abc", model / "blobs"
     snapshot.mkdir(parents=True)
@@ -131,7 +132,7 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
-    """A file cut short while it is read gives an error, not the SIGBUS of a page beyond the end."""
+    """If a file is truncated while it is read, reading raises an error, and SIGBUS does not end the process."""
     if kind == "gguf":
         path = place = file_of(CONFIG, families.random_tensors(CONFIG)).write(tmp_path / "x.gguf")
     else:
@@ -158,12 +159,10 @@ with {maker}(sys.argv[1]) as staged:
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
 def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
-    """The next write to a place removes only the leftovers of killed writers to this place."""
+    """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
-    killed, living = (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for _ in range(2)
-    )
+    killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2))
     try:
         for process in (killed, living):
             assert process.stdout and process.stdout.readline() == "ready\n"

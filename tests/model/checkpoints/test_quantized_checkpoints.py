@@ -1,4 +1,4 @@
-"""Quantized matrices in Hugging Face folders: read as their writers define them, and written in the same layouts."""
+"""Quantized matrices in Hugging Face folders are read as the layout's library reads them, and written back."""
 
 import json
 import re
@@ -132,7 +132,7 @@ def _gptq(w: np.ndarray, *, bits: int, version: int, index: bool = True) -> Layo
 
 
 def _marlin(w: np.ndarray) -> Layout:
-    """Quantize to 4 bits in Marlin's order, as the golden gives it for a matrix of 64 rows and 16 columns."""
+    """Quantize to 4 bits in Marlin's order, which a golden file gives for a matrix of 64 rows and 16 columns."""
     q = symmetric.quantize(w, bits=4, block=(1, 32))
     (rows, cols), codes = w.shape, (q.codes + np.int8(8)).astype(np.uint8)
     tiles = codes.reshape(rows // 64, 4, 2, 8, cols // 16, 2, 4, 2).transpose(4, 0, 3, 6, 1, 7, 2, 5)
@@ -192,7 +192,7 @@ def _renamed(layout: Layout) -> Layout:
 
 
 def _fp8_static(w: np.ndarray) -> Layout:
-    """Store one FP8 scale without axes, and scales of inputs and cache, as AutoFP8 and Model Optimizer do."""
+    """Store one 0-dimensional FP8 scale, and scales of inputs and cache, as AutoFP8 and Model Optimizer do."""
     stored, meant = _fp8(w, block=(0, 0))
     scale = stored["weight_scale"].astype(np.float32).reshape(())
     return {**stored, "weight_scale": scale, "input_scale": np.array(3, np.float32), "k_scale": np.ones(1, "f4")}, meant
@@ -217,7 +217,7 @@ def _llm_int8(w: np.ndarray) -> Layout:
 
 
 def _bitnet(w: np.ndarray) -> Layout:
-    """Quantize to -1, 0 and 1, and pack four quarters of the rows into shared bytes, as transformers does."""
+    """Quantize to -1, 0 and 1, and pack the four quarters of the rows into the same bytes, as transformers does."""
     scale = np.float32(1 / np.abs(w).mean())
     codes = np.clip(np.rint(w * scale), -1, 1).astype(np.int8)
     quarters = (codes + 1).astype(np.uint8).reshape(4, -1, w.shape[1])
@@ -297,7 +297,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
-    """Write a checkpoint with all matrices except the head in `layout`, and return their weights."""
+    """Write a checkpoint with all matrices except the head in `layout`; return their exact weights by name."""
     settings, store = LAYOUTS[layout]
     return write_stored(folder, settings, lambda name, w: store(w))
 
@@ -305,7 +305,7 @@ def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
 def write_stored(
     folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint with all matrices except the head stored by `store`, and return their weights.
+    """Write a checkpoint with all matrices except the head stored by `store`; return their exact weights by name.
 
     `store` takes a matrix's name and the matrix, and returns the stored tensors by name and the exact weights.
     """
@@ -372,7 +372,7 @@ def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
 def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
-    """GPTQ with reordered columns runs in float32, with AutoGPTQ's weights scales[g_idx] (q - zeros[g_idx])."""
+    """GPTQ with reordered columns is decoded to float32 as AutoGPTQ decodes it: scales[g_idx] (q - zeros[g_idx])."""
     changes = {"bits": bits, "desc_act": True, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
 
     def store(w: np.ndarray) -> Layout:
@@ -402,7 +402,7 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatch):
-    """Integers of compressed-tensors with reordered columns are read by the group of each column in weight_g_idx."""
+    """In compressed-tensors files with reordered columns, weight_g_idx gives each column's group."""
 
     def store(w: np.ndarray) -> Layout:
         order = np.random.RandomState(w.shape[1]).permutation(w.shape[1])
@@ -419,7 +419,10 @@ def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatc
 
 
 def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
-    """Groups of modules may have different layouts, as llm-compressor mixes them; names go before classes."""
+    """Groups of modules may have different layouts, as llm-compressor writes.
+
+    Module names take precedence over classes.
+    """
     layouts = {"down_proj": "fp8 a row", "layers.1.self_attn": "packed 8 a row", "": "packed 4"}
     targets = {"down_proj": ["re:.*down_proj$"], "layers.1.self_attn": [], "": ["Linear"]}
     targets["layers.1.self_attn"] = [f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"]
@@ -493,7 +496,7 @@ def test_what_others_quantized_is_written_as_it_is(layout, tmp_path):
 
 
 def fails(folder: Path, layout: str, **changes: Any) -> str:
-    """Change keys of a layout's quantization_config, and return the message with which the checkpoint is refused."""
+    """Write a checkpoint with changed keys in its quantization_config; return the error message that refuses it."""
     write_layout(folder, layout)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes
@@ -506,7 +509,7 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
 
 
 def targeted(targets: list[Any]) -> dict[str, Any]:
-    """Return the groups of `DIFFERENT`: "a" targets all modules, "b" targets `targets`."""
+    """Return two config groups with different bits: "a" targets all linear modules, "b" targets `targets`."""
     return {"a": {**DIFFERENT["a"], "targets": ["Linear"]}, "b": {**DIFFERENT["b"], "targets": targets}}
 
 

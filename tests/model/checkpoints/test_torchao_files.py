@@ -1,4 +1,4 @@
-"""torchao's layouts in Hugging Face folders, read as torchao reads them."""
+"""torchao's layouts in Hugging Face folders are read as torchao reads them."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
 
 
 def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
-    """Check codes against the definition's bound; `t` is the unit roundoff of scales and zero points."""
+    """Check that decoded weights are near `w`; `t` is the unit roundoff of the scales and zero points."""
     scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
     bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
     assert np.all(np.abs(w - torchao_int4.dequantize(q)) <= bound)
@@ -73,7 +73,7 @@ def test_weights_are_within_half_a_step(weights):
 
 
 def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:
-    """Write a checkpoint with quantized matrices; return each as (code * scale, zero point to add).
+    """Write a checkpoint with quantized matrices; return for each matrix its code * scale, and the zero point to add.
 
     `changes` replace stored tensors of one module; None removes a tensor.
     """

@@ -1,4 +1,4 @@
-"""Families are found by module, and Qwen3-MoE's router switch is respected in every computation."""
+"""Each family has its own module, and every computation respects Qwen3-MoE's router switch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,10 +70,10 @@ def test_a_family_is_nearest_to_its_own_models(name):
 @given(seed=seeds)
 @example(seed=379)
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
-    """The reference, JAX (for one token and for several) and the error bound all keep the router's probabilities."""
+    """Without renormalization, the reference, JAX and the bounds weight experts by the router's probabilities."""
 
     def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:
-        """Return the exact results, and bounds on the errors of the computed ones."""
+        """Return the exact outputs, and bounds on the errors of the computed outputs."""
         checkpoint = random_checkpoint(config, seed=seed)
         layer = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1).layers[0]
         exact = load_reference_params(checkpoint).layers[0]

@@ -1,4 +1,4 @@
-"""Families beyond Llama: both backends against transformers, and round trips through every file format."""
+"""Families beyond Llama: both backends agree with transformers, and models survive every file format."""
 
 import json
 from dataclasses import fields, replace
@@ -51,7 +51,7 @@ FIRST = (*DECODED, "exaone4", "gpt-oss-mxfp4", "granite", "nemotron", "stablelm2
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Return a function that writes a golden's checkpoint once and opens it."""
+    """Return a function that writes the checkpoint of a golden once, and opens it."""
 
     @cache
     def of(name: str) -> Checkpoint:
@@ -63,7 +63,7 @@ def written(tmp_path_factory):
 
 
 def as_short(checkpoint: Checkpoint) -> Checkpoint:
-    """Give LongRoPE the form that it has for sequences as short as the goldens."""
+    """Return the checkpoint with LongRoPE's factors for short sequences, such as those of the goldens."""
     return replace(checkpoint, config=for_sequences(checkpoint.config, SEQ))
 
 
@@ -168,7 +168,7 @@ PLAIN = {field.name: field.default for field in fields(Config)}
 @pytest.mark.sampled(9)  # 25 cases, 2 s
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_golden_sees_every_switch_of_its_family(name, written):
-    """Resetting any switch of a family to its default moves the golden's logits beyond the limit."""
+    """Resetting any one switch of a family to its default moves the golden's logits beyond the allowed error."""
     golden, checkpoint = GOLDENS[name], written(name)
     right = exact_logits(checkpoint, golden)
     switches = [switch for switch in ("scaling", "windows", *checkpoint.config.beyond_llama()) if switch not in CHOICES]

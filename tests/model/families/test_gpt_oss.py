@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks in every form of attention, the layout of its experts, and code that refuses gpt-oss."""
+"""gpt-oss: attention sinks in every implementation of attention, the experts' layout, and code that refuses sinks."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,7 @@ CAPACITY, PAGE = 12, 4
 
 
 def in_pages(cache: LayerCache) -> LayerPages:
-    """Convert a cache of one sequence to pages in reverse order."""
+    """Convert a contiguous cache of one sequence to a paged cache with pages in reverse order."""
     k, v = (a[0].reshape(a.shape[1], -1, PAGE, a.shape[3]).swapaxes(0, 1)[::-1] for a in cache)
     return LayerPages(k, v, jnp.arange(CAPACITY // PAGE, dtype=jnp.int32)[None, ::-1])
 
@@ -84,7 +84,7 @@ def test_sinks_are_within_the_bound_in_every_form(form, seq: int, kv_heads: int,
 
 
 def opened(directory: Path, golden: dict, changes: dict[str, np.ndarray | None]):
-    """Open a golden's checkpoint after replacing or removing the tensors in `changes`."""
+    """Write and open a golden's checkpoint, with the tensors in `changes` replaced, or removed if None."""
     (directory / "config.json").write_text(json.dumps(golden["config"]))
     tensors = random_tensors(golden["config"], golden["tensors"]) | changes
     write_safetensors(directory / "model.safetensors", {name: a for name, a in tensors.items() if a is not None})

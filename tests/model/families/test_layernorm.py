@@ -1,4 +1,4 @@
-"""LayerNorm and the switches that come with it: what llama.cpp lacks, and models that pages for Llamas refuse."""
+"""LayerNorm and related switches: values, what llama.cpp cannot express, and refusals by code for Llama only."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
 
 
 def test_a_file_of_few_tensors_names_no_norm_for_each_of_many_heads(tmp_path):
-    """A wrong number of heads is refused before the reader names a norm for each of billions of heads."""
+    """2^30 heads in config.json are refused before the reader lists one norm tensor per head."""
     write_huggingface(random_checkpoint(HEADS, seed=0), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     values = json.loads(config.read_text())

@@ -1,4 +1,4 @@
-"""`doctor MODEL` names every fault with its measurement and a fix, and finds no fault in a good checkpoint."""
+"""`doctor MODEL` reports every fault with a measurement and a fix, and reports no fault of a good checkpoint."""
 
 import json
 import re
@@ -34,7 +34,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tensors: tensors, **config: object) -> Path:
-    """Write the built-in model with changed weights and changed keys in its config.json."""
+    """Write the built-in model with changed weights and with changed keys in its config.json."""
     shutil.copytree(STORIES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     values = json.loads((folder / "config.json").read_text())
     if "rope_theta" in config or "rope_scaling" in config:
@@ -47,14 +47,14 @@ def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tens
 
 
 def story(folder: Path, *, characters: int = 200) -> Path:
-    """Write the beginning of doctor's default text, because each trial runs the model over the whole text."""
+    """Write the first characters of doctor's default text: shorter, because each trial evaluates the whole text."""
     path = folder / "story.txt"
     path.write_text(TEXT[:characters])
     return path
 
 
 def silent(folder: Path) -> Path:
-    """Remove the tokenizer, so that doctor skips the trials on a text, which take seconds."""
+    """Remove the tokenizer, so that doctor skips its trials on a text, which take seconds."""
     (folder / "tokenizer.model").unlink()
     return folder
 
@@ -106,7 +106,7 @@ def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
 
 
 def test_a_change_is_named_by_the_keys_of_its_own_file():
-    """The suggested keys for Mistral's layout are keys of params.json that its reader uses."""
+    """For a model in Mistral's layout, doctor suggests keys that Mistral's params.json has."""
     config = replace(SMALL, tied=False, scaling=LinearScaling(4.0))
     checkpoint = replace(random_checkpoint(config, seed=0), format="mistral")
     tried = try_changes(checkpoint, EvalText([1, 2, 3], 3)).tried
@@ -171,7 +171,7 @@ def test_scales_of_zero(tmp_path):
 
 
 def test_a_code_that_is_no_number(tmp_path):
-    """NaN codes are a fault: e4m3 has two of them, and MXFP4's scales have one."""
+    """A NaN is reported as a fault: as a code of e4m3 weights, or as a scale of MXFP4 weights."""
     for scheme, part, nan in (("fp8", "weight", 0xFF), ("mxfp4", "weight_scale", 0xFF)):
         folder = tmp_path / scheme
         write_huggingface(quantized(open_checkpoint(STORIES), scheme), folder)
@@ -199,7 +199,7 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """Return only the faults of tokenizer and template, since every run over a text takes seconds."""
+    """Return doctor's faults in the tokenizer and the template, without its trials on a text, which take seconds."""
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
 
@@ -252,7 +252,7 @@ def test_no_fault_is_found_in_the_good_goldens(tmp_path, name):
 
 
 def in_type(type: str, spoil: Callable[[np.ndarray], None], path: Path) -> Path:
-    """Write a model with all matrices in `type` and row 3 set to 0; `spoil` changes the bytes of blk.0.ffn_up."""
+    """Write a GGUF model with all matrices in `type` and row 3 set to 0; `spoil` changes the bytes of blk.0.ffn_up."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     tensors = families.random_tensors(config)
     for name, tensor in tensors.items():
@@ -274,7 +274,10 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """One zero scale in a superblock is no fault, since ggml may round a group's scale to 0; a zero d for all is."""
+    """A superblock with one group scale of 0 is no fault, since ggml may round a scale to 0.
+
+    A superblock with d = 0 is one.
+    """
 
     def one_scale(packed: np.ndarray) -> None:
         packed[5, 192] = 0

@@ -1,4 +1,4 @@
-"""`doctor` on a simulated GPU: why an op does not run as a kernel."""
+"""`doctor` on a simulated GPU states for each op why it does not run as a kernel."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Perplexity and divergence: computed by hand, by laws, and against transformers (goldens/eval.json)."""
+"""Perplexity and divergence, compared with sums by hand, mathematical laws, and transformers (goldens/eval.json)."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ GOLDEN = read_golden("eval")
 
 
 class Bigrams:
-    """Model that looks up the next token's logits by the last token."""
+    """A model that looks up the next token's logits by the last token."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part
@@ -59,7 +59,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, data):
-    """If logits depend only on the last token, loss and divergence are sums over a table, for any windows."""
+    """If logits depend only on the last token, loss and divergence equal sums over a table, for any windows."""
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))
@@ -86,7 +86,7 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
 
 
 class Counting:
-    """Model with logits that depend only on the position."""
+    """A model with logits that depend only on the position."""
 
     def __init__(self, logits: np.ndarray):
         self.table = logits
@@ -135,13 +135,13 @@ def test_weights_that_overflow_are_reported():
 
 
 def loss_bound(golden: dict) -> float:
-    """Twice the allowed error of the logits, 1e-5 of the largest, as in tests/model/test_model_against_reference.py."""
+    """Return twice the allowed error of logits (1e-5 of the largest: tests/model/test_model_against_reference.py)."""
     return 2e-5 * golden["largest_logit"]
 
 
 @pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.slow), "reference"])
 def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path, backend):
-    """Loss and divergence of a q4 model equal transformers' within a bound.
+    """Loss and divergence of a q4 model equal transformers' values within a bound.
 
     A divergence averages log p - log q over p. Errors of e in the logits change it by 4 e, and change p by a factor of
     e^2e.
@@ -178,7 +178,7 @@ def test_windows_are_those_of_transformers(data):
 
 
 def test_each_tensor_alone():
-    """Each differing tensor is named, with the cost of changing only this tensor."""
+    """`compare_by_tensor` lists each quantized tensor with the divergence that quantizing only this tensor causes."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
     running = load_backend(decoded(base), RunOptions(backend="reference"))
@@ -235,7 +235,7 @@ def test_a_full_disk_is_one_line(monkeypatch):
 @pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
-    """`with_weights` replaces the changed tensor and reads no other tensor again, also from an equal copy of `base`."""
+    """`with_weights` replaces only the changed tensor and rereads no other, also if `base` is an equal copy."""
     base, second = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
     model = load_backend(decoded(base))
     assert isinstance(model, JaxBackend)

@@ -1,4 +1,4 @@
-"""With activations rounded as llama.cpp rounds them, our logits equal llama.cpp's (goldens/gguf.json)."""
+"""If activations are rounded as llama.cpp rounds them, our logits equal llama.cpp's (goldens/gguf.json)."""
 
 import base64
 from collections.abc import Callable
@@ -56,7 +56,7 @@ CHANGED = {"Q4_1": range(3, 10)}
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that makes the file of a type once: the same file that llama.cpp read."""
+    """Return a function that writes the file of a type once, with the bytes that llama.cpp read for the golden."""
     folder, paths = tmp_path_factory.mktemp("gguf"), {}
 
     def path(name: str) -> Path:
@@ -83,7 +83,7 @@ def test_logits_are_those_of_llama_cpp(file, name):
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each number's distance to the nearest tie, in steps, and the size of a step."""
+    """Return each number's distance to the nearest rounding tie, in steps, and the size of a step."""
     if to == "q8_0":
         most = np.abs(x.reshape(*x.shape[:-1], -1, 32)).max(axis=-1).repeat(32, axis=-1)
         steps, step = x * (np.float32(127) / most), (most / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -95,10 +95,10 @@ def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "position"), [*FLIPPED.items(), ("float16", 0)])
 def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
-    """Rounding one number at a tie to the other side gives llama.cpp's logits for the whole position.
+    """Rounding one number at a tie to the other side reproduces llama.cpp's logits of the whole position.
 
     For float16, only the first position is checked: ties are 2^-11 apart, and later positions have several numbers
-    within float32's noise of one.
+    within float32's noise of a tie.
     """
     path = file(name)
     to = "q8_0" if name in make_gguf.TYPES else name
@@ -126,7 +126,8 @@ def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
 
 
 def test_the_tie_of_q5_0(file, monkeypatch):
-    """Feature 96 of one rmsnorm is at a tie for us and not for llama.cpp, which explains the one different position.
+    """Feature 96 of one rmsnorm is at a rounding tie for us but not for llama.cpp, which explains the one different
+    position.
 
     In the second layer the feature is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 float32 steps away. Times 127
     / 2.277141, the largest of its block, these are -19.500002 and -19.499998, with the codes -20 and -19. From
@@ -154,7 +155,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
 
 
 def in_steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the q8_0 codes of `x`, and the numbers before rounding."""
+    """Return the q8_0 codes of `x`, and the scaled numbers before they are rounded to codes."""
     blocks = x.reshape(-1, 32)
     steps = (blocks * (np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True))).ravel()
     return np.rint(steps), steps
@@ -195,7 +196,7 @@ def jax_logits(checkpoint: Checkpoint, roundings_by_name: dict[str, str]) -> np.
 @pytest.mark.sampled(1)  # 4 to 5 s each
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "mxfp4", "Q5_0", "Q5_1", "Q4_K", "bfloat16"])
 def test_jax_emulates_too(file, name):
-    """JAX's emulated logits equal the reference's at one position at least; others may differ by ties."""
+    """JAX's emulated logits equal the reference's at one or more positions; a tie may change the other positions."""
     path = file(name)
     checkpoint = open_checkpoint(path)
     actual = jax_logits(checkpoint, roundings(checkpoint, "ggml"))
@@ -206,7 +207,7 @@ def test_jax_emulates_too(file, name):
 
 @given(noise=noises)
 def test_a_product_is_that_of_the_reference(noise):
-    """One product on the same vector is within its usual bound, since no number can cross a tie."""
+    """A product with rounded activations is within its usual error bound: both sides round the same vector."""
     x, w = noise(2, 256), noise(3, 256)
     for to in ("q8_0", "q8_k", "int8"):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
@@ -228,7 +229,7 @@ def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
 
 
 def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
-    """`RoundingArray` multiplies minima by the sums that q8_1 appends, also for each expert's matrix."""
+    """`RoundingArray` multiplies the minima by the sums that q8_1 stores, also for each expert's matrix."""
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
     numbers = ggml_activations.q8_1(x)
@@ -242,7 +243,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_is_for_all_that_is_quantized(name):
-    """q8_0 activations apply to every matrix of q8, experts included, with the same logits on both backends."""
+    """Activations are rounded to q8_0 for every matrix of a q8 model, experts included, alike on both backends."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
@@ -255,7 +256,7 @@ def test_q8_0_is_for_all_that_is_quantized(name):
 
 @pytest.mark.slow  # 10 s
 def test_int8_is_for_what_is_in_int8():
-    """int8 activations, with one scale per token, apply to every matrix of q8_row, on both backends."""
+    """Activations are rounded to int8, one scale per token, for every matrix of a q8_row model, on both backends."""
     checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
     assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [

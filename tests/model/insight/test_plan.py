@@ -1,4 +1,4 @@
-"""`llamaspec inspect --plan`: a process uses as much memory as the plan predicts."""
+"""`llamaspec inspect --plan` predicts how much memory a process uses."""
 
 import json
 from contextlib import nullcontext
@@ -86,7 +86,7 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """Check that a process uses the planned memory within 5 % and 50 MB, in one of three runs.
+    """Check that in one of three runs, a process uses the planned memory within 5 % and 50 MB.
 
     Compilations that overlap sometimes took 70 MB more.
     """
@@ -235,7 +235,7 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """Memory in use before loading counts in a plan and is not free, so the plan fits exactly when loading would."""
+    """A plan says that a model fits exactly if loading would accept it. Both exclude memory in use before loading."""
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 
@@ -254,7 +254,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 
 
 def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoint:
-    """Give a checkpoint's matrices one dtype, and its norms and embedding another."""
+    """Give a checkpoint's matrices one dtype, and its norms and its embedding another dtype."""
     tensors = {
         name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else vectors))
         for name, tensor in checkpoint.tensors.items()
@@ -276,7 +276,7 @@ def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoi
     ],
 )
 def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, on_a_gpu):
-    """On a GPU, the matrices' dtype decides the default dtype: GGUF files have float32 norms with any matrices."""
+    """On a GPU, the dtype of the matrices decides the default dtype, since GGUF files always have float32 norms."""
     checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, vectors=vectors)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     assert choose_dtype(None, run, platform="gpu") == on_a_gpu
@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
 
 
 def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
-    """Memory of other programs is not free.
+    """Memory that other programs hold on a GPU is not free.
 
     JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.
     """

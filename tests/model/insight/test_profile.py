@@ -1,4 +1,4 @@
-"""`llamaspec profile`: XLA's trace gives the kernels that ran, and the time of a span is divided among its parts."""
+"""`llamaspec profile` finds the kernels that ran in XLA's trace, and divides a span's time among the model's parts."""
 
 import gzip
 import json
@@ -45,7 +45,10 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: pytest.MonkeyPatch):
-    """A second run without graphs gives the parts; on a CPU, which has no graphs, the same programs run twice."""
+    """If kernels ran in CUDA graphs, a second run without graphs gives the time of each part.
+
+    On a CPU both runs are equal.
+    """
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     subject = choose_model(model="", shape="tiny", dtype="float32", quantize=None)
     programs, shapes = subject.compiled(longest=40, batch=1)
@@ -61,7 +64,7 @@ def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: py
 def h200() -> dict[str, Any]:
     """Load traces of TinyLlama in q8 on an H200, with and without CUDA graphs: a chunk of 256 tokens, and two steps.
 
-    `parts` maps instructions to parts. The traces are from jax 0.11.2; two of 128 steps are kept.
+    `parts` maps instructions to parts of the model. The traces are from jax 0.11.2; two of 128 steps are kept.
     """
     return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
 
@@ -76,7 +79,7 @@ def test_kernels_in_a_graph_carry_no_instruction_and_a_loop_shows_one_round(h200
 
 
 def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
-    """The time of each part is the sum of its kernels' times, which we found in the trace by hand."""
+    """The time of each part of the model is the sum of its kernels' times, which we read off the trace by hand."""
 
     def microseconds(span: str) -> tuple[dict[str | None, float], float]:
         ran, start, end = events_of(h200["graphs"], f"{span} 0")
@@ -117,7 +120,10 @@ def test_kernels_that_no_graph_recorded_take_the_time_of_the_other_run():
 
 
 def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
-    """Most instructions have a named part. We count instructions, since times of a small model are noise."""
+    """Most XLA instructions belong to a named part.
+
+    Instructions are counted, because times of a small model are noise.
+    """
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     programs, _ = choose_model(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
     for program in (programs.prefill, programs.decode(True)):

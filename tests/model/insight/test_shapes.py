@@ -1,4 +1,4 @@
-"""Parameter counts of the published shapes, against the counts that their publishers give."""
+"""Parameter counts of the published shapes equal the counts that their publishers state."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""CPU attention as XLA compiles it: one query reads keys in place, and prompts read small spans."""
+"""Attention on a CPU as XLA compiles it: a single query reads keys in place, and prompts read small spans of keys."""
 
 import re
 from dataclasses import replace
@@ -22,7 +22,7 @@ HEADS, HEAD_DIM = 2, 64
 
 
 def attending(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window: int | None = None):
-    """Compile attention of q [seq, heads, head_dim] from position `start` on over k and v [rows, heads, head_dim]."""
+    """Compile attention of q [seq, heads, head_dim], from position `start` on, over k and v [rows, heads, head_dim]."""
     config = replace(SMALL, heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[2])
     cache = LayerCache(*(jnp.asarray(rows.swapaxes(0, 1)[None]) for rows in (k, v)))
     at = jnp.arange(start, start + len(q), dtype=jnp.int32)[None]
@@ -57,7 +57,7 @@ def test_one_query_is_within_the_bound(noise, capacity, start, window):
 
 @pytest.mark.parametrize("seq", [1, 3])
 def test_no_row_is_read_past_the_span_in_use(seq: int):
-    """A NaN past the span would reach the result, because 0 NaN is NaN."""
+    """Attention reads no cache row after the span in use: a NaN there would reach the result, because 0 NaN is NaN."""
     rng = np.random.default_rng(0)
     capacity, start = 3 * PROMPT_SPANS.longest, PROMPT_SPANS.longest + 10
     q, k, v = (rng.standard_normal((rows, HEADS, HEAD_DIM), np.float32) for rows in (seq, capacity, capacity))
@@ -66,7 +66,7 @@ def test_no_row_is_read_past_the_span_in_use(seq: int):
 
 
 def test_one_query_copies_no_keys():
-    """Attention of one query writes no copy of the keys; a dot would first copy the span out of the cache."""
+    """Attention of one query does not copy keys out of the cache, as a dot would do first."""
     q, k, v = (np.zeros((rows, HEADS, HEAD_DIM), np.float32) for rows in (1, 192, 192))
     text = attending(q, k, v, start=0)[0].as_text()
     assert text
@@ -77,7 +77,10 @@ def test_one_query_copies_no_keys():
 
 @pytest.mark.parametrize("kv_heads", [2, 12])
 def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
-    """The dot writes scores with one row per query; rows per key would need a transpose slower than the dot."""
+    """The dot writes scores with one row per query.
+
+    One row per key would need a transpose that is slower than the dot.
+    """
     heads, seq, rows = 12, 4, 192
     q, k, v = (np.zeros((n, of, HEAD_DIM), np.float32) for n, of in ((seq, heads), (rows, kv_heads), (rows, kv_heads)))
     text = attending(q, k, v, start=0)[0].as_text()
@@ -90,7 +93,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
 def test_both_cores_read_the_cache(heads: int, dtype: str):
-    """Both cores read the cache, even in the smallest span, where XLA runs sums of only 16 numbers on one core."""
+    """Attention uses both cores even in the smallest span, where XLA would run sums of only 16 numbers on one core."""
     q, k, v = (np.zeros((rows, heads, HEAD_DIM), dtype) for rows in (1, 256, 256))
     text = attending(q, k, v, start=0)[0].as_text()
     assert text

@@ -1,4 +1,4 @@
-"""XLA's CPU program of a decode step; `model.ops` writes its products so that this program is fast."""
+"""XLA's CPU program of a decode step has the fast form for which `model.ops` writes its products."""
 
 import re
 from functools import partial
@@ -55,7 +55,7 @@ def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
 
 
 def written(hlo: str) -> list[tuple[str, str, int]]:
-    """List (name, kind, count of numbers) of each instruction that writes memory, so none inside a fusion."""
+    """List the name, kind and size of each instruction that writes memory; instructions inside a fusion do not."""
     fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
     writes, inside = [], ""
     for line in hlo.splitlines():
@@ -93,7 +93,7 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_no_branch_asks_for_the_temperature(greedy: bool):
-    """The only branch picks attention's span of the cache.
+    """The program of a decode step has one branch, which picks the span of the cache that attention reads.
 
     Top-k and top-p are steps of one loop, so no branch tests the temperature.
     """
@@ -106,7 +106,7 @@ def test_no_branch_asks_for_the_temperature(greedy: bool):
 
 
 def test_what_is_left_out_of_the_loop_is_seen():
-    """Without its barrier, XLA widens narrow weights before the loop, and `written` must show that."""
+    """`written` detects weights that XLA widens before a loop, as happens without our barrier."""
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 
     def hoisted(w, x):
@@ -118,7 +118,7 @@ def test_what_is_left_out_of_the_loop_is_seen():
 
 
 def test_attention_reads_the_used_part_of_the_cache_alone():
-    """Rows past the span in use may be NaN: attention does not even multiply them by 0."""
+    """Attention does not even multiply rows after the span in use by 0: these rows may be NaN."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SPANS.smallest

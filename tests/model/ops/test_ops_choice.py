@@ -1,4 +1,4 @@
-"""The table of ops is built once, says why ops are not kernels, and falls back only on `Unsupported`."""
+"""The table of ops is built once, states why ops are not kernels, and falls back to XLA only on `Unsupported`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -51,7 +51,7 @@ def shapes(config: Config, dtype: np.dtype = BFLOAT16) -> Params:
 
 
 def in_codes(params: Params, form: str, group: int) -> Params:
-    """Give the shapes of `params` with matrices in codes, arranged as on a GPU that has the kernels."""
+    """Return the shapes of `params` with quantized matrices, arranged as for a GPU that has the kernels."""
 
     def coded(leaf: Any) -> Any:
         if leaf.ndim != 2:
@@ -65,7 +65,7 @@ def in_codes(params: Params, form: str, group: int) -> Params:
 
 @pytest.fixture
 def untraced() -> Iterator[None]:
-    """Clear JAX's traced kernels before and after a test."""
+    """Clear JAX's cache of traced kernels before and after a test."""
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -92,7 +92,7 @@ def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
-    """After a kernel was found to support the model, an error in it is raised; the op does not fall back."""
+    """An error in a kernel that was found to support the model is raised; the op does not fall back to XLA."""
     ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
     assert not any(reasons.values())
     jax.clear_caches()
@@ -109,13 +109,16 @@ def program(ops: Ops, call: Call) -> str:
 
 
 def lowered(call: Call) -> str:
-    """Lower XLA's form of a call, wrapped in a lambda so that the name of the op's function does not matter."""
+    """Lower XLA's op of a call.
+
+    A lambda wraps it, so that the name of the op's function does not appear in the result.
+    """
     op = getattr(XLA, call.op)
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
 
 
 def test_every_field_of_config_is_handled_harmless_or_refused_by_every_kernel():
-    """Every field of `Config` is in `FIELDS`; a new field must say which kernels compute with it or refuse it."""
+    """Every field of `Config` is in `FIELDS`, which says which kernels handle the field and which refuse it."""
     assert FIELDS.keys() == {field.name for field in fields(Config)}
     for known in FIELDS.values():
         assert not set(known.handled) & set(known.refused)
@@ -149,7 +152,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """XLA's form of each call for the unchanged model, to compare with changed fields."""
+    """XLA's lowered ops of the unchanged model, to compare with the ops of a changed config."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 
@@ -174,14 +177,14 @@ def test_a_field_that_is_harmless_to_an_op_does_not_change_its_plain_form(name, 
 
 @dataclass(frozen=True)
 class Newer(Config):
-    """Config with a switch that no kernel knows."""
+    """A config with a switch that no kernel knows."""
 
     nonlinearity: str = "silu"
 
 
 @dataclass(frozen=True)
 class Stranger(Newer):
-    """Config with a field that has no default."""
+    """A config with a field that has no default."""
 
     def __init__(self, **chosen: Any) -> None:
         super().__init__(**chosen)
@@ -214,7 +217,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 
 
 def test_a_table_for_silu_computes_no_gelu():
-    """A table is built for one config; a call with another config raises instead of running a kernel."""
+    """A table of ops is built for one config; a call with another config raises an error and runs no kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
@@ -236,7 +239,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """If no kernel reads a layer's feed-forward matrices, only these ops of this layer fall back to XLA's form."""
+    """If no kernel supports one layer's feed-forward matrices, only that layer's feed-forward ops fall back to XLA."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
@@ -284,7 +287,7 @@ def test_arguments_that_the_table_was_not_made_for_are_an_error():
 @pytest.mark.parametrize("chunk", [1, 8, 64])
 @pytest.mark.parametrize("cache_dtype", [BFLOAT16, np.dtype(np.int8)])
 def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype):
-    """Prompts, decoding and logits trace without an error, with the sizes that `load` compiles for."""
+    """Prefill, forward and decode trace without an error, with the shapes that `load` compiles for."""
     config = replace(TINY, windows=(5, None))
     layout = Layout(batch=1, capacity=72, chunk=chunk, burst=4, cache_dtype=cache_dtype)
     params = abstract_params(config, dtype=BFLOAT16, positions=layout.rows)
@@ -305,7 +308,7 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
 
 
 def test_tables_are_values():
-    """Two tables for the same arguments are equal and have one hash, so a program compiled for one serves the other."""
+    """Two tables of ops for the same arguments are equal and have the same hash, so they share compiled programs."""
     table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
     assert table == again and hash(table) == hash(again)
     assert table != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
@@ -313,7 +316,7 @@ def test_tables_are_values():
 
 
 def odd_models() -> Iterator[tuple[Config, Params, int]]:
-    """Generate models with widths, heads, groups or batches that some kernel does not support."""
+    """Yield models with widths, heads, groups or batches that some kernel does not support."""
     for dim, heads, kv_heads, head_dim, ffn, vocab in (
         (24, 4, 4, 6, 40, 50), (96, 3, 1, 32, 100, 33), (288, 6, 6, 48, 768, 320), (320, 9, 3, 64, 130, 51),
         (256, 18, 2, 64, 264, 64), (512, 66, 1, 64, 1, 8), (1032, 8, 8, 128, 1376, 1032), (1024, 16, 2, 256, 1027, 65),
@@ -337,7 +340,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
 
 @pytest.mark.slow  # 10 s
 def test_kernels_say_unsupported_of_all_that_they_do_not_take():
-    """Kernels raise only `Unsupported` for odd models; any other exception would end a command that could fall back."""
+    """For unsupported models, kernels raise only `Unsupported`. Any other exception would end a command."""
     refused = 0
     for config, params, batch in odd_models():
         _, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY - batch // 2)

@@ -1,4 +1,4 @@
-"""Both forms of paged attention against the reference, and a row's bits do not depend on the other rows."""
+"""Paged attention by XLA's and by the CPU's ops equals the reference, and a row's bits do not depend on other rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ ATTEND = jax.jit(partial(attend_pages, config=CONFIG), static_argnames="window")
 
 @partial(jax.jit, static_argnames="window")
 def attend_listed(q: jax.Array, cache: LayerPages, at: jax.Array, window: int | None) -> jax.Array:
-    """Compute `ATTEND` by the CPU's ops, with separate keys for each head."""
+    """Compute `ATTEND` with the CPU's op; every query head has its own key head."""
     assert q.shape[1:3] == (1, KV_HEADS)
     positions = Positions(at, jnp.zeros(()), jnp.zeros(()))
     return cpu_attend(q, cache, positions, window=window, config=replace(CONFIG, heads=KV_HEADS))
@@ -46,12 +46,12 @@ def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def contiguous(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return one sequence's keys or values, [capacity, kv_heads, head_dim]."""
+    """Return one sequence's keys or values from its pages, [capacity, kv_heads, head_dim]."""
     return pages[table].swapaxes(1, 2).reshape(-1, KV_HEADS, WIDTH)
 
 
 def spoil(pages: np.ndarray, table: np.ndarray, used: int) -> None:
-    """Write NaN to page 0 and to the places of a row from `used` on."""
+    """Write NaN to page 0, and to a sequence's positions from `used` on."""
     pages[0] = np.nan
     for place in range(used, BLOCKS * PAGE):
         pages[table[place // PAGE], :, place % PAGE] = np.nan
@@ -128,7 +128,7 @@ def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
 
 
 def test_xla_knows_that_no_two_places_are_written_at_once():
-    """XLA learns that indices are unique; otherwise a GPU writes a chunk with operations that wait for each other."""
+    """The HLO tells XLA that the indices are unique. Otherwise a GPU writes a chunk with atomic operations."""
     k, v, table = draw_pages(0, rows=BATCH)
     new, at = jnp.zeros((BATCH, 3, KV_HEADS, WIDTH)), jnp.full((BATCH, 3), -1)
     hlo = jax.jit(extended).lower(LayerPages(k, v, table), new, new, at).as_text()  # type: ignore

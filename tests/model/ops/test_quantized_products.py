@@ -1,4 +1,4 @@
-"""Products with quantized matrices: every code, scale and zero point counts."""
+"""Products with quantized matrices depend on every code, scale and zero point."""
 
 import re
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass
 class Matrix:
-    """Draw a quantized matrix: codes over their whole range, scales from 2^-4 to 2^4, minima that cancel weights."""
+    """Draws a quantized matrix: codes from their whole range, scales from 2^-4 to 2^4, minima that cancel weights."""
 
     form: Form
     zeros: bool
@@ -90,7 +90,7 @@ FORMS = {
 
 
 def placed(tensor: Tensor) -> QuantizedMatrix:
-    """Load the tensor as a model's head, and return the matrix on the device."""
+    """Load the tensor as a model's head, and return the resulting matrix on the device."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=tensor.shape[0], dim=tensor.shape[1]), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -100,7 +100,7 @@ def placed(tensor: Tensor) -> QuantizedMatrix:
 
 @given(matrix=matrices, shape=shapes, form=st.sampled_from(sorted(FORMS)), noise=noises, dtype=dtypes)
 def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
-    """A product is within the bound for a sum of `cols` products in any order, times a scale, plus minima."""
+    """A product is within the error bound of a sum of `cols` products in any order, times a scale, plus minima."""
     product, tokens = FORMS[form]
     tensor, part = matrix(*shape)
     x = noise(1, tokens, shape[1], dtype=dtype)
@@ -110,7 +110,7 @@ def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
 @pytest.mark.sampled(10)  # 28 cases, 6 s
 @pytest.mark.parametrize("kind", EVERY, ids=str)
 def test_every_kind_is_multiplied_as_one_token_needs_it(kind):
-    """`cpu_product` of one token, as in decoding on a CPU, is within its bound for every kind of codes."""
+    """`cpu_product` of one token, as in decoding on a CPU, is within its bound for every kind of quantized matrix."""
     tensor, part = Matrix(*kind, seed=5)(5, 512)
     x = Noise(seed=6)(1, 1, 512)
     assert_product(jax.jit(cpu_product)(x, placed(tensor)), x, tensor, part)
@@ -133,7 +133,7 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
 
 @given(matrix=matrices, shape=shapes)
 def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
-    """Each weight on the device is the exact one, rounded once; the padding is finite, as it is multiplied by 0."""
+    """Each weight on the device is the exact weight, rounded once. Padding is finite, because it is multiplied by 0."""
     tensor, part = matrix(*shape)
     assert tensor.codes
     exact = exact_weights(tensor.codes, part)
@@ -193,7 +193,7 @@ def test_matrices_that_are_stacked_stay_quantized_only_together():
 
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
 def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at_once):
-    """A prompt's product decodes a large matrix in blocks of rows, so the whole matrix is never in float32."""
+    """A prompt's product decodes a large matrix in blocks of rows, so that the whole matrix is never in float32."""
     monkeypatch.setattr(products, "MOST_DECODED", 16 * 192)
     tensor, part = Matrix("int4", False, 64, seed=3)(48, 172)
     x = Noise(seed=4)(1, MANY, 172)
@@ -213,7 +213,8 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 @pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
 def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, limit):
-    """A vector's result does not depend on the others; in one block it also equals the product of that vector only.
+    """A vector's product does not depend on the other vectors; if one block is enough, it equals the vector's single
+    product.
 
     XLA compiles a loop over several blocks differently. The program decodes no codes ahead: it needs only the memory of
     one vector's product and of one block's codes.
@@ -242,7 +243,7 @@ def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, li
 @pytest.mark.parametrize("count", [2, 8, 20])
 @pytest.mark.parametrize("form", [None, "int8"])
 def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: Form | None, count: int):
-    """A vector's bits depend neither on its place nor on its neighbors.
+    """The bits of a vector's product depend neither on its place in the batch nor on the other vectors.
 
     The matrix is the first operand of the dot, which XLA does not copy.
     """
@@ -261,7 +262,7 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
 
 @pytest.mark.parametrize("count", [8, 20, 65])
 def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_among_any_others(count: int):
-    """bfloat16 vectors, padded to registers, stay within the bound, and their bits do not depend on the neighbors."""
+    """Products of bfloat16 vectors, padded to registers, are within the bound and do not depend on other vectors."""
     bfloat16 = np.dtype(jnp.bfloat16)
     weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
     product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
@@ -282,7 +283,7 @@ def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_a
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
-    """A product keeps only the partial sums that plans count in memory: no float32 weights and no copied codes.
+    """A product on a CPU writes only the partial sums that plans count: no float32 weights and no copied codes.
 
     If the sums are too large for a cache, each one covers twice as many numbers: less than half a byte per weight of
     NF4.

@@ -1,4 +1,4 @@
-"""Common mistakes in sharing a model among devices; a walk over the ops must find each one.
+"""Deliberate mistakes in sharding a model over devices; a walk over the ops must detect each one.
 
 A mutant changes the table of ops, or the weights (so that the correct cut gives what a wrong cut would), or replaces a
 function of `model.parallel`. `python -m tests.model.parallel.device_mutants` runs all mutants in a process with eight
@@ -27,7 +27,7 @@ DEALT = Walk("broad", 4, way="context")
 
 
 class Mutant(NamedTuple):
-    """Walk with at most one mistake."""
+    """A walk over the ops with at most one mistake."""
 
     walk: Walk
     least: float = 1000  # smallest error of the first wrong op, as a multiple of its bound
@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 
 
 def with_total(wrong_total: Callable) -> Callable:
-    """Return a maker of ops with `wrong_total` as the sum over devices."""
+    """Return a function that changes a table of ops: `wrong_total` replaces the sum over devices."""
 
     def make(ops: Any) -> Any:
         added = {op: partial(getattr(ops, op), total=wrong_total) for op in ("project_add", "down_add", "moe_add")}
@@ -76,7 +76,7 @@ def bias_of_experts_inside(ops: Any) -> Any:
 
 
 def sink_of_each_device(ops: Any) -> Any:
-    """Add the sink once per device: the log of the number of devices raises its score."""
+    """Count the attention sink once per device: adding the log of the number of devices to its score does this."""
 
     def attend(*arguments, sinks, **static):
         return context.attend_across(*arguments, sinks=sinks + jnp.log(lax.axis_size(AXIS)), **static)
@@ -93,7 +93,7 @@ def backwards(ops: Any) -> Any:
 
 
 def even_cut(arrays: Any, config: Any, devices: int) -> Any:
-    """Reorder weights so that the correct cut gives the parts that an even cut of [q; k; v] would give."""
+    """Reorder weights so that the correct cut gives the parts that an equal cut of [q; k; v] would give."""
     return _stacks_cut_evenly(arrays, config, devices, "qkv", "qkv")
 
 
@@ -112,13 +112,13 @@ def _stacks_cut_evenly(arrays: Any, config: Any, devices: int, parts: Any, field
 
 
 def other_head(arrays: Any, config: Any, devices: int) -> Any:
-    """Put each kv head on another head's device."""
+    """Put each key head on the device of another key head."""
     names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
     return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 
 
 def dealt_heads(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Assign kv heads to devices in turn; the correct cut gives each head to neighboring devices."""
+    """Deal key heads to devices in turn; the correct cut gives each device neighboring heads."""
     part = share.cut(weight, config, device=device, devices=devices)
     if part is None or weight.axes[part.axis] != "kv_heads":
         return part
@@ -127,19 +127,19 @@ def dealt_heads(weight: Any, config: Any, *, device: int, devices: int) -> Any:
 
 
 def first_sinks(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Give every device the sinks of the first heads."""
+    """Give every device the attention sinks of the first heads."""
     return share.cut(weight, config, device=0 if weight.part == "sinks" else device, devices=devices)
 
 
 def first_norms(config: Any, *, device: int, devices: int) -> Any:
-    """Give every device the norms of the first heads."""
+    """Give every device the norm weights of the first heads."""
     at = {name: weight for name, weight in share.held(config, device=0, devices=devices) if weight.head is not None}
     for name, weight in share.held(config, device=device, devices=devices):
         yield name, at.get(name, weight)
 
 
 def vocabulary_of_whole_parts(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Drop the rows of the head that remain after equal parts for all devices."""
+    """Drop the rows of the head that are left over after every device gets an equal part."""
     part = share.cut(weight, config, device=device, devices=devices)
     if part is None or weight.axes[part.axis] != "vocab":
         return part
@@ -169,7 +169,7 @@ def everyone_writes(rows: Any, new: Any, at: Any) -> Any:
 
 
 def attending(name: str, replacement: Callable) -> Callable:
-    """Return a maker of ops with attention over devices that uses `replacement` for the collective `lax.NAME`."""
+    """Return a function that changes a table of ops: `replacement` is called instead of the collective `lax.NAME`."""
 
     def make(ops: Any) -> Any:
         def attend(*arguments, **static):
@@ -182,7 +182,7 @@ def attending(name: str, replacement: Callable) -> Callable:
 
 
 def rows_as_positions(ops: Any) -> Any:
-    """Treat the cache rows of every device as the first positions of a sequence."""
+    """Treat the cache rows of every device as the first positions of the sequence."""
 
     def attend(*arguments, **static):
         with patch.object(lax, "axis_index", lambda _: 0):
@@ -238,7 +238,7 @@ MUTANTS = {
 
 @contextmanager
 def broken(mutant: Mutant) -> Iterator[None]:
-    """Apply the mutant's replacement within a block."""
+    """Apply a mutant's replacement inside a with block."""
     if not mutant.replaced:
         yield
         return
@@ -247,7 +247,7 @@ def broken(mutant: Mutant) -> Iterator[None]:
 
 
 def found(name: str) -> dict[str, Any]:
-    """Walk through the model with the mistake `name`."""
+    """Walk over the ops of a model with the mutant `name`; return what the walk detects."""
     mutant = MUTANTS[name]
     with broken(mutant):
         return walked(mutant.walk, mutant.ops, mutant.arrays)

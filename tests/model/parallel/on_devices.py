@@ -13,7 +13,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     served      answers of engines, for each number of devices in `SERVED`
     stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
     commands    exit code, stdout and stderr of every command of `COMMANDS`
-    shown       the same, for every command of `shown`
+    shown       exit code, stdout and stderr of every command of `shown`
 
 A case that raises ends the process with a traceback.
 """
@@ -30,14 +30,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.support.processes import REPOSITORY
+
 DEVICES = 8
 # These processes spend nearly all of their time on compilation; the compiled programs are small.
 COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 class Walk(NamedTuple):
-    """Case of `verify.judging.walk`: run a model's ops on several devices."""
+    """A case of `verify.judging.walk` that runs a model's ops on several devices."""
 
     model: str  # key of `configs()`
     devices: int
@@ -140,14 +141,14 @@ EARLY = ("--max-new-tokens", "40")
 
 
 def shown() -> dict[str, tuple[str, ...]]:
-    """Return the commands that docs/parallel.md shows, by verb; a generated text stops early here."""
+    """Return the commands that docs/parallel.md shows, by subcommand, with fewer tokens to generate."""
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
     typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
     return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
 
 
 def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]:
-    """Run this module, or another one, in a process with eight devices; return the printed object of each case."""
+    """Run a module in a process with eight devices; return the JSON object that it prints for each case."""
     flags = f"--xla_force_host_platform_device_count={DEVICES} {COMPILED_FAST}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -162,7 +163,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Return models with shapes that make mistakes visible."""
+    """Return models with shapes that make sharding mistakes visible."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
@@ -182,7 +183,7 @@ def configs() -> Mapping[str, Any]:
 
 
 def way_of(case: Walk, config: Any) -> Any:
-    """Return the sharding of a case. FSDP is a sharding only in these tests, since generation does not use it."""
+    """Return the sharding of a case. Only these tests use FSDP for generation."""
     from jax.sharding import PartitionSpec as P
 
     from llamaspec.model.parallel.gathered import gathered, row_layouts
@@ -196,7 +197,7 @@ def way_of(case: Walk, config: Any) -> Any:
     named = row_layouts(config, case.devices)
 
     class ByRows(Sharding):
-        """Sharding that puts a part of each matrix's rows, and the whole cache, on each device."""
+        """A sharding that gives each device some rows of every matrix, and the whole cache."""
 
         def config(self, config: Any, devices: int) -> Any:
             return config
@@ -225,7 +226,7 @@ def way_of(case: Walk, config: Any) -> Any:
 
 
 def stored(checkpoint: Any) -> Any:
-    """Remove the record of how codes were made, so that the checkpoint looks like a file of codes."""
+    """Remove the record of how codes were made, so that the checkpoint looks like a file with quantized weights."""
 
     def read(tensor: Any) -> Any:
         return tensor._replace(codes=tensor.codes and tensor.codes._replace(scheme="", source=None))
@@ -234,7 +235,7 @@ def stored(checkpoint: Any) -> Any:
 
 
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
-    """Run a prompt and a token through the ops.
+    """Run a prompt and one token through the ops of a case.
 
     Return the first wrong result, and the worst error as a multiple of its bound.
     """
@@ -274,7 +275,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 
 def told(way: Any, devices: int) -> dict[str, Any]:
-    """Generate the beginning of a story, sampled and greedy, and compute logits."""
+    """Generate the beginning of a story, sampled and greedy, and compute its logits."""
     from llamaspec.model.llama import load
     from llamaspec.model.options import SamplingOptions
 
@@ -289,7 +290,7 @@ def told(way: Any, devices: int) -> dict[str, Any]:
 
 
 def gradient(name: str) -> dict[str, Any]:
-    """Compare the gradient of a loss on four devices with one device's; errors are relative to its largest number."""
+    """Compare the gradient of a loss on four devices with one device's; the error is relative to the largest number."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -364,13 +365,14 @@ def gradient(name: str) -> dict[str, Any]:
 
 
 def served(devices: int) -> dict[str, Any]:
-    """Serve requests one by one, and then all at once with too few pages for all.
+    """Serve requests one by one, and then all at once with too few pages for all of them.
 
-    `paged` is true if a request was preempted and a request found pages in the prefix cache.
+    `paged` is true if a request was preempted and another one reused pages of the prefix cache.
     """
     import threading
 
     from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.options import RunOptions
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.serving.loading import load_engine
     from llamaspec.serving.request import Finished, Request
@@ -378,7 +380,7 @@ def served(devices: int) -> dict[str, Any]:
 
     config = replace(configs()["broad"], tied=False, context=128)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
-    engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
+    engine = load_engine(checkpoint, RunOptions(context=128, devices=devices), width=3, cached_tokens=128)
     requests = [
         Request(
             tuple(at % 49 + 1 for at in range(length)),
@@ -428,7 +430,7 @@ def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
 
 
 def spread_cache(name: str) -> dict[str, Any]:
-    """Compare logits of a prompt and two tokens with one device's, with the cache's rows on four devices."""
+    """Compare the logits of a prompt and two tokens on one device with those on four that share the cache's rows."""
     from unittest.mock import patch
 
     import jax
@@ -495,7 +497,7 @@ def spread_cache(name: str) -> dict[str, Any]:
 
 
 def switched() -> Mapping[str, Any]:
-    """Return models that combine the switches of several families."""
+    """Return models that combine switches of several families."""
     small = replace(configs()["broad"], heads=4, qk_norm=False, windows=None)
     return {
         "Gemma, Granite, SmolLM3": replace(
@@ -521,7 +523,7 @@ def switched() -> Mapping[str, Any]:
 
 
 def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
-    """Compare the logits of a prompt on several devices with the reference's."""
+    """Compare a prompt's logits on several devices with the reference's logits."""
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
@@ -566,7 +568,7 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
 def drawn(*, own_key: bool) -> dict[str, Any]:
     """Sample tokens on one device and on four.
 
-    With `own_key`, each device has its own random key, which is a mistake (transformers #36634).
+    With `own_key`, each device uses another random key, which is a mistake (transformers #36634).
     """
     from contextlib import nullcontext
     from unittest.mock import patch
@@ -590,7 +592,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
 
     def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
-        """Sample eight tokens; return them, and which tokens each device has seen."""
+        """Sample eight tokens; return the tokens, and the set of seen tokens on each device."""
         backend = load_backend(checkpoint, RunOptions(devices=devices, context=32))
         assert isinstance(backend, JaxBackend)
         options = SamplingOptions(temperature=1.0)
@@ -610,7 +612,7 @@ _alone: list[Any] = []
 def trained(kind: str) -> dict[str, Any]:
     """Train on two devices, once without a break and once killed and resumed.
 
-    Return the differences of the two results, and the difference from one device's training.
+    Return the difference between the two results, and their difference from training on one device.
     """
     import string
     import tempfile
@@ -693,7 +695,7 @@ def command(*arguments: str) -> dict[str, Any]:
 
 
 def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Return a function per command; the commands share a folder, and a machine profile that is measured briefly."""
+    """Return a function per command. The commands share one folder, and a machine profile that is measured briefly."""
     import tempfile
 
     from llamaspec.benchmarks.suites import multi_device as several
@@ -714,7 +716,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
 
 
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Return a function per case, in the order of the tables above."""
+    """Return a function per case of a kind, in the order of the tables above."""
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))

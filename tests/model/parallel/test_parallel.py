@@ -1,4 +1,4 @@
-"""A model on several devices: every op is within the bounds of one device, and common mistakes are found."""
+"""A model on several devices: every op is within the error bounds of one device, and sharding mistakes are detected."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
 
 @pytest.mark.slow  # 8 s
 def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
-    """Several devices give the tokens of one device; together or one by one, requests give the same bits."""
+    """On several devices, the engine answers as on one device, whether requests come together or one by one."""
     single, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
         assert served["same"] and served["paged"] and served["texts"] == single["texts"], devices

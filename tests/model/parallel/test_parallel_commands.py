@@ -1,4 +1,4 @@
-"""Commands on several devices: the examples of docs/parallel.md, and measurements that `inspect --plan` uses."""
+"""Commands on several devices: the examples in docs/parallel.md, and link speeds that `inspect --plan` uses."""
 
 import json
 import re

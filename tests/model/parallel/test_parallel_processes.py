@@ -1,6 +1,4 @@
-"""Several processes run one model: same text, each reads its part of the file, and a lost process gives a one-line
-error.
-"""
+"""Several processes run one model: they print one process's text, and report a lost process in one line."""
 
 import json
 import os
@@ -29,11 +27,10 @@ from llamaspec.model.parallel.processes import Group, Watch
 from llamaspec.model.parallel.reading import share_of
 from tests.model.parallel.on_devices import COMPILED_FAST
 from tests.support import tiny_tokenizers
-from tests.support.processes import MEASURED, run_llamaspec
+from tests.support.processes import MEASURED, REPOSITORY, run_llamaspec
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.waiting import PATIENCE, held_port, listens, until
 
-REPOSITORY = Path(__file__).parents[3]
 STORY = ("generate", "Once", "--seed", "7", "--context", "128")
 
 
@@ -48,8 +45,8 @@ def start(
 ):
     """Start `processes` processes of one command that meet at `port`, or only the process numbers in `which`.
 
-    Each process runs the Python code `first` before the command. With `peaks`, it writes its peak memory in KB to a
-    file in that folder.
+    Each process runs the Python code `first` before the command. With `peaks`, each process writes its peak memory in
+    KB to a file in that folder.
     """
     python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nfrom llamaspec import cli; cli.main()"]
     meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
@@ -69,7 +66,7 @@ def start(
 
 @pytest.fixture
 def started():
-    """Return `start` with its own port; processes that still run at the end of the test are killed."""
+    """Return `start` with a free port; processes that still run at the end of the test are killed."""
     all = []
 
     def begin(*arguments, **options):
@@ -90,7 +87,7 @@ def errors(process: subprocess.Popen) -> list[str]:
 
 @pytest.mark.slow  # 15 s
 def test_two_processes_tell_the_text_of_one(started, run):
-    """Two processes give the greedy text of one process."""
+    """Two processes generate the same greedy text as one process."""
     request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
     processes = started(*request)
     outputs = [process.communicate(timeout=PATIENCE) for process in processes]
@@ -102,7 +99,7 @@ def test_two_processes_tell_the_text_of_one(started, run):
 
 @pytest.mark.slow  # 30 s
 def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
-    """A chat and an evaluation give the output of one process.
+    """A chat and an evaluation on two processes print what one process prints.
 
     In the chat, only process 0 reads questions and writes a file.
     """
@@ -132,9 +129,9 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
 
 @pytest.mark.slow  # 20 s
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
-    """Two processes train to the same bits as two devices, optimizer included: a sum of two numbers has one order.
+    """Two processes train the same bits as two devices, also in the optimizer: a sum of two numbers has only one order.
 
-    `test_parallel.py` checks the result itself.
+    `test_parallel.py` checks the trained weights themselves.
     """
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
@@ -156,7 +153,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
 
 
 def held(process: int) -> str:
-    """Return code that stops one process in the middle of a text; the other processes wait for it without limit."""
+    """Return Python code that makes one process wait in the middle of a text, without limit."""
     return f"""
 import sys, threading
 from llamaspec.model.running import session
@@ -230,9 +227,10 @@ def ask_as_a_stranger(port: int) -> None:
 
 
 def test_processes_with_other_options_end_with_the_difference():
-    """Processes with different options end, and the message names the difference. A port probe counts as no process.
+    """Processes with different options end with a message that names the different option. A port scan does not count
+    as a process.
 
-    The processes here are threads, which end before the watch begins.
+    The processes here are threads, which end before processes start to watch each other.
     """
     equal, different = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
 
@@ -250,9 +248,10 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Processes compare their command and options, but not their numbers, addresses or parent folders of the model.
+    """Processes compare their commands and options, except for process numbers, addresses and the model's parent
+    folder.
 
-    Output files may differ, but a training that resumes compares what it would read there.
+    Output files may differ, but processes that resume a training compare the files that they would read.
     """
     options_by_command = []
 
@@ -327,7 +326,7 @@ print(json.dumps(read() - before))
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """Write a model so large that a second copy of half of it would exceed the 400 MB allowance."""
+    """Write a model so large that a second copy of half of it would exceed the allowance of 400 MB."""
     # A device's part of a row of o or down is at least 4 KB, because the system reads whole pages.
     config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
     folder = tmp_path_factory.mktemp("large") / "model"
@@ -337,7 +336,7 @@ def large(tmp_path_factory) -> Path:
 
 @pytest.mark.slow  # 25 s
 def test_a_process_reads_its_part_of_a_file(large):
-    """A process reads only its part of the file from disk, after the file is dropped from the page cache."""
+    """A process reads only its part of the model file from disk; the test drops the file from the page cache first."""
     (file,) = large.glob("*.safetensors")
     assert file.stat().st_size > 400e6
     with open(file, "rb") as opened:
@@ -358,7 +357,7 @@ def test_a_process_reads_its_part_of_a_file(large):
 
 @pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
-    """Peak memory of each process is at most its share of the weights plus 400 MB."""
+    """The peak memory of each process is at most its share of the weights plus 400 MB."""
     share = share_of(open_checkpoint(large), device=0, devices=2)
     weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
     request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")

@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and SmoothQuant on whole models: guarantees, written files, and refusals."""
+"""AWQ, GPTQ and SmoothQuant on whole models: error guarantees, written files, and refusals."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def random_windows(checkpoint: Checkpoint, seed: int) -> np.ndarray:
 
 
 def nearest(w: np.ndarray) -> np.ndarray:
-    """Round weights to the nearest code."""
+    """Round each weight to its nearest 4-bit code, and decode the codes."""
     return Q4.dequantize(Q4.quantize(w))
 
 
@@ -76,7 +76,7 @@ def sums(x: np.ndarray) -> Inputs:
 
 @given(noise=noises, split=st.integers(1, 4))
 def test_sums_over_parts_are_those_over_all(noise, split):
-    """Sums over parts of the inputs equal the sums over all, within float32's rounding."""
+    """Statistics of inputs that come in parts equal the statistics of all inputs, within float32's rounding."""
     x = noise(5, 6)
     observed = observe(map(jnp.asarray, np.split(x, [split])), gram=True)
     wide = x.astype(np.float64)
@@ -103,7 +103,7 @@ def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("rows", "cols"), [(3, 64), (5, 192), (2, 320)])
 def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
-    """GPTQ in blocks of columns gives the codes of plain GPTQ: no weight in these draws is near a tie."""
+    """GPTQ in blocks of columns chooses the codes of plain GPTQ; no drawn weight is near a rounding tie."""
     w, x = Noise(seed)(rows, cols, dtype=np.float64), correlated(seed, 2 * cols, cols)
     plain = gptq.quantize(w, x, bits=4, group=64, even=True)
     actual = gptq_codes(w, sums(x))
@@ -139,7 +139,10 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 @pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("name", FOUR_BITS)
 def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
-    """On the calibration inputs, no matrix has a larger error than rounding to nearest, and nearly every one gains."""
+    """On the calibration inputs, no matrix has a larger error than with rounding to nearest.
+
+    Most have a smaller one.
+    """
     ratios, method = [], METHODS[name]
 
     def compare(w: np.ndarray, q: np.ndarray, inputs: Inputs):
@@ -174,7 +177,7 @@ def read_all(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
 
 def sevens(checkpoint: Checkpoint) -> Checkpoint:
-    """Round matrices to weights k / 128 for integers |k| <= 127."""
+    """Round the weights of all matrices to k / 128 for integers k with |k| <= 127."""
 
     def rounded(tensor: Tensor) -> Tensor:
         w = (np.rint(tensor.read() * 128).clip(-127, 127) / 128).astype(np.float32)
@@ -185,7 +188,7 @@ def sevens(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def exact_codes(w: np.ndarray, inputs: Inputs) -> Quantized:
-    """Quantize each weight to an integer of 64 to 127 times a power of 2, which is exact for weights of `sevens`."""
+    """Quantize each weight exactly, to an integer of 64 to 127 times a power of 2, as weights of `sevens` allow."""
     magnitudes = np.where(w == 0, 1, np.abs(w))
     scales = 2.0 ** (np.floor(np.log2(magnitudes)) - 6)
     codes = (w / scales).astype(np.int8)
@@ -201,7 +204,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
-    """With factors of powers of 2 and without rounding, calibration changes tensors but not the results."""
+    """If calibration uses powers of 2 and no rounding, it changes tensors, but the model computes the same logits."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
     checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))
@@ -246,7 +249,7 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """GPTQ diverges less on unseen text than rounding to nearest does.
+    """Check that GPTQ diverges less on unseen text than rounding to nearest.
 
     AWQ is not checked: it helps with outlier features, which such small models lack.
     """
@@ -323,9 +326,9 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
-    """Between windows, memory holds the activations of only one layer.
+    """After each step of calibration, memory holds the activations of only one layer.
 
-    For each window they are the inputs of the layer and of its second half; at most two more arrays exist.
+    For each window these are the inputs of the layer and of its second half; at most two more arrays exist.
     """
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)
@@ -359,7 +362,7 @@ def test_progress_is_told_of_each_layer():
 
 
 def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch):
-    """The progress bar goes to stderr; without a terminal, only the last line is printed."""
+    """In a terminal, calibration shows a progress bar per layer on stderr; otherwise it prints only the last line."""
 
     def two_layers(checkpoint: Checkpoint, windows: np.ndarray, *, method: str, progress: Progress) -> Checkpoint:
         for layer in (1, 2):

@@ -1,4 +1,4 @@
-"""Quantized models against the reference with the decoded weights."""
+"""Quantized models compute what the reference computes with the decoded weights."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ NARROW = sorted(name for name, config in CONFIGS.items() if config.dim < 64)
 @settings(max_examples=share_of(8))  # each example compiles two programs
 @given(name=st.sampled_from(NARROW), scheme=st.sampled_from(sorted(SCHEMES)), table=st.booleans(), seed=seeds)
 def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
-    """Logits are within the plain model's bound, with one more rounding in each product, for the scale."""
+    """Logits are within the unquantized model's error bound, plus one rounding per product for the scale."""
     config = one_layer(CONFIGS[name])
     checkpoint = quantized(random_checkpoint(config, seed=seed), scheme)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -68,7 +68,7 @@ def test_both_backends_tell_the_same_story(scheme):
 
 
 def test_what_is_quantized():
-    """All matrices are quantized except embeddings, tied heads and routers."""
+    """All matrices are quantized except for embeddings, tied heads and routers."""
     for config in CONFIGS.values():
         tensors = quantized(random_checkpoint(config, seed=0), "q8").tensors
         plain = {name for name, tensor in tensors.items() if tensor.codes is None}
@@ -120,7 +120,7 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
 
 
 def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:
-    """Compute logits of the built-in model with `llamaspec logits`, once for each set of options in `forms`."""
+    """Compute logits of the built-in model with `llamaspec logits`, once for each list of options in `forms`."""
     logits = []
     for options in forms:
         file = folder / f"{len(logits)}.npy"
@@ -132,7 +132,7 @@ def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequen
 
 @pytest.mark.slow  # 9 s
 def test_logits_of_a_quantized_model(run, tmp_path):
-    """Both backends use the same quantized weights, which differ from the plain model's."""
+    """Both backends use the same quantized weights; their logits differ from the unquantized model's."""
     forms = ("--quantize", "q4"), ("--quantize", "q4", "--backend", "reference"), ("--backend", "reference")
     logits = written_logits(run, tmp_path, "1,5,9,200", forms)
     quantized, exact, plain = logits

@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: products are not autotuned where measurements showed no loss of speed."""
+"""XLA's options for programs of one sequence: products are not autotuned where we measured no loss of speed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,8 @@ def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, gr
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
-    """Programs of one sequence are compiled with these options; programs of several sequences have the platform's.
+    """Programs of one sequence are compiled with these options; programs of several sequences use the platform's
+    defaults.
 
     `generate` and its benchmarks compile with `compile_programs`.
     """

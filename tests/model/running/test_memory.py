@@ -85,7 +85,7 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
 
 
 def test_whoever_compiles_is_told_after_each_compilation():
-    """The callback `compiled` runs before weights are loaded, and again after the second decode program is compiled."""
+    """`compile_programs` calls `compiled` before weights are loaded, and again after the second decode program."""
     calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
@@ -112,7 +112,10 @@ FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 b
 
 
 def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
-    """A device that another program fills gives one line of error. The plan cannot know; only the device reports it."""
+    """If another program has filled the device, the error is one line.
+
+    No plan can know this; only the device reports it.
+    """
     checkpoint = random_checkpoint(SMALL, seed=0)
     backend = load_backend(checkpoint, RunOptions(context=16))
 

@@ -1,4 +1,4 @@
-"""Commands change settings of their process; the library does not."""
+"""Commands change settings of their process; the Python library does not."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Remove the settings from the environment until the end of the test."""
+    """Remove our settings from the environment for the duration of a test."""
     for name in SETTINGS:
         monkeypatch.setenv(name, "")  # makes monkeypatch restore the variable later
         monkeypatch.delenv(name)
@@ -37,7 +37,7 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
 def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(
     bare, ahead, fraction, other_fraction
 ):
-    """Set a memory fraction only if JAX allocates on demand and the user set none.
+    """A command sets a memory fraction only if JAX allocates on demand and the user has set no fraction.
 
     JAX's own code reads the result: it refuses two fractions, and preallocates for any other string.
     """
@@ -93,7 +93,7 @@ finally:
 @pytest.mark.slow  # 3 to 10 s each
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
-    """A command sets the environment before JAX is imported, which then sets a log level itself.
+    """A command sets the environment before JAX is imported, since JAX then sets its log level.
 
     `eval` imports JAX while it reads the text.
     """

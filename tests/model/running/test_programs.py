@@ -1,4 +1,4 @@
-"""Compiled programs: two serve all prompts and turns, a third another sampling method; weights are in memory once."""
+"""Two compiled programs serve all prompts and turns, a third one other sampling; weights are in memory once."""
 
 import io
 import itertools
@@ -38,7 +38,7 @@ def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """Return the list of programs that XLA compiles from now on."""
+    """Return a list to which every program that XLA compiles from now on is added."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -66,7 +66,10 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("greedy", [True, False])
 def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
-    """The other decode program is compiled once, on demand. Alternating temperatures give the reference's texts."""
+    """The other decode program is compiled once, when first needed.
+
+    Changing temperatures give the reference's texts.
+    """
     expected, reference = {}, make_llama("reference")
     for temperature in (0.0, 0.8, 1.2):
         expected[temperature] = ids_of(reference, temperature)
@@ -91,7 +94,10 @@ def ids_of(llama: Llama, temperature: float) -> list[int]:
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 @pytest.mark.parametrize("command", ["story", "chat"])
 def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, tmp_path, command, temperature):
-    """And a program for prompts where there is one. Each has a name of its own in JAX's cache."""
+    """A command compiles only its decode program, and for a prompt one prefill program.
+
+    Their names differ in JAX's cache.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
     code, out, err = run(command, "--temperature", temperature, "--seed", "3", "--max-new-tokens", "3")
@@ -140,7 +146,7 @@ assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_to
 
 
 def test_arguments_out_of_range_are_refused():
-    """Arguments out of range are refused, in a process without run-time type checks."""
+    """Arguments out of range are refused, also without run-time type checks, as in this separate process."""
     done = run_python(ARGUMENTS)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -235,7 +241,10 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 
 @pytest.mark.slow  # 5 s
 def test_the_end_of_a_long_cache_takes_no_more_memory():
-    """A long cache needs no extra memory: all scores of 64 queries, 32 heads and 32,768 keys would take 268 MB."""
+    """A long cache needs no memory beyond the plan.
+
+    All scores of 64 queries, 32 heads and 32,768 keys would take 268 MB.
+    """
     done = run_python(LONG)
     assert done.code == 0, done.err
     assert done.peak < int(done.out) + 400_000_000
@@ -270,7 +279,7 @@ print(cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backen
 
 @pytest.mark.slow  # 13 s
 def test_weights_are_in_memory_once(tmp_path):
-    """Loading and drawing needs at most the weights, the cache, and 400 MB for everything else."""
+    """Loading a model and drawing tokens needs at most the weights, the cache, and 400 MB for everything else."""
     model = tmp_path / "model.bin"
     assert run_python(WRITE, str(model)).code == 0
     weights = model.stat().st_size
@@ -281,7 +290,7 @@ def test_weights_are_in_memory_once(tmp_path):
 
 
 def overflowing(largest: float) -> Checkpoint:
-    """Make a model with logits beyond float32, because its finite head weights are too large."""
+    """Make a model with logits beyond float32: the weights of its head are finite but too large."""
     checkpoint = random_checkpoint(CONFIG, seed=0)
     head = checkpoint.tensors["lm_head.weight"]
     huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))

@@ -1,4 +1,4 @@
-"""GPU behavior, tested on a CPU: wide chunks for long prompts, and several threads that read weights."""
+"""Behavior on a GPU, tested on a CPU: wide chunks for long prompts, and several threads that read weights."""
 
 from dataclasses import replace
 from functools import partial
@@ -55,7 +55,7 @@ def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
 
 
 def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(narrow_and_wide):
-    """Prompts of any length give the same tokens with narrow and wide chunks, and the padding leaves no trace."""
+    """Narrow and wide chunks give the same tokens for prompts of any length. The padding does not change the cache."""
     narrow, wide = narrow_and_wide
     for length in (1, 9, 10, 17, 18, 25, 26, 33, 42, 43, 57, 58, 64, 65, 129, 190, 200):
         prompt = np.random.default_rng(length).integers(0, CONFIG.vocab, length).tolist()
@@ -70,7 +70,7 @@ def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(na
 
 
 class Planned(Exception):
-    """Raised after planning, before anything is compiled."""
+    """Raised after planning, to stop before anything is compiled."""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_programs_for_the_first_prompt_are_compiled_at_once():
 
 @pytest.fixture
 def compiled():
-    """Record the names of functions that XLA compiles."""
+    """Record the names of the functions that XLA compiles."""
     names = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -173,7 +173,7 @@ def bits(tree) -> list[bytes]:
 
 @pytest.mark.parametrize("scheme", [None, "q8", "mxfp4"])
 def test_several_readers_read_what_one_reads(monkeypatch, scheme):
-    """Several reader threads give the weights of one, quantized on the device as a whole, in parts, or by NumPy."""
+    """Several reader threads load the same bits as one thread, whether the device or NumPy quantizes."""
     checkpoint = random_checkpoint(replace(CONFIG, tied=scheme == "q8"), seed=0)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     load = partial(load_params, run, dtype=np.dtype(np.float32), positions=8)

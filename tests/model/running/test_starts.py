@@ -1,4 +1,4 @@
-"""Start of a command: its phases add up, and a second start loads its programs from disk without tracing."""
+"""How a command starts: the times of its phases add up, and a second start loads stored programs without tracing."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 @pytest.fixture
 def traced() -> Iterator[list[str]]:
-    """Return the list of functions that JAX traces into programs from now on."""
+    """Return a list to which every function that JAX traces from now on is added."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -57,7 +57,7 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
 
 
 def test_a_process_knows_its_age():
-    """`process_age` is at least the time slept before, and at most the time measured outside plus 0.02 s."""
+    """`process_age` is at least the time slept before, and at most 0.02 s more than the time measured outside."""
     began = time.perf_counter()
     done = run_python(
         "import time; time.sleep(0.3); from llamaspec.model.system import process_age; print(process_age())"
@@ -115,7 +115,7 @@ def loaded(folder: Path, **options) -> JaxBackend:
 
 
 def numbers(backend: JaxBackend) -> list[bytes]:
-    """Return the bits of a cache after a prompt."""
+    """Return the bits of the cache after a prompt."""
     cache = backend.extend(backend.start(), [3, 1, 4, 1, 5])
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(cache)]
 

@@ -19,22 +19,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from tests.support.processes import REPOSITORY
 
 
 class OtherTokenizers:
-    """Client of the process."""
+    """A client of the process that runs other tokenizers."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         assert process.stdin and process.stdout
         self._requests, self._answers = process.stdin, process.stdout
 
     def llama_cpp(self, file: Path, *texts: str, special: bool = False) -> list[list[int]]:
-        """Encode texts as llama.cpp does."""
+        """Return a function that encodes texts as llama.cpp does."""
         return self._ask(llama_cpp=str(file), texts=texts, special=special)
 
     def transformers(self, folder: Path, *texts: str) -> list[list[int]]:
-        """Encode texts as transformers does."""
+        """Return a function that encodes texts as transformers does."""
         return self._ask(transformers=str(folder), texts=texts)
 
     def _ask(self, **request: Any) -> list[list[int]]:
@@ -45,10 +45,10 @@ class OtherTokenizers:
 
 @contextmanager
 def other_tokenizers(python: str) -> Iterator[OtherTokenizers]:
-    """Start the process with a Python that has llama-cpp-python, transformers, or both."""
+    """Start the tokenizer process with a Python that has llama-cpp-python, transformers, or both."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(
-        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=ROOT, **pipes
+        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=REPOSITORY, **pipes
     ) as process:
         try:
             yield OtherTokenizers(process)

@@ -1,4 +1,4 @@
-"""Added and control tokens of SentencePiece models and GGUF files: found where llama.cpp and transformers find them.
+"""Added and control tokens of SentencePiece models and GGUF files are found where llama.cpp and transformers find them.
 
 The libraries run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
 """
@@ -47,7 +47,7 @@ texts = st.lists(parts | st.text(test_byte_bpe.characters, max_size=3), max_size
 
 
 def with_added(keys: Keys, names: dict[str, int]) -> Keys:
-    """Add tokens to the GGUF keys of a tokenizer; `names` maps each token to its type."""
+    """Add tokens to a tokenizer's GGUF keys; `names` maps each token's text to its type."""
     tokens, types = keys["tokenizer.ggml.tokens"][1][1], keys["tokenizer.ggml.token_type"][1][1]
     keys = keys | {
         "tokenizer.ggml.tokens": (ARRAY, (STRING, [*tokens, *names])),
@@ -96,7 +96,7 @@ def gguf(folder: Path, keys: Keys) -> Path:
 
 
 def folder_with(folder: Path, names: list[str], **config: Any) -> Path:
-    """Write a tokenizer.model and the two files that transformers uses for added tokens."""
+    """Write a tokenizer.model, and the two files from which transformers reads added tokens."""
     (folder / "tokenizer.model").write_bytes(trained_pieces())
     ids = {name: 450 + i for i, name in enumerate(names)}
     flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
@@ -122,7 +122,7 @@ def tokenizer(folders) -> Callable[[str], AnyTokenizer]:
 
 
 def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
-    """Encode a text, and return its added tokens and the strings between them."""
+    """Encode a text; return its added tokens, and the strings between them."""
     spelling, text_before = [], False
     for id in tokenizer.encode(text):
         piece = tokenizer.piece(id)
@@ -150,15 +150,16 @@ def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
     ],
 )
 def test_added_tokens_are_found_before_a_text_is_cut(tokenizer, kind, text, spelling):
-    """Added tokens are found before the text is split.
+    """Added tokens are found before the rest of a text is split into pieces.
 
-    All these cases were wrong: a space in a name was searched as "▁", and text after an added token did not start anew.
+    All these cases were wrong once: a space in a token's name was searched as "▁", and text after an added token did
+    not start anew.
     """
     assert spelled(tokenizer(kind), text) == spelling
 
 
 def brute_force(text: str, names: dict[str, Added]) -> list[str | int]:
-    """Split a text as llama.cpp does: by one name after another, longest first."""
+    """Split a text as llama.cpp does: search for one name after another, the longest name first."""
     parts: list[str | int] = [text]
     for name in sorted(names, key=lambda name: -len(name.encode())):
         unsplit, parts = parts, []
@@ -203,7 +204,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_many_names_take_no_longer(kind):
-    """Splitting 100,000 characters by many names stays within the time and memory of `tests.support.bounded`."""
+    """Splitting 100,000 characters by many token names stays within the limits of `tests.support.bounded`."""
     assert bounded.process().refusal(split_both, kind) is None
 
 
@@ -227,7 +228,10 @@ MARKERS = [
 @pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
-    """Control tokens are known by name, with any type in the file: text does not spell them, and `end` stops."""
+    """Control tokens are recognized by name, whatever their type in the file.
+
+    Text does not spell them, and `end` stops.
+    """
     begin, end = names
     keys = with_added(make(), dict.fromkeys(names, MISTAKES[mistake] or NORMAL))
     tokens = keys["tokenizer.ggml.tokens"][1][1]
@@ -245,7 +249,7 @@ def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
 
 
 def test_tokens_that_merges_make_stay_text(tmp_path):
-    """Tokens that look like markers but come from merges stay text, since code has such operators."""
+    """Tokens that look like chat markers but are the result of merges stay text, because code has such operators."""
     keys = with_added(byte_level_keys(), {"<|": NORMAL, "|>": NORMAL, "<|x|>": NORMAL, "x|>": NORMAL, "<|>": NORMAL})
     merges = keys["tokenizer.ggml.merges"][1][1]
     keys |= named(merges=(ARRAY, (STRING, ["< |", "| >", "x |>", "<| x|>", *merges])))
@@ -261,7 +265,7 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
 
 @pytest.mark.parametrize("kind", [kind for kind in GGUF if "Phi" not in kind and "phi" not in kind] + [*LEGACY])
 def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
-    """Converted to a folder and to a GGUF file, the tokenizer gives the same tokens when it is read again."""
+    """A tokenizer that is converted to a folder and to a GGUF file gives the same tokens when it is read again."""
     before = tokenizer(kind)
     files = tokenizer_files(before, named={}, templates={})
     for name, data in files.items():
@@ -274,7 +278,10 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
 
 
 def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
-    """All five end tokens of Qwen's files survive: llama.cpp knows some by name, and keys name the ends of turns."""
+    """All five end tokens of Qwen's files survive a conversion.
+
+    llama.cpp knows some of them by name, and GGUF keys name the ends of turns.
+    """
     ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
     first = open_checkpoint(model_with(tmp_path, keys))
@@ -286,9 +293,9 @@ def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
 
 
 def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
-    """A model's user-defined tokens get a GGUF spelling that llama.cpp finds.
+    """A model's user-defined tokens are written to GGUF in a spelling that llama.cpp finds.
 
-    SentencePiece searches them in text where a space is "▁"; llama.cpp searches them in text with plain spaces.
+    SentencePiece searches for them in text where a space is "▁"; llama.cpp searches in text with plain spaces.
     """
     proto = ModelProto()
     proto.ParseFromString(trained_pieces())
@@ -306,14 +313,14 @@ def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
 
 
 def test_letters_of_an_added_token_are_text(tmp_path):
-    """An added token's own letters are text: unlike in the byte-level vocabulary, "ö" is not the byte F6."""
+    """The letters of an added token decode as text: in a byte-level vocabulary, its "ö" would be the byte F6."""
     keys = with_added(byte_level_keys(), {"Größe": USER_DEFINED, "<ö>": USER_DEFINED})
     tokenizer = load_tokenizer(gguf(tmp_path, keys))
     assert decode(tokenizer, tokenizer.encode("x Größe y <ö>")) == "x Größe y <ö>"
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
-    """Text spells tokens that only added_tokens.json names, except chat markers and tokens named as bos_token etc."""
+    """Text can contain tokens that only added_tokens.json names, except chat markers and tokens such as eos_token."""
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
     added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
@@ -340,7 +347,7 @@ def unigram() -> bytes:
 
 
 def unigram_json(raw: bytes) -> dict[str, Any]:
-    """Convert a Unigram model to a tokenizer.json."""
+    """Convert a SentencePiece Unigram model to a tokenizer.json."""
     proto = ModelProto()
     proto.ParseFromString(raw)
     vocabulary = [[piece.piece, piece.score] for piece in proto.pieces]
@@ -385,7 +392,7 @@ def test_a_unigram_that_cannot_be_used(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
 def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
-    """Writing a Unigram tokenizer to GGUF is refused. It was once written as BPE, which gave other ids."""
+    """Writing a Unigram tokenizer to GGUF is refused. Earlier it was written as BPE, which gave other ids."""
     raw = unigram()
     (tmp_path / name).write_bytes(raw if name == "tokenizer.model" else json.dumps(unigram_json(raw)).encode())
     tokenizer = load_tokenizer(tmp_path)
@@ -433,5 +440,5 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 @given(text=texts.filter(lambda text: text[:1] not in (" ", "▁")))
 @example("<tool><tool>  \n\n  <tool>")
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
-    """Ids equal transformers', except for a space at the start of a text, where transformers 5 adds no second one."""
+    """Ids equal transformers', except at a leading space, to which transformers 5 adds no second space."""
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]

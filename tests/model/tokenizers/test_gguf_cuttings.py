@@ -1,4 +1,4 @@
-"""How byte-level tokenizers of GGUF files split a text, by the name of the pre-tokenizer, against llama.cpp's ids."""
+"""How byte-level tokenizers of GGUF files split a text: the pre-tokenizer's name decides, and ids equal llama.cpp's."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=6)
 
 @cache
 def vocabulary() -> dict[str, Any]:
-    """Train merges on texts that nothing has split, so that every split changes ids."""
+    """Train merges on unsplit texts, so that every way of splitting a text changes its ids."""
     corpus = [a + b + c for a in FRAGMENTS for b in FRAGMENTS for c in FRAGMENTS[::7]]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -81,7 +81,7 @@ def vocabulary() -> dict[str, Any]:
 
 
 def pieces(name: str, text: str) -> list[str]:
-    """Split a text with the tokenizers library."""
+    """Split a text with the tokenizers library by the pre-tokenizer `name`."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in CUTTINGS[name].patterns]
     return [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)]
 

@@ -1,4 +1,4 @@
-"""A tokenizer and a chat template in a GGUF file, against the same tokenizer in a separate file."""
+"""A tokenizer and a chat template in a GGUF file, compared with the same tokenizer in its usual file."""
 
 import json
 from functools import cache
@@ -69,7 +69,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer_pair(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
-    """Load a tokenizer from a GGUF file, and the same one from its usual file."""
+    """Load one tokenizer twice: from a GGUF file, and from its usual file."""
     folder = tmp_path_factory.mktemp("tokenizer")
     name, make = KINDS[request.param]
     raw, keys = make()
@@ -125,7 +125,7 @@ def test_no_space_in_front_where_the_file_says_so(tmp_path):
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_the_unknown_token_may_be_a_control_token(tmp_path, stated):
-    """The unknown token may have a control token's type, as llama.cpp's converter writes it since 2024."""
+    """The unknown token may have the type of a control token, as llama.cpp's converter has written it since 2024."""
     _, keys = sentencepiece()
     before = load_tokenizer(File(keys, {}).write(tmp_path / "before.gguf"))
     types = list(keys["tokenizer.ggml.token_type"][1][1])
@@ -149,7 +149,7 @@ def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
-    """Write a model with a vocabulary as large as the tokenizer's."""
+    """Write a GGUF model with a vocabulary as large as the tokenizer's."""
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-2"], "vocab_size": vocab}
     file = gguf_files.file_of(config, families.random_tensors(config))
@@ -251,7 +251,10 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
 
 @pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["abc"]), ("gpt-2", ["a", "b", "c"])])
 def test_only_llama_3_takes_a_word_that_is_a_token_whole(tmp_path, pre, pieces):
-    """Only Llama 3's tokenizer keeps a word that is a token, as llama.cpp does, even if no merges make it."""
+    """Llama 3's tokenizer keeps a word that is a token, even if no merges build it; GPT-2's does not.
+
+    So does llama.cpp.
+    """
     _, keys = byte_level(LLAMA3, pre)
     keys["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]))
     keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [1] * 257))

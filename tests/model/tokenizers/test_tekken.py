@@ -1,4 +1,4 @@
-"""Mistral's tekken.json, against the ids of Mistral's own library, and converted to other formats."""
+"""Mistral's tekken.json: ids equal those of Mistral's library, also after conversion to other formats."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_a_model_of_mistrals_has_the_same_text_in_every_format(tmp_path):
 
 
 def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
-    """Without a template, a chat is rendered as InstructTokenizerV7 of mistral-common 1.13.1 renders it."""
+    """Without a template, a chat is rendered as mistral-common 1.13.1 renders it with InstructTokenizerV7."""
     template = find_template(read(tekken([*BYTES, b"she"], LLAMA3, controls=120)), tmp_path)
     turns = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
     assert template.render([{"role": role, "content": content} for role, content in turns]) == (
@@ -73,7 +73,7 @@ def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
 
 
 def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
-    """With several tokenizer.model.vN files, the one with the largest number is used: v11 before v3."""
+    """Among several tokenizer.model.vN files, the file with the largest number is used: v11 rather than v3."""
     trained = test_sentencepiece_bpe.train()
     (tmp_path / "tokenizer.model.v11").write_bytes(trained)
     (tmp_path / "tokenizer.model.v3").write_bytes(b"an older one")

@@ -1,4 +1,4 @@
-"""Files next to a tokenizer.json: which tokens they add, and which file wins."""
+"""Files next to a tokenizer.json: which tokens they add, and which file takes precedence."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FIRST = 256  # the first id after the bytes
 
 
 def write(folder: Path, listed: tuple[str, ...] = ("<s>", "</s>"), **files: Any) -> Path:
-    """Write a tokenizer.json of the 256 bytes and the special tokens `listed`, with files next to it."""
+    """Write a tokenizer.json with the 256 bytes and the special tokens `listed`, and the other files next to it."""
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=listed))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     files.setdefault("tokenizer_config", {})
@@ -42,7 +42,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
-    """Encode a text of a template, where names of control tokens become these tokens."""
+    """Encode text from a template: names of control tokens in it become these tokens."""
     return SpecialTokens(load_tokenizer(folder)).encode(text)
 
 
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from([*NAMES, "<s>", "a", " ", "\n", "word", "<"]), 
 
 @st.composite
 def folders(draw) -> dict[str, Any]:
-    """Draw the contents of the files next to a tokenizer.json, by name."""
+    """Draw the contents of the files next to a tokenizer.json, by file name."""
     config: dict[str, Any] = {}
     files: dict[str, Any] = {"tokenizer_config": config}
     new = [name for name in draw(names) if name != "</s>"]
@@ -190,7 +190,7 @@ SOURCES = {
 
 
 def spaced(folder: Path, source: str, **config: Any) -> Path:
-    """Write a tokenizer.json of SentencePiece's kind and a tokenizer_config.json."""
+    """Write a SentencePiece-style tokenizer.json and a tokenizer_config.json."""
     (folder / "tokenizer.json").write_bytes(SOURCES[source])
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named | config))

@@ -1,4 +1,4 @@
-"""A tokenizer in a GGUF file stays the same when it is written to a folder."""
+"""A tokenizer in a GGUF file keeps its ids when it is converted to a folder."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", 
 
 
 def keys_of(kind: str, *, begins: bool) -> dict:
-    """Return the GGUF keys of a tokenizer; with `begins`, texts begin with BOS."""
+    """Return a tokenizer's GGUF keys; `begins` says whether texts begin with BOS."""
     _, keys = KINDS[kind][1]()
     name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
     bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
@@ -30,7 +30,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 
 
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
-    """Write one tokenizer into a GGUF file and into a folder."""
+    """Write the same tokenizer into a GGUF file and into a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
     files = tokenizer_files(load_tokenizer(inside), named={}, templates={})
     (folder / "there").mkdir()
@@ -64,7 +64,7 @@ def test_the_library_begins_texts_with_bos(tmp_path):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_directory_gets_what_is_inside(beside, tmp_path):
-    """A converted folder gets the tokenizer and templates of the GGUF file, not the files next to that file."""
+    """A folder converted from a GGUF file gets the tokenizer and templates in that file, not the files next to it."""
     keys = keys_of("llama-bpe", begins=True)
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
@@ -120,7 +120,7 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
-    """The error names the model's file, also in the current folder, where `.` would not say which file is meant."""
+    """Without a tokenizer, the error names the model's file; a model in the current folder is not called `.`."""
     llama2c_files.write(tmp_path / "a.bin")
     (tmp_path / "tok512.bin").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ NAMES_IN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 def there_and_back(tmp_path: Path, *, eos: str, stops: tuple[str, ...]) -> list[Path]:
     """Write a GGUF model with a template that uses bos_token and eos_token, and convert it twice; return all paths.
 
-    Texts do not begin with BOS, and several tokens end them.
+    Texts do not begin with BOS, and several tokens end a text.
     """
     keys = keys_of("llama-bpe", begins=False)
     for key, value in (("tokens", "<|end_of_text|>"), ("token_type", 3)):
@@ -177,7 +177,7 @@ def test_the_tokens_that_a_template_writes_stay(eos, tmp_path):
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_folder_says_whether_texts_begin_with_a_space(prefix, tmp_path):
-    """tokenizer_config.json says whether texts begin with a space; LlamaTokenizer ignores tokenizer.model's flag."""
+    """tokenizer_config.json decides whether texts begin with a space; LlamaTokenizer ignores tokenizer.model's flag."""
     keys = keys_of("sentencepiece", begins=True) | {"tokenizer.ggml.add_space_prefix": (BOOL, prefix)}
     tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
     files = tokenizer_files(tokenizer, named={}, templates={})

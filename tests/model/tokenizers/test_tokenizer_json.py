@@ -1,8 +1,9 @@
-"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the error names the unsupported part."""
+"""tokenizer.json: ids and text equal those of the `tokenizers` library, or the error names the unsupported part."""
 
 import base64
 import copy
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from tokenizers import Tokenizer
 from llamaspec.model.chat.template import SpecialTokens
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, read_huggingface
+from llamaspec.model.tokenizers.rust_library import without_panic_lines
 from llamaspec.model.tokenizers.tokenizer import decode, encode_text
 from tests.model.tokenizers.test_tokenizers import sentencepiece_json
 from tests.reference import test_sentencepiece_bpe
-from tests.support import bounded
+from tests.support import bounded, tiny_tokenizers
 from tests.support.strategies import share_of
 
 PREPEND = {"type": "Prepend", "prepend": "▁"}
@@ -86,7 +88,7 @@ def file_of(
     before: list[dict[str, Any]] | None = None,
     **parts: Any,
 ) -> bytes:
-    """Build a tokenizer.json of 450 pieces and `ADDED`."""
+    """Build a tokenizer.json with 450 trained pieces, the added tokens `ADDED`, and the given parts."""
     spec = trained() | {
         "normalizer": sequence(normalizer, "normalizers"),
         "pre_tokenizer": sequence(before, "pretokenizers"),
@@ -138,7 +140,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """List all values of an object and of nested ones as (owner, key), without the vocabulary's values."""
+    """List (owner, key) for all values of a JSON object and its nested objects, except for the vocabulary's values."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -172,12 +174,42 @@ def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes
 CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 
 
+LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+BYTE_LEVEL = {
+    "GPT-2's": [LEVEL],
+    "after a Split": [SPLIT, LEVEL | {"use_regex": False}],
+    "after digits": [{"type": "Digits", "individual_digits": True}, LEVEL],
+}
+
+
+@pytest.mark.parametrize("cuts", BYTE_LEVEL.values(), ids=BYTE_LEVEL)
+@settings(max_examples=share_of(100), deadline=None)
+@given(parts=st.lists(texts, max_size=4), names=st.lists(st.sampled_from(["<think>", "<s>"]), min_size=4, max_size=4))
+@example([], ["<s>"] * 4)
+@example(["a", " b", "\n"], ["<think>", "<s>", "<s>", "<s>"])
+def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
+    """With add_prefix_space, a text, and what follows an added or control token, gets a space in front."""
+    data = json.loads(tiny_tokenizers.chatml(special=("<s>",)))
+    data["added_tokens"].append(added(257, "<think>"))
+    data["pre_tokenizer"] = sequence(cuts, "pretokenizers")
+    text = json.dumps(data)
+    tokenizer, library = read(text.encode()), Tokenizer.from_str(text)
+    assert tokenizer.dummy_prefix
+    rendered = "".join(part + name for part, name in zip(parts, names, strict=False))
+    ids = SpecialTokens(tokenizer).encode(rendered)
+    assert ids == library.encode(rendered, add_special_tokens=False).ids
+    assert decode(tokenizer, ids) == library.decode(ids)
+    library.encode_special_tokens = True
+    assert tokenizer.encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
+    assert decode(tokenizer, tokenizer.encode("b", start=False)) == "b"
+
+
 @settings(max_examples=share_of(100), deadline=None)
 @given(data=variants, parts=st.lists(texts, min_size=1, max_size=4), ends=st.lists(st.sampled_from(["<s>", "<end>"])))
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """Chat text gives the library's ids; the library finds control tokens on its own."""
+    """Chat text with control tokens gets the ids of the `tokenizers` library, which finds control tokens itself."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -201,7 +233,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """EOS after a text is left out, since the model continues the text."""
+    """EOS after a text is left out, because the model shall continue the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)
@@ -298,7 +330,7 @@ def load(path: str) -> None:
 @pytest.mark.sampled(4)  # 12 cases, 9 s
 @pytest.mark.parametrize("kind", BAD)
 def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
-    """Unsupported parts are refused in one line, within the limits of time and memory of `tests.support.bounded`."""
+    """Unsupported parts of a tokenizer.json are refused in one line, within the limits of `tests.support.bounded`."""
     data, what = BAD[kind]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
@@ -308,9 +340,32 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
         raise CheckpointError(message)
 
 
-def test_a_panic_of_the_library_is_one_line():
-    """An expression that our check accepts but that makes the library panic gives one line."""
-    pattern = {"Regex": "(a|aa)+$"}
-    tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
-    with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):
-        tokenizer.encode("a" * 60 + "b")
+PANICKING = {"an expression that backtracks": {"Regex": "(a|aa)+$"}, "an empty string": {"String": ""}}
+
+
+@pytest.mark.parametrize("kind", PANICKING)
+def test_a_panic_of_the_library_is_one_line(kind, tmp_path, capfd):
+    """A part that passes our check, but makes the library panic, gives a one-line error, and Rust prints nothing."""
+    replace = {"type": "Replace", "pattern": PANICKING[kind], "content": "x"}
+    spec = json.loads(tiny_tokenizers.chatml()) | {"normalizer": replace}
+    with pytest.raises(CheckpointError, match=r"(cannot encode this text|not a usable tokenizer.json): \S") as caught:
+        read(json.dumps(spec).encode()).encode("a" * 60 + "b")
+    assert str(caught.value).isprintable()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_decoder_that_panics_gives_one_line(capfd):
+    spec = json.loads(file_of([{"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": " "}, FALLBACK, FUSE]))
+    spec["added_tokens"].append(added(453, "a" * 60 + "b"))
+    tokenizer = read(json.dumps(spec).encode())
+    with pytest.raises(CheckpointError, match="cannot decode a token"):
+        decode(tokenizer, [tokenizer.vocab - 1])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_other_output_to_stderr_is_kept(capfd):
+    """Lines that others print to stderr during a call of the library appear after it."""
+    with without_panic_lines():
+        os.write(2, b"one\n\nthread '<unnamed>' panicked at src/lib.rs:1:2:\na\nb\nnote: run with `RUST_BACKTRACE=1`\n")
+        os.write(2, b"two\n")
+    assert capfd.readouterr() == ("", "one\ntwo\n")

@@ -1,4 +1,4 @@
-"""tokenizer.model with the files next to it: added tokens, BOS, and text after control tokens."""
+"""tokenizer.model with the files next to it: added tokens, BOS, and text after a control token."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write(folder: Path, raw: bytes, **files: object) -> Path:
 
 
 def test_added_tokens_are_tokens(trained, tmp_path):
-    """Tokens of added_tokens.json are tokens; OpenHermes 2.5 has <|im_start|> only in that file."""
+    """Tokens in added_tokens.json are tokens. OpenHermes 2.5 defines <|im_start|> only in that file."""
     before = load_tokenizer(write(tmp_path, trained))
     added = {"<|im_end|>": 450, "<|im_start|>": 451, "<s>": 1}
     tokenizer = load_tokenizer(write(tmp_path, trained, added_tokens=added))
@@ -155,7 +155,7 @@ LARGE = {
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
-    """Huge vocabularies are refused within the time and memory of `tests.support.bounded`."""
+    """Tokenizers with huge vocabularies are refused within the limits of `tests.support.bounded`."""
     data, what = LARGE[kind]
     message = bounded.process().refusal(load, str(write(tmp_path, data)))
     assert message and what in message

@@ -1,4 +1,4 @@
-"""`model.tokenizers`: one interface for four kinds of files, small ones made here and Llama 2's own."""
+"""`model.tokenizers` has one interface for four kinds of files: small files made here, and Llama 2's own files."""
 
 import base64
 import json
@@ -22,6 +22,7 @@ from llamaspec.reference.byte_bpe import LLAMA3
 from tests.reference import test_byte_bpe as byte_level
 from tests.reference import test_sentencepiece_bpe as sentencepiece
 from tests.support import tiny_tokenizers
+from tests.support.processes import REPOSITORY
 
 NAMES = ["<s>", "</s>", "<unk>", "[INST]", "<|eot_id|>", "<|begin_of_text|>", "<0x41>"]
 fragments = [*sentencepiece.fragments, *byte_level.fragments, *NAMES, "👩‍👩‍👧", "\0", "\ufeff"]
@@ -64,7 +65,7 @@ def halves(piece: str, pieces) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Write a folder for each kind of tokenizer."""
+    """Write a folder for each kind of tokenizer, and return their parent folder."""
     folder = tmp_path_factory.mktemp("tokenizers")
 
     def write(name: str, data: bytes):
@@ -110,7 +111,7 @@ def tokenizer(request, folder):
 
 
 def kept(tokenizer, text: str) -> str:
-    """Return the text that decoding gives back: Metaspace treats a leading space as the one that it adds."""
+    """Return the text that decoding gives back: Metaspace takes a leading space for the space that it adds itself."""
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text
 
@@ -132,7 +133,7 @@ def test_nothing_is_lost(tokenizer, text, start):
 @example("", "\udc80")
 @example("", "\udcff")
 def test_what_is_not_unicode_is_refused(tokenizer, text, lone):
-    """Text with a lone surrogate is refused; Python makes one from a byte of stdin that is not UTF-8."""
+    """Text with a lone surrogate is refused. Python creates one from a byte of stdin that is not UTF-8."""
     with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}") as caught:
         tokenizer.encode(text + lone)
     hint = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
@@ -307,7 +308,7 @@ def test_tok512s_two_files_agree(data, text):
 
 
 def refused(path: Path) -> str:
-    """Return the one-line message with which a file is refused."""
+    """Return the one-line error message that refuses a tokenizer file."""
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
     message = str(caught.value)
@@ -345,7 +346,7 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         ((JSON % ('{"a": -1}', LEVEL % "false", LEVEL % "false")).encode(), "not a usable tokenizer.json"),
         ((JSON % ('{"a": 0, "b": 0}', LEVEL % "false", LEVEL % "false")).encode(), "same id"),
         ((JSON % ("{}", LEVEL % "false", LEVEL % "false")).encode(), "the vocabulary is empty"),
-        ((JSON % ('{"a": 0}', LEVEL % "true", LEVEL % "true")).encode(), "adds spaces"),
+        ((JSON % ('{"a": 0}', LEVEL % "true", "null")).encode(), "no byte-level pre-tokenizer"),
         ((JSON % ('{"a": 0}', "null", "null")).encode(), "neither a byte-level nor .* no decoder"),
         ((JSON % ('{"a": 0}', '{"type": "Fuse"}', "null")).encode(), "neither a byte-level nor .* Fuse"),
         (b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}', "of type .WordLevel. is not"),
@@ -451,4 +452,4 @@ def test_jax_is_not_needed(folder):
     code = "import sys; from llamaspec.model.tokenizers.load import load_tokenizer\n"
     code += "for path in sys.argv[1:]: load_tokenizer(path)\nassert 'jax' not in sys.modules"
     command = [sys.executable, "-W", "error", "-c", code, *(str(folder / kind) for kind in KINDS)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
+    subprocess.run(command, check=True, cwd=REPOSITORY)

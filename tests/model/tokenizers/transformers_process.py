@@ -1,6 +1,6 @@
 """Run transformers' tokenizers in another process, with the files of a folder.
 
-The process is the first Python with transformers that LLAMASPEC_OTHER_PYTHON names.
+The process uses the first Python with transformers that LLAMASPEC_OTHER_PYTHON names.
 """
 
 import json
@@ -25,13 +25,13 @@ for line in sys.stdin:
 
 
 class Transformers:
-    """Client of the process, which reads a folder and texts per line and writes their ids."""
+    """A client of a process that reads a folder and texts on each line, and writes the texts' ids."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self._process = process
 
     def encode(self, folder: Path, texts: Sequence[str]) -> list[list[int]] | str:
-        """Return the ids of each text, without BOS, or the error that transformers raises."""
+        """Return the ids of each text without BOS, or the message of the error that transformers raises."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps([str(folder), list(texts)]) + "\n")
         self._process.stdin.flush()

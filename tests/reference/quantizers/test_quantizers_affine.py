@@ -48,7 +48,7 @@ def test_the_error_is_bounded(weights, shape_and_block, bits):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_the_error_is_bounded_for_every_small_denormal(bits):
-    """The error bound holds if the largest weight of a block is a few denormal steps, which draws rarely reach."""
+    """The error bound also holds if a block's largest weight is a few denormal steps, which draws rarely reach."""
     tops = np.arange(1, 4097)[:, None] * 2.0**-149
     fractions = np.array([1, -1, 0.5, 0.25, -0.7, 0.99])
     w = (np.floor(tops / 2.0**-149 * fractions) * 2.0**-149).astype(np.float32)
@@ -92,7 +92,7 @@ def test_ties_go_to_the_even_code():
 
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-100, 100))
 def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
-    """float32 numbers next to each tie (k + 1/2) s are rounded to their own side of it."""
+    """Float32 numbers on either side of a tie (k + 1/2) s are rounded to their own side."""
     scale = np.float32(np.random.RandomState(seed).uniform(1, 2) * 2.0**exponent)
     ties = (np.arange(-126, 127) + 0.5) * np.float64(scale)
     near = ties.astype(np.float32)
@@ -106,7 +106,7 @@ def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
 
 @given(weights=weights, bits=bits)
 def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits):
-    """Codes from a float32 quotient by the stored scales, as in a kernel, are the same except near ties."""
+    """Codes computed with a float32 quotient, as kernels do, equal the reference's codes except near rounding ties."""
     w = weights(4, 16)
     for scheme, lowest in ((symmetric, -(2 ** (bits - 1)) + 1), (affine, 0)):
         q = scheme.quantize(w, bits=bits, block=(1, 16))

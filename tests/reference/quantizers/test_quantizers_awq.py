@@ -25,7 +25,7 @@ def rounded(w: np.ndarray) -> np.ndarray:
 
 
 def test_rounding_is_that_of_autoawq():
-    """Codes and scales equal AutoAWQ's, which computes in float32, in groups with weights of both signs."""
+    """Codes and scales equal AutoAWQ's float32 results, in groups that have weights of both signs."""
     w = Weights("normal", seed=20)(*GOLDENS["shape"])
     q = awq.quantize(w, group=GOLDENS["group"])
     assert_within(np.array(GOLDENS["scales"]), q.scales, 4 * U32 * q.scales)
@@ -39,7 +39,7 @@ def test_rounding_is_that_of_autoawq():
 
 @pytest.mark.parametrize("case", make_awq_search.CASES)
 def test_the_search_ends_where_autoawqs_does(case):
-    """Our search and AutoAWQ's choose the same alpha among twenty, with equal losses up to AutoAWQ's float32."""
+    """Our search and AutoAWQ's choose the same alpha among twenty. The losses are equal within float32's rounding."""
     kind, rows, cols, tokens = case
     golden = SEARCHED["cases"][make_awq_search.key(*case)]
     w, x = kind(rows, cols), inputs(tokens, cols)

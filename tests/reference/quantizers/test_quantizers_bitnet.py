@@ -1,4 +1,4 @@
-"""One and two bits a weight: the signs of XNOR-Net and the trits of BitNet."""
+"""Quantizers with one and two bits per weight: the signs of XNOR-Net and the trits of BitNet."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,10 @@ def test_the_error_of_tokens_is_bounded(weights):
 
 
 def test_no_scale_of_a_token_moves_when_it_is_quantized_again():
-    """fl(fl(127 s) / 127) = s for s = fl(a / 127): checked for all float32 a in [1, 2), hence for all normal a."""
+    """Requantizing a token keeps its scale: fl(fl(127 s) / 127) = s for s = fl(a / 127), for all float32 a in [1, 2).
+
+    Scaling a by powers of two extends this to all normal numbers.
+    """
     tops = np.arange(2**23, dtype=np.uint32)
     tops = (tops | np.float32(1).view(np.uint32)).view(np.float32)
     scales = tops / np.float32(127)

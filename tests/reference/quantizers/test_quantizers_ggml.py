@@ -1,4 +1,4 @@
-"""ggml's types against what ggml's C code wrote and read (goldens/quantizers), and the laws of these types."""
+"""ggml's types agree with what ggml's C code wrote and read (goldens/quantizers), and obey the laws of each type."""
 
 import base64
 import itertools
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_ggml(name):
 
 
 def too_large(name: str) -> list[str]:
-    """List the golden cases in which ggml's C code stored an infinite scale or minimum."""
+    """List the golden cases for which ggml's C code stored an infinite scale or minimum."""
 
     def finite(text: str) -> bool:
         with np.errstate(invalid="ignore"):
@@ -63,7 +63,7 @@ def too_large(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_what_c_makes_infinite_is_refused(name):
-    """We refuse weights for which C stores an infinite scale: a million is beyond 8 or 16 times 65504."""
+    """We refuse weights for which C stores an infinite scale: a million exceeds 8 or 16 times float16's 65504."""
     beyond = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", *TERNARY)
     assert too_large(name) == (["normal, 3, 20"] if name in beyond else [])
     for key in too_large(name):
@@ -73,14 +73,14 @@ def test_what_c_makes_infinite_is_refused(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_weights_are_those_of_ggml(name):
-    """ggml's weights, in float32, are the exact numbers, rounded once."""
+    """ggml's float32 weights equal our exact weights, rounded once."""
     golden = GOLDENS["dequantized"][name]
     exact = ggml.decode(read(golden["blocks"])[None], name)[0]
     np.testing.assert_array_equal(exact.astype(np.float32), read(golden["weights"], "<f4"))
 
 
 def test_every_power_of_mxfp4():
-    """MXFP4 decodes all 256 exponents as ggml does: 255 is 2^128, which float32 cannot hold, and not NaN."""
+    """MXFP4 decodes all 256 exponents as ggml does: 255 means 2^128, beyond float32, and not NaN."""
     ones = np.full((256, 1, 32), 2, np.uint8)
     powers = MXFP4.dequantize(Quantized(ones, np.arange(256, dtype=np.uint8)[:, None]))[:, 0]
     with np.errstate(over="ignore"):
@@ -90,7 +90,7 @@ def test_every_power_of_mxfp4():
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)
 def test_the_search_is_no_worse_than_ggmls(name):
-    """The sum of errors over all cases is at most ggml's; the two searches minimize different sums."""
+    """The sum of our errors over all cases is at most ggml's, although the two searches minimize different sums."""
     own_error = ggml_error = 0.0
     for key, text in GOLDENS["quantized"][name].items():
         if key in too_large(name):
@@ -103,7 +103,7 @@ def test_the_search_is_no_worse_than_ggmls(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_every_block_comes_back(name):
-    """Unpacking and packing a stored block gives the same bytes."""
+    """Unpacking a stored block and packing it again gives the same bytes."""
     kind = TYPES[name]
     stored = read(GOLDENS["dequantized"][name]["blocks"]).reshape(-1, kind.bytes)
     if name == "TQ1_0":  # 13 of 256 byte values are not five trits, and a byte of four trits may hold a fifth
@@ -138,7 +138,7 @@ def test_packing_keeps_everything(name, weights, rows, blocks):
 
 
 def scale_error(exact: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return |d' - d| of a stored scale, which must be at most a rounding to float16."""
+    """Return |d' - d| for stored scales d', after asserting that it is at most one rounding to float16."""
     error = np.abs(exact.astype(np.float64) - stored)
     assert np.all(error <= np.maximum(2.0**-11 * np.abs(exact.astype(np.float64)), 2.0**-25))
     return error[..., None]
@@ -192,7 +192,7 @@ def test_the_error_of_mxfp4_is_bounded(weights):
 @pytest.mark.parametrize("below", [1, 2, 8, 64])
 @pytest.mark.parametrize("power", [-100, -3, 0, 1, 5, 60, 127])
 def test_mxfp4_just_below_a_power_of_two(power, below):
-    """log2 in float32 rounds up to the power if 2^power (1 - below 2^-24) is too close to it for float32."""
+    """2^power (1 - below 2^-24) gets the exponent that log2 in float32 gives; very near the power, log2 rounds up."""
     top = np.ldexp(1 - below * 2.0**-24, power)
     q = MXFP4.quantize(np.full((1, 32), top))
     exact = np.log2(top)
@@ -250,11 +250,10 @@ def largest_floor(q: Superblocks) -> float:
 @settings(max_examples=5)
 @given(kind=st.sampled_from(["normal", "uniform"]), seed=st.integers(0, 2**32 - 1))
 def test_superblocks_get_better_with_bits(kind, seed):
-    """Each K type has less than half of the mean squared error of the type before it. This is no theorem, since the
-    types differ in more than their codes.
+    """Each K type has less than half of the mean squared error of the previous type.
 
-    With outliers, only the largest weights may count. For them Q4_K is little better than Q3_K, which has smaller
-    groups.
+    This is no theorem, since the types differ in more than their codes. With outliers, only the largest weights may
+    count. For them Q4_K is little better than Q3_K, which has smaller groups.
     """
     w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]
@@ -277,7 +276,7 @@ def test_fixed_points(name, weights):
 )
 @example(name="MXFP4", kind="student", seed=0, power=4)
 def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
-    """Weights times a power of two have scales times that power, unless a scale is denormal in float16 or overflows."""
+    """Weights times a power of two get scales times that power, unless a float16 scale is denormal or overflows."""
     w = Weights(kind, seed)(1, 256) * np.float32(2.0**-4)
     w[0, ::16] += np.copysign(np.float32(2.0**-2), w[0, ::16])  # no group is small
     q = TYPES[name].quantize(w)

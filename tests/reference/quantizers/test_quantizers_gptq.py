@@ -35,7 +35,10 @@ def damped(x: np.ndarray, damp: float) -> np.ndarray:
 
 @pytest.mark.parametrize("case", GOLDENS["gptq"]["cases"], ids=lambda case: f"{case['bits']}-{case['group']}")
 def test_the_output_is_that_of_llm_compressor(case):
-    """Codes equal llm-compressor's, since no weight is near a tie; output errors agree up to roundings of weights."""
+    """Codes equal llm-compressor's, since no weight is near a tie.
+
+    Output errors agree up to rounding of the weights.
+    """
     golden = GOLDENS["gptq"]
     w, x = Weights("normal", seed=20)(golden["rows"], golden["cols"]), inputs(golden["tokens"], golden["cols"])
     q = gptq.quantize(w, x, bits=case["bits"], group=case["group"])
@@ -52,7 +55,10 @@ def test_the_output_is_that_of_llm_compressor(case):
 
 @given(weights=weights, seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8), damp=st.sampled_from([0.01, 0.1]))
 def test_the_errors_account_for_the_output(weights, seed, bits, damp):
-    """W - W^ = E U; |e_i| U_ii is at most half a step if nothing is clipped; ||E||^2 is the damped output error."""
+    """The columns' errors E explain the output error: W - W^ = E U, and ||E||^2 is the damped output error.
+
+    |e_i| U_ii is at most half a step unless a code is clipped.
+    """
     w, x = weights(3, COLS), correlated(seed, 64)
     q = gptq.quantize(w, x, bits=bits, group=8, damp=damp)
     u = gptq.factor(x.T @ x, damp=damp)
@@ -122,7 +128,7 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
 def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
-    """With inputs permuted, as desc_act does before grouping, weights equal the plain order's, permuted."""
+    """If inputs are permuted before grouping, as desc_act does, the same weights result, permuted."""
     random = np.random.RandomState(seed)
     order = random.permutation(64)
     q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))
@@ -135,7 +141,7 @@ def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, ver
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_last_group_may_be_short(bits):
-    """The last group may be short, as in AutoGPTQ: with 96 inputs in groups of 64 it has 32."""
+    """The last group may be short, as in AutoGPTQ: 96 inputs in groups of 64 leave a group of 32."""
     packed = gptq.pack(
         affine.quantize(Weights("normal", seed=3)(32, 96), bits=bits, block=(1, 48)), bits=bits, version=2
     )

@@ -16,7 +16,7 @@ weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2*
 
 
 def plain(w: np.ndarray, *, bits: int, group: int) -> hqq.Hqq:
-    """Quantize to the nearest code, which is where the iteration starts."""
+    """Quantize to the nearest codes, where HQQ's iteration starts."""
     groups = w.astype(np.float64).reshape(len(w), -1, group)
     lo = np.min(groups, axis=-1)
     scales = ((np.max(groups, axis=-1) - lo) / (2**bits - 1)).astype(np.float32)
@@ -38,7 +38,7 @@ def test_the_sum_is_no_larger_than_hqqs():
 
 
 def test_a_step_is_hqqs():
-    """One step of the iteration gives HQQ's zero points, up to its float32 rounding."""
+    """One step of the iteration gives the hqq library's zero points, within float32's rounding."""
     groups = 4 * Weights("normal", seed=20)(4, 64).astype(np.float64)
     start = plain(groups, bits=2, group=64)
     zeros = hqq.refit(groups, start.scales[:, 0], start.zeros[:, 0], bits=2, beta=hqq.BETA)

@@ -38,7 +38,7 @@ def test_lloyd_ends_where_scikit_learn_does(case):
 
 @given(weights=weights, h=importances, n=st.integers(1, 7), k=st.integers(1, 4))
 def test_no_partition_is_better_than_the_optimum(weights, h, n, k):
-    """The optimum's loss is the least over all ways to cut the sorted weights into k pieces."""
+    """The optimum's loss is the smallest over all ways to cut the sorted weights into k pieces."""
     w, h = np.sort(weights(n).astype(np.float64)), importance_of(h, (n,))
     least = np.inf
     for cuts in itertools.combinations_with_replacement(range(n + 1), k - 1):

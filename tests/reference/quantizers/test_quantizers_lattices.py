@@ -1,4 +1,4 @@
-"""ggml's IQ types against the package gguf: decoded blocks, and tensors of model files, as codes or dequantized."""
+"""ggml's IQ types: decoded blocks equal those of the package gguf, and models run from codes or from floats."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_an_unknown_type_and_a_type_that_is_not_written():
 
 @pytest.mark.parametrize("name", BYTES)
 def test_a_model_runs_from_its_codes(tmp_path, name):
-    """The codes of a model's tensors, permuted matrices included, decode to the weights that `read` returns."""
+    """The codes of a GGUF model's tensors, permuted matrices included, decode to the weights that `read` returns."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     file = gguf_files.file_of(config, families.random_tensors(config))
     packed = finite_blocks(name, 256)
@@ -67,7 +67,7 @@ def test_a_model_runs_from_its_codes(tmp_path, name):
 
 
 def finite_blocks(name: str, count: int) -> np.ndarray:
-    """Make blocks with a small float16 number as their scale d."""
+    """Draw random blocks of a type, with a small float16 number as the scale d."""
     packed = blocks(name)[:count]
     if name == "IQ1_M":
         packed[:, 49::2] &= 0x0F  # bits 12 to 15 of four 16-bit words hold d

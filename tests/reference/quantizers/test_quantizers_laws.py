@@ -1,4 +1,4 @@
-"""Laws that every quantizer obeys, or is listed as breaking: one table for all families.
+"""Laws of quantizers: one table says which laws each family obeys, and which laws it breaks.
 
 Each law is about the dequantized weights Q(w) = dequantize(quantize(w)):
 
@@ -54,7 +54,7 @@ FLOAT32, FLOAT16 = (-60, 60), (-4, 4)  # powers that keep the scales of `weights
 
 
 class Family(NamedTuple):
-    """A function Q that quantizes and dequantizes, and the laws that hold for it."""
+    """A function Q that quantizes and dequantizes, and the names of the laws that hold for it."""
 
     read: Callable[[np.ndarray], np.ndarray]
     powers: tuple[int, int] | None = FLOAT32
@@ -64,7 +64,7 @@ class Family(NamedTuple):
 
 
 def inputs(cols: int) -> np.ndarray:
-    """Make correlated inputs of a layer, the same each time."""
+    """Return correlated inputs [2 cols, cols] of a layer, the same in every call."""
     random = np.random.RandomState(6)
     return random.standard_normal((2 * cols, cols)) @ random.standard_normal((cols, cols))
 
@@ -169,14 +169,14 @@ kinds = st.sampled_from(NORMAL)
 
 
 def draw(kind: str, seed: int, cols: int) -> np.ndarray:
-    """Draw weights up to about 8, with a large one in each block."""
+    """Draw weights up to about 8 in magnitude, with a large weight in each block."""
     w = Weights(kind, seed)(ROWS, cols) * np.float32(2.0**-4)
     w[:, ::16] += np.copysign(np.float32(2.0**-2), w[:, ::16])
     return w
 
 
 def tied(seed: int, cols: int) -> np.ndarray:
-    """Make ties: nine numbers for eight levels, or block ends that put zero halfway between codes of 2, 4 or 8 bits."""
+    """Draw weights at ties: nine numbers for eight levels, or zero halfway between two codes of 2, 4 or 8 bits."""
     last = (3, 15, 255)[seed % 3]
     w = np.tile(np.arange(cols) % 9 / 8, (ROWS, 1)).astype(np.float32)
     if seed % 4 == 0:
@@ -187,7 +187,7 @@ def tied(seed: int, cols: int) -> np.ndarray:
 
 
 def wide(seed: int, cols: int) -> np.ndarray:
-    """Draw blocks of 16 weights, the first up to 1, the others from 2^-20 to 2^-10: the extremes of 8-bit scales."""
+    """Draw blocks of 16 weights: the first up to 1, the others from 2^-20 to 2^-10, the extremes of 8-bit scales."""
     random = np.random.RandomState(seed)
     w = random.uniform(0.5, 1, (ROWS, cols)) * np.copysign(1, random.standard_normal((ROWS, cols)))
     exponents = np.repeat(random.uniform(-20, -10, (ROWS, cols // 16)), 16, axis=1)
@@ -234,7 +234,7 @@ def test_what_was_quantized_stays(name, kind, seed):
 
 
 def test_the_table_denies_no_law_that_holds():
-    """A few draws find weights that break each law that the table denies."""
+    """For each law that the table denies, a few draws find weights that break it."""
     for name, family in FAMILIES.items():
         missing = {"powers": family.powers is None, "odd": not family.odd, "fixed": not family.fixed}
         missing = {law for law, denied in missing.items() if denied}
@@ -271,7 +271,7 @@ def test_nvfp4_is_a_fixed_point_where_its_scales_are_normal(kind, seed):
 
 @given(kind=kinds, seed=seeds, bits=st.integers(2, 8))
 def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
-    """The laws hold for affine grids unless zero is so near the middle of two codes that rounding s moves it across."""
+    """The laws hold for affine grids, unless rounding the scale moves zero across the middle of two codes."""
     w = draw(kind, seed, COLS)
 
     def read(w: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Minifloats and the block formats made of them: against ml_dtypes, gfloat and torchao, and their laws."""
+"""Minifloats and block formats made of minifloats: against ml_dtypes, gfloat and torchao, and their laws."""
 
 import base64
 
@@ -47,7 +47,7 @@ def golden_weights(key: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_code(name):
-    """Every code decodes as in ml_dtypes and in gfloat, and encodes back to itself."""
+    """Every code decodes to the value of ml_dtypes and gfloat, and encodes back to itself."""
     to = FORMATS[name]
     codes = np.arange(1 << to.bits, dtype=np.uint8)
     values = to.decode(codes)
@@ -61,7 +61,7 @@ def test_every_code(name):
 
 
 def test_every_code_of_what_blocks_share():
-    """All 256 scales of e8m0 (the last is NaN) equal those of ml_dtypes and gfloat, in each microscaling format."""
+    """All 256 e8m0 scales equal those of ml_dtypes and gfloat in each microscaling format; the last one is NaN."""
     exponents = np.arange(256, dtype=np.uint8)
     powers = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
     np.testing.assert_array_equal(powers, [float(x) for x in GOLDENS["values"]["e8m0"]])
@@ -73,7 +73,7 @@ def test_every_code_of_what_blocks_share():
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_tie_and_its_neighbors(name):
-    """A number between two codes of one sign is rounded to the nearer, a tie to the even code."""
+    """A number between two codes of one sign rounds to the nearer code, and a tie rounds to the even code."""
     to = FORMATS[name]
     codes = np.arange(1 << to.bits - 1, dtype=np.uint8)
     codes = codes[np.isfinite(to.decode(codes))]
@@ -87,7 +87,7 @@ def test_every_tie_and_its_neighbors(name):
 
 @given(name=names, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-30, 30))
 def test_rounding_is_that_of_ml_dtypes(name, seed, exponent):
-    """Codes equal those of ml_dtypes, which rounds float32 once but does not saturate, so we clip first."""
+    """Codes equal those of ml_dtypes, which rounds once but does not saturate, so the test clips its input first."""
     to = FORMATS[name]
     x = Weights("normal", seed, exponent)(64)
     clipped = np.clip(x, -to.largest, to.largest).astype(np.float32)
@@ -188,7 +188,7 @@ def test_powers_of_two_pass_into_the_scale(to, exponent, seed, power):
 @pytest.mark.parametrize("to", FORMATS.values())
 @pytest.mark.parametrize("power", [-100, 0, 100])
 def test_exponents_at_the_ends_of_a_format(to, power):
-    """Exponents are right if the block's largest number just fits the format, or just exceeds it."""
+    """Exponents are right if a block's largest number just fits the format, or just exceeds it."""
     top = np.array([np.ldexp(to.largest, power)])
     beyond = np.nextafter(top, np.inf)
     np.testing.assert_array_equal([mx.ceil_exponent(a, to)[0] for a in (top, beyond)], [power, power + 1])
@@ -216,7 +216,7 @@ def test_mx_is_torchaos(name, mode, case):
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """NVFP4 equals torchao's, except for blocks with a scale below 2^-6, torchao's smallest."""
+    """NVFP4 codes and scales equal torchao's, except for blocks with a scale below 2^-6, torchao's smallest."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)

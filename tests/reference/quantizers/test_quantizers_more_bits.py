@@ -1,4 +1,4 @@
-"""More bits are never worse on average. This module says, for each family, for which average that is true.
+"""For each family of quantizers, an average over weights for which more bits are never worse.
 
 For a single weight it is false: 3 bits represent a 3-bit grid exactly, 4 bits do not. It is true
 
@@ -31,12 +31,12 @@ tops = st.floats(2.0**-60, 2.0**60, width=32)
 
 
 def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
-    """Return the middles of equal parts of an interval."""
+    """Return the middles of `points` equal parts of an interval."""
     return lo + (hi - lo) * (np.arange(points) + 0.5) / points
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """Assert that no error exceeds the previous one, up to roundings of sums, and of scales at ends of the range."""
+    """Assert that no error exceeds the previous one, except by rounding of sums, and of scales at the range's ends."""
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):
         assert after <= before * (1 + 4 * POINTS * U) + slack
@@ -44,7 +44,7 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 
 @given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
 def test_symmetric_integers(top, reaches, negative):
-    r"""Take the largest weight, m, and others uniform on [-a, a], for one or more a <= m.
+    r"""More bits do not increase the error for the largest weight m and others uniform on [-a, a], for a <= m.
 
     G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2, and then within s^3 / (36 sqrt 3)
     of a s^2 / 12. With s' <= s / 2 for a bit more, G_s(a) - G_s'(a) >= 0.026 a s^2 if a >= s / 2. A sum over parts of
@@ -60,7 +60,7 @@ def test_symmetric_integers(top, reaches, negative):
 @example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
 @given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
 def test_affine_integers(top, below, reaches):
-    """Take the smallest and the largest weight, and others uniform from zero to a point between these two.
+    """More bits do not increase the error if the other weights are uniform between zero and a point within the range.
 
     As for symmetric integers, on either side of zero: z is an integer, so zero is on the grid, and a rounded z leaves
     out at most half a step at an end. s' < s / 2 again.
@@ -74,7 +74,7 @@ def test_affine_integers(top, below, reaches):
 
 @given(lo=st.floats(-4, 4), width=st.floats(0.1, 8))
 def test_hqq(lo, width):
-    """Compare the sum of |w - w^|^p, for weights uniform over the whole range.
+    """More bits do not increase the sum of |w - w^|^p for weights uniform over the whole range.
 
     Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
     it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
@@ -87,7 +87,7 @@ def test_hqq(lo, width):
 
 @given(lo=st.floats(-4, 4), width=st.floats(1, 8))
 def test_q4_1_and_q5_1(lo, width):
-    """Blocks have the same smallest and largest weight, and together cover the range between these."""
+    """Q5_1 is no worse than Q4_1 if blocks have the same smallest and largest weight and together cover the range."""
     w = np.concatenate(
         [np.full((64, 1), lo), np.full((64, 1), lo + width), lattice(lo, lo + width, 1920).reshape(30, 64).T], axis=1
     )
@@ -96,9 +96,10 @@ def test_q4_1_and_q5_1(lo, width):
 
 @given(weights=weights)
 def test_q4_0_and_q5_0(weights):
-    """For each weight, Q5_0 is no worse: Q4_0's levels are every second level of Q5_0 (d is w* times a power of two).
+    """Q5_0 is no worse than Q4_0 for each weight: Q4_0's levels are every second level of Q5_0.
 
-    The slack is the rounding of d to float16, for a code up to 16, and float32's roundings of w / d.
+    d is the largest weight times a power of two. The slack is the rounding of d to float16, for a code up to 16, and
+    float32's roundings of w / d.
     """
     w = weights(4, 64) * np.float32(2.0 ** -max(weights.exponent - 6, 0))
     four, five = (np.abs(ggml.decode(ggml.encode(w, name), name) - w) for name in ("Q4_0", "Q5_0"))
@@ -113,7 +114,7 @@ CHAINS = [(E2M1, E2M3), (E2M1, E3M2), (E3M2, E4M3), (E3M2, E5M2)]
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].bits} to {chain[1].bits} bits")
 @given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-140, 127)))
 def test_microscaling(chain, weights):
-    """For each weight, the larger format is no worse: it has all numbers of the smaller one, both divided by 2^emax."""
+    """The larger format is no worse for each weight: it has all numbers of the smaller one, both divided by 2^emax."""
     w = weights(2, 64)
     small, large = (np.abs(mx.dequantize(mx.quantize(w, to=to), to=to) - w) for to in chain)
     assert np.all(large <= small)
@@ -122,7 +123,7 @@ def test_microscaling(chain, weights):
 @given(weights=weights, bits=st.integers(1, 4))
 @example(weights=Weights("halves", seed=0), bits=4)
 def test_codebooks(weights, bits):
-    """The minimum with 2^(b + 1) levels is no larger than with 2^b levels, since the extra levels need not be used.
+    """The minimal loss with 2^(b + 1) levels is no larger than with 2^b levels: extra levels can stay unused.
 
     `test_quantizers_kmeans` bounds how far float64 is from the minimum; rounding a level to float32 adds the square of
     the rounding.
@@ -140,7 +141,7 @@ def test_codebooks(weights, bits):
 
 @given(weights=weights)
 def test_masks(weights):
-    """A weight that a mask keeps is also kept by a mask that keeps more weights."""
+    """A weight that one mask keeps is also kept by every mask that keeps more weights."""
     w = weights(4, 16)
     for keep in range(16):
         for few, more in (

@@ -1,4 +1,4 @@
-"""NF4, FP4 and double quantization: against bitsandbytes (goldens/quantizers), and their laws."""
+"""NF4, FP4 and double quantization agree with bitsandbytes (goldens/quantizers), and obey their laws."""
 
 import base64
 from statistics import NormalDist
@@ -34,7 +34,7 @@ def golden_weights(key: str) -> np.ndarray:
 
 
 def test_levels_of_nf4_are_quantiles():
-    """NF4's levels, the table in the paper's appendix E, are normal quantiles computed in float32."""
+    """NF4's levels, from the table in the paper's appendix E, are normal quantiles computed in float32."""
     quantile = NormalDist().inv_cdf
     outermost = 1 - (1 / 32 + 1 / 30) / 2
     below = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)]
@@ -59,7 +59,7 @@ def test_tensors_are_those_of_bitsandbytes(name, codebook, case):
 
 
 def gaps(codebook: nf4.Codebook, x: np.ndarray) -> np.ndarray:
-    """Return the distance between the two levels around each `x`."""
+    """Return the distance between the codebook's two levels around each `x`."""
     levels = np.unique(codebook.levels.astype(np.float64))
     above = np.clip(np.searchsorted(levels, x), 1, len(levels) - 1)
     return levels[above] - levels[above - 1]
@@ -76,7 +76,7 @@ def test_the_error_is_bounded(codebook, weights, group):
 
 
 def test_the_widest_gaps_are_those_of_the_docstrings():
-    """Check the widest gap between levels, relative to the largest weight, and half the widest gap of scale levels."""
+    """The docstrings state the widest gaps between weight levels and between scale levels."""
     assert np.max(np.diff(NF4.levels.astype(np.float64))).round(3) == 0.304
     assert_within(np.max(np.diff(np.unique(FP4.levels.astype(np.float64)))), 1 / 3, 2 * U32)
     levels = double_quantization.dynamic_levels().astype(np.float64)
@@ -107,7 +107,7 @@ def test_powers_of_two_pass_into_the_scale(codebook, seed, power):
 
 
 def test_of_two_levels_the_lower():
-    """A weight halfway between two levels gets the lower level, for all midpoints that float32 can hold."""
+    """A weight halfway between two levels gets the lower level, at all midpoints that float32 represents."""
     for codebook in (NF4, FP4):
         levels = np.unique(codebook.levels)
         middle = (levels[1:] + levels[:-1]) / np.float32(2)
@@ -141,7 +141,7 @@ def test_refusals(codebook):
 
 
 def test_levels_of_scales_are_those_of_bitsandbytes():
-    """Levels of scales equal those of bitsandbytes, which rounds in float32: interval ends, means and products."""
+    """The levels of scales equal bitsandbytes' levels, which are interval means computed and rounded in float32."""
     levels = double_quantization.dynamic_levels()
     assert_within(read(GOLDENS["scales"]["levels"]), levels, 4 * U32 * np.abs(levels))
     assert len(levels) == 256

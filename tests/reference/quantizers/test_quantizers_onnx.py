@@ -1,4 +1,4 @@
-"""Quantizers against the node tests of ONNX, an independent computation of expected outputs.
+"""Quantizers agree with the node tests of ONNX, an independent computation of expected outputs.
 
 An adapter per operator calls `reference` with the inputs of a case. ONNX has one scale per tensor, per index of an
 axis, or per block along an axis: the grids of `blocks.spread`. Codes must be equal unless ONNX's float32 quotient may
@@ -28,7 +28,7 @@ MINIFLOATS = {
 
 
 def array(value: Any) -> np.ndarray:
-    """Convert to NumPy; ONNX passes dtypes that NumPy lacks as protocol buffers."""
+    """Convert an ONNX value to NumPy; ONNX passes dtypes that NumPy lacks as protocol buffers."""
     return np.asarray(onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value)
 
 
@@ -54,7 +54,7 @@ def ends(dtype: np.dtype) -> tuple[int, int]:
 
 
 def everywhere(case: Case, parameter: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Expand scales or zero points to one per element."""
+    """Expand scales or zero points to one per element of the tensor."""
     if parameter.ndim < len(shape):
         grid = [1] * len(shape)
         if parameter.size > 1:
@@ -118,7 +118,7 @@ def quantized_product(case: Case) -> None:
 
 
 def cast(case: Case) -> None:
-    """Compare saturating casts, for numbers that are not NaN."""
+    """Compare saturating casts for all numbers that are not NaN."""
     x, expected = needed(case, 0), output(case)
     if expected.dtype in MINIFLOATS:
         number = ~np.isnan(x)
@@ -129,7 +129,7 @@ def cast(case: Case) -> None:
 
 
 def casts() -> list[Case]:
-    """List saturating casts to or from a minifloat that `reference` defines."""
+    """List the saturating casts to or from a minifloat that `reference` defines."""
     cases = []
     for case in node_cases("Cast"):
         dtypes = {needed(case, 0).dtype, output(case).dtype}

@@ -32,7 +32,7 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 
 
 class Layout(NamedTuple):
-    """Functions that convert [..., bytes] of uint8 to codes and back, for a fixed number of bytes."""
+    """Functions that unpack uint8 [..., bytes] to codes and pack codes to bytes, for a fixed number of bytes."""
 
     unpack: Callable[[np.ndarray], Any]
     pack: Callable[..., np.ndarray]
@@ -45,7 +45,7 @@ def of_words(words: np.ndarray) -> np.ndarray:
 
 
 def awq_words(raw: np.ndarray) -> awq.Affine:
-    """Unpack AWQ words, with as many columns per group as rows of bytes; the scales do not matter here."""
+    """Unpack AWQ words with as many columns per group as rows of bytes; scales do not matter here."""
     words = raw.view("<i4").astype(np.int32)
     return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
@@ -112,7 +112,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def every_byte(count: int) -> np.ndarray:
-    """Make bytes [256, count] with every value at every place, and different neighbors in every row."""
+    """Return bytes [256, count] with every value in every column, and different neighbors in every row."""
     return (np.arange(256)[:, None] + np.arange(count) * 37).astype(np.uint8)
 
 
@@ -126,7 +126,7 @@ def test_every_byte_comes_back(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_codes_come_back(name, seed):
-    """Codes survive packing and unpacking, bit for bit, since some scales are NaN. Random bytes combine all values."""
+    """Codes survive packing and unpacking; values are compared as bits, because some scales are NaN."""
     unpack, pack, count = LAYOUTS[name]
     codes = unpack(np.random.RandomState(seed).randint(0, 256, (32, count)).astype(np.uint8))
     again = unpack(pack(codes))

@@ -53,7 +53,7 @@ def test_of_equals_the_first_stay():
 
 
 def test_rows_of_any_size():
-    """Channels are ranked correctly even if the squares of their weights overflow or vanish."""
+    """Channels are ranked correctly, even if the squares of their weights overflow or underflow."""
     for size in (1e300, 1e-300):
         w = np.array([[1.0, 1.0], [2.0, 1.0]]) * min(size, 1e38)
         np.testing.assert_array_equal(pruning.channels(w, keep=1)[:, 0], [False, True])

@@ -53,7 +53,7 @@ def test_laws(weights, scale, zero, channels):
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_gradient_is_that_of_the_clip(seed):
-    """The gradient of the straight-through estimator is the slope over a distance of many steps."""
+    """The straight-through gradient equals the slope of the quantizer over a distance of many steps."""
     x = np.random.RandomState(seed).uniform(-2, 2, 32)
     grid = {"scales": np.array(2.0**-10), "zeros": np.array(0.0), "lowest": -1024, "highest": 1023}
     slope = (qat.fake_quantize(x + 0.125, **grid).values - qat.fake_quantize(x - 0.125, **grid).values) / 0.25

@@ -1,4 +1,4 @@
-"""The table of schemes, and the int8 cache."""
+"""The table of quantization schemes, and the int8 KV cache."""
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def test_an_unknown_scheme():
 
 
 def step(q: Quantized) -> float:
-    """Return half of the largest step, plus the error of denormal scales."""
+    """Return half of the largest quantization step, plus the error of denormal scales."""
     return float(np.max(q.scales.astype(np.float64))) / 2 + 127 * 2.0**-150
 
 
@@ -140,7 +140,7 @@ def test_attention_over_a_quantized_cache(query, key, value, keys):
 
 @given(query=draws(-10, 10), key=draws(-100, 100), keys=st.integers(1, 9))
 def test_scores_over_a_quantized_cache(query, key, keys):
-    """A score changes by at most |(k - k^) q|, half a step of k times the sum of |q|."""
+    """Quantized keys change a score by at most |(k - k^) q|: half a step of k times the sum of |q|."""
     head_dim = 8
     q, k = query(1, head_dim).astype(np.float64)[0], key(keys, head_dim)
     stored = kv_cache.quantize(k)

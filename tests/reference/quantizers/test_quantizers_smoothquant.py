@@ -20,7 +20,7 @@ alphas = st.sampled_from([0.0, 0.25, 0.5, 0.85, 1.0])
 
 @pytest.mark.parametrize("alpha", sorted(GOLDENS["factors"]))
 def test_factors_are_those_of_torchao(alpha):
-    """Factors equal torchao's, which adds 2^-23 to both maxima and computes in float32."""
+    """Smoothing factors equal torchao's, which adds 2^-23 to both maxima and computes in float32."""
     x, w = inputs(GOLDENS["tokens"], GOLDENS["cols"]), Weights("normal", seed=20)(GOLDENS["rows"], GOLDENS["cols"])
     x_tops, w_tops = np.max(np.abs(x), axis=0), np.max(np.abs(w), axis=0)
     s = smoothquant.factors(x_tops, w, alpha=float(alpha))
@@ -69,7 +69,7 @@ def test_laws(w, x, power, alpha):
 
 @given(w=weights, x=weights)
 def test_the_ends(w, x):
-    """With alpha 1 the factors are the activations' maxima; with alpha 0 they are one over the weights' maxima."""
+    """With alpha 1, factors are the activations' maxima; with alpha 0, one over the weights' maxima."""
     w, x_tops = np.abs(w(3, 8)) + np.float32(1), np.abs(x(8)) + np.float32(1)
     w_tops = np.max(w.astype(np.float64), axis=0)
     np.testing.assert_array_equal(smoothquant.factors(x_tops, w, alpha=1.0), x_tops.astype(np.float64))
@@ -77,7 +77,7 @@ def test_the_ends(w, x):
 
 
 def test_w8a8_gains():
-    """SmoothQuant improves W8A8 if tokens have one scale each and some features are 64 times larger."""
+    """SmoothQuant reduces the error of W8A8 if some features are 64 times larger and tokens have one scale each."""
     x, w = Weights("normal", seed=27)(32, 64), Weights("normal", seed=28)(16, 64)
     x[:, ::16] *= 64
     exact = linear(x, w)

@@ -4,7 +4,7 @@ The process needs a Python that has llama-cpp-python and gguf. It is started in 
 
     python -m tests.model.checkpoints.gguf.libggml
 
-It reads one JSON request per line and answers {"data": ...}; bytes are in base64 (BASE64, and float32 in answers):
+It reads one JSON request per line and answers {"data": ...}. Bytes are in base64, also the float32 numbers of answers:
 
     {"quantize": TYPE, "cols": COLS, "data": BASE64}    blocks of the float32 numbers in data
     {"dequantize": TYPE, "data": BASE64}                float32 numbers of the blocks in data
@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[4]
+from tests.support.processes import REPOSITORY
 
 
 class Libggml:
-    """Client of the libggml process."""
+    """A client of the process that runs libggml."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         assert process.stdin and process.stdout
@@ -41,7 +41,7 @@ class Libggml:
         return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
 
     def dequantize(self, blocks: np.ndarray, type: str) -> np.ndarray:
-        """Dequantize whole blocks, given as bytes, to float32."""
+        """Dequantize whole blocks of bytes to float32."""
         return _floats(self._ask(dequantize=type, data=_text(blocks.tobytes())))
 
     def logits(self, file: Path, ids: list[int]) -> np.ndarray:
@@ -49,16 +49,16 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return for each matrix its inputs and its products in llama.cpp, float32 [seq, features] each."""
+        """Return the inputs and the products of each matrix in llama.cpp, float32 [seq, features] each."""
         products, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
     def greedy(self, file: Path, text: str, count: int) -> list[int]:
-        """Return the tokens of `text` and `count` more, each the most likely one."""
+        """Return the tokens of `text` and `count` greedy tokens after it."""
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Write `file` to `to` with all matrices in one type, by llama.cpp's own quantizer."""
+        """Copy the GGUF file `file` to `to` with llama.cpp's quantizer, all matrices in one type."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:
@@ -69,10 +69,10 @@ class Libggml:
 
 @contextmanager
 def libggml(python: str) -> Iterator[Libggml]:
-    """Start the libggml process with the given Python."""
+    """Start the libggml process with the interpreter `python`."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
-        [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=ROOT, **pipes
+        [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=REPOSITORY, **pipes
     ) as process:
         try:
             yield Libggml(process)

@@ -1,4 +1,4 @@
-"""GGUF files of Llamas: we read the tensors and configurations that an independent writer wrote."""
+"""GGUF files of Llama models: we read the tensors and configs that an independent writer wrote."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def turns(config: Config) -> np.ndarray:
 
 
 def written(path: Path, family: str, *, type: str = "F32", seed: int = 0) -> dict[str, np.ndarray]:
-    """Write a model as GGUF, and return its tensors under our names."""
+    """Write a model as a GGUF file, and return its tensors under the names that we use."""
     config = families.FAMILIES[family]
     tensors = families.random_tensors(config, seed=seed)
     gguf_files.file_of(config, tensors, type=type).write(path)
@@ -81,7 +81,7 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("at_once", [1500, 1 << 20])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
-    """A tensor's codes decode to its weights; parts come in order, and RoPE pairs are in halves."""
+    """Codes of a GGUF tensor decode to its weights, although rows are read in parts and reordered for RoPE."""
     monkeypatch.setattr("llamaspec.model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
@@ -131,7 +131,10 @@ scalings = st.builds(
 
 @given(scaling=scalings, head_dim=st.sampled_from([4, 6, 64, 128]), theta=st.floats(1e3, 1e6))
 def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
-    """RoPE scaling survives a conversion to factors and back; the factors are refused if no pair is fully scaled."""
+    """RoPE scaling survives a round trip through GGUF's factors.
+
+    If no pair is fully scaled, the factors are refused.
+    """
     factors = to_factors(scaling, head_dim=head_dim, theta=theta)
     exact = frequencies(head_dim, theta=theta, scaling=scaling)
     slowest = frequencies(head_dim, theta=theta)[-1] * scaling.original_context / (2 * np.pi)

@@ -1,7 +1,7 @@
-"""GGUF files by llama.cpp's own quantizer, all matrices of one type (goldens/eval_gguf.json).
+"""GGUF files from llama.cpp's own quantizer, all matrices of one type (goldens/eval_gguf.json).
 
-We read the codes that llama.cpp wrote; JAX agrees with the reference; with activations rounded as llama.cpp rounds
-them, our logits agree with llama.cpp's.
+We read the codes that llama.cpp wrote, and JAX agrees with the reference. If we round activations as llama.cpp does,
+our logits equal llama.cpp's.
 """
 
 import base64
@@ -39,7 +39,7 @@ Made = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def model_file(request, tmp_path_factory) -> Made:
-    """Return a function that makes the file of a model and a type once, with the codes that llama.cpp chose."""
+    """Return a function that makes the GGUF file of a model and type once, with the codes that llama.cpp chose."""
     folder = tmp_path_factory.mktemp("gguf")
 
     def path(model: str, type: str) -> Path:
@@ -71,9 +71,9 @@ def test_every_type_that_is_read_is_there():
 @pytest.mark.sampled(6)  # 23 cases, 6 s
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_logits_are_those_of_llama_cpp(model_file, model, type):
-    """With emulated activations, logits agree at every position.
+    """With emulated activations, our logits equal llama.cpp's at every position.
 
-    Without emulation they differ by about a hundredth, except for floats.
+    Without emulation they differ by about a hundredth, except for float types.
     """
     rows = load_backend(
         open_checkpoint(model_file(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
@@ -85,7 +85,7 @@ def test_logits_are_those_of_llama_cpp(model_file, model, type):
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    """Backends by the shapes of their arrays."""
+    """Return a dict of compiled JAX backends, by the shapes of their arrays."""
     return {}
 
 
@@ -94,7 +94,7 @@ def unused(*arguments: Any) -> Any:
 
 
 def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Compute logits in JAX; files with the same shapes share compiled programs."""
+    """Compute logits in JAX. Files with arrays of the same shapes share one compiled program."""
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
@@ -108,7 +108,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
 @pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_jax_computes_what_the_reference_does(model_file, compiled, monkeypatch, model, type):
-    """JAX and the reference agree at every position, in float32 with the decoded weights."""
+    """JAX and the reference compute the same logits at every position, in float32 with the decoded weights."""
     checkpoint = open_checkpoint(model_file(model, type))
     expected = load_backend(checkpoint, RunOptions(backend="reference")).logits(IDS)
     actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
@@ -131,7 +131,7 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, model_file, tmp_path,
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("type", MULTIPLIED)
 def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
-    """`eval` gives llama.cpp's perplexity and divergence from the float32 model, on a text in llama.cpp's tokens."""
+    """`eval` reports llama.cpp's perplexity and divergence from the float32 model, for a text in llama.cpp's tokens."""
     golden, text = GOLDENS["text"], tmp_path / "text"
     expected = golden["types"][type]
     text.write_text(golden["text"])

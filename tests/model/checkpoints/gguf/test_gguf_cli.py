@@ -1,4 +1,4 @@
-"""GGUF on the command line: a converted model is one file with its tokenizer, and generates the same story."""
+"""GGUF on the command line: a model converts to one file with its tokenizer, and then generates the same story."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,10 @@ def test_quantized_files(run, tmp_path):
 @pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """Both backends agree on a GGUF file of codes, which JAX multiplies without decoding, and on one of floats."""
+    """Both backends give the same story from a quantized GGUF file and from one in floats.
+
+    JAX runs the former from codes.
+    """
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
     rows = []
@@ -56,9 +59,9 @@ def test_both_backends_compute_the_same(run, tmp_path, type):
 
 
 def test_a_story_of_stories260k(run, data, tmp_path):
-    """stories260K is converted and tells its golden story.
+    """stories260K converts to GGUF and generates its golden story.
 
-    Its rows of 172 weights are not whole blocks, and its tokenizer's file name is unusual.
+    Its rows of 172 weights do not fill whole blocks, and its tokenizer's file name is unusual.
     """
     folder, path = data / "stories260K", str(tmp_path / "x.gguf")
     arguments = [str(folder / "stories260K.bin"), path, "--to", "gguf", "--tokenizer", str(folder / "tok512.model")]

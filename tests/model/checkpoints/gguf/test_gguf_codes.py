@@ -1,4 +1,4 @@
-"""GGUF weights stay in exact codes on the device for every product; no whole matrix becomes float32."""
+"""GGUF weights stay quantized in device memory, with exactly the file's values; no whole matrix becomes float32."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,7 +57,7 @@ Types = Callable[[str], str]  # maps a matrix's name to its type
 
 
 def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Draw any bytes as codes, and numbers of `SPECIAL` as scales."""
+    """Draw blocks with random bytes as codes and numbers of `SPECIAL` as scales."""
     kind, rng = ggml.TYPES[type], np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (int(np.prod(shape)) // kind.weights, kind.bytes)).astype(np.uint8)
     for at in FLOATS[type]:
@@ -68,13 +68,13 @@ def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Encode weights that keep activations near 1."""
+    """Quantize random weights that are small enough to keep activations near 1."""
     weights = np.random.default_rng(seed).normal(size=shape) * shape[-1] ** -0.5
     return ggml.encode(weights.astype(np.float32), type).tobytes()
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a model with matrices of `blocks`, each in the type that `types` gives for its name."""
+    """Make a GGUF file; `types` gives a type for a matrix's name, and `blocks` draws the matrix in this type."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
@@ -91,18 +91,18 @@ def normal_model(path: Path, types: Types, **fields: Any) -> Checkpoint:
 
 
 def mixed(name: str) -> str:
-    """Choose types as llama.cpp's Q4_K_M does: more bits for v, down and the head."""
+    """Choose a matrix's type as llama.cpp's Q4_K_M does: more bits for v, down and the head."""
     return "Q6_K" if any(part in name for part in ("v_proj", "down_proj", "lm_head")) else "Q4_K"
 
 
 def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
-    """Stack the exact weights of the named tensors."""
+    """Return a function that stacks the exact weights of the named tensors."""
     parts = [part for name in names for part in exact_parts(checkpoint.tensors[name])]
     return np.concatenate(parts).astype(np.float32)
 
 
 def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
-    """Pair each matrix on the device (first layer, head and embedding) with its exact weights."""
+    """Pair each matrix on the device (of the first layer, the head and the embedding) with its exact weights."""
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     layer, prefix = params.layers[0], "model.layers.0"
     assert isinstance(layer.ffn, FeedForward)
@@ -125,7 +125,7 @@ WEIGHTS = jax.jit(QuantizedMatrix.weights)
 @pytest.mark.sampled(3)  # 14 cases, 10 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
-    """Codes decode to the exact weights, with all codes, subnormal and largest scales, and permuted rows."""
+    """Codes on the device decode to the file's exact weights: all codes, extreme scales, rows reordered for RoPE."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     for name, tensor in checkpoint.tensors.items():
         if tensor.codes:
@@ -160,7 +160,7 @@ def test_what_has_no_form_in_common_is_float32(tmp_path):
 @pytest.mark.sampled(5)  # 14 cases, 3 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_no_matrix_is_float32_on_the_device(tmp_path, type):
-    """No matrix on the device is float32, and the plan has the same size."""
+    """No matrix on the device is float32, and the memory plan counts the same bytes."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     check = matrices(checkpoint).values()
     for weight, exact in check:
@@ -178,7 +178,7 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
-    """Q4_K_M stores q, k and v in several types; we join them into one int8 matrix."""
+    """In Q4_K_M, q, k and v have several types; loading joins them into one int8 matrix."""
     weights = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in weights.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
@@ -189,7 +189,7 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
 
 
 def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path):
-    """For a GPU with kernels, q, k and v keep their types and their exact weights; the plan has the same shapes."""
+    """For a GPU with kernels, q, k and v keep their types and exact weights. The memory plan has the same shapes."""
     checkpoint = open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf"))
     device = Device("gpu", "NVIDIA H200", HOPPER)
     params = load_params(checkpoint, dtype=FLOAT32, positions=1, device=device)
@@ -208,7 +208,10 @@ def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, dtype):
-    """An embedding stays in codes, and only the rows that are looked up are decoded; a tied head has the same codes."""
+    """An embedding stays quantized, and only the rows of the prompt's tokens are decoded.
+
+    A tied head shares its codes.
+    """
     checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=tied).write(tmp_path / "x.gguf"))
     params = load_params(checkpoint, dtype=np.dtype(dtype), positions=1)
     assert isinstance(params.embedding, Embedding)
@@ -231,7 +234,10 @@ ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items()) if type in ggm
 @pytest.mark.sampled(1)  # 5 to 8 s each
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
-    """Logits agree with the reference to 1e-5 of the largest. test_quantized_products.py bounds each product."""
+    """Logits differ from the reference by at most 1e-5 of the largest.
+
+    test_quantized_products.py bounds each product.
+    """
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], intermediate_size=256, vocab_size=32)
     config = checkpoint.config
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -250,7 +256,10 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 @pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
 def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types):
-    """Kernels refuse rows under 1,024 columns while tracing; XLA then reads the codes in the kernels' layout."""
+    """Kernels refuse rows under 1,024 columns while they are traced.
+
+    XLA's ops then read the codes in the kernels' layout.
+    """
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))
     table, reasons = pallas_ops(checkpoint.config, params, capacity=64)
@@ -285,7 +294,7 @@ def greedy(checkpoint: Checkpoint, *, tokens: int) -> list[int]:
 @pytest.mark.parametrize("type", sorted(set(ggml.TYPES) - {"MXFP4"}))
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(tmp_path, type, value):
-    """Infinite scales are refused, even if all codes of the block are 0."""
+    """An infinite or NaN scale is refused, even if all codes of its block are 0."""
     for at in FLOATS[type]:
         file = file_in(lambda name: type)
         blocks = np.frombuffer(file.tensors["output.weight"].data, np.uint8).reshape(-1, ggml.TYPES[type].bytes).copy()
@@ -298,7 +307,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path, type, value):
 
 @pytest.mark.parametrize("types", ["Q4_K_M", "IQ4_NL", "Q5_1", "Q6_K"])
 def test_other_formats_get_the_weights(tmp_path, types):
-    """Formats without such codes store the weights as float32."""
+    """Converting GGUF codes to a format without such codes writes the weights as float32."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     write_huggingface(checkpoint, tmp_path / "theirs")
     write_llama2c(checkpoint, tmp_path / "x.bin")

@@ -1,4 +1,4 @@
-"""llama.cpp's logits, ids and stories from our GGUF files (goldens/gguf.json), compared with ours."""
+"""llama.cpp's logits, ids and stories for our GGUF files (goldens/gguf.json) equal ours."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ IDS = np.array(GOLDENS["ids"])
 
 
 def made(tmp_path: Path, name: str, sha256: str) -> Path:
-    """Make the file that llama.cpp read, and check its hash."""
+    """Write the GGUF file that llama.cpp read for the golden, and check its hash."""
     path = tmp_path / f"{name}.gguf"
     if name.startswith("tokenizer-"):
         make_gguf.write_tokenizer(path, name.removeprefix("tokenizer-"))
@@ -52,7 +52,8 @@ def theirs(name: str) -> np.ndarray:
 @pytest.mark.sampled(4)  # 17 cases, 8 s
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
-    """Logits are within 0.06 of llama.cpp's, which rounds activations; a wrong weight or RoPE would change far more.
+    """Our logits differ from llama.cpp's by less than 0.06, since llama.cpp rounds activations. A wrong weight changes
+    more.
 
     With the same rounding the logits agree: tests/model/insight/test_eval_emulation.py.
     """
@@ -85,7 +86,7 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 @pytest.mark.sampled(1)  # 2 to 7 s each
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """The story equals llama.cpp's for every type that we write.
+    """The greedy story of each GGUF type that we write equals llama.cpp's.
 
     JAX runs only one type, since each type compiles for seconds.
     """

@@ -1,4 +1,4 @@
-"""Models split over several GGUF files, as by llama-gguf-split, and the errors for invalid splits."""
+"""Models split over several GGUF files, as llama-gguf-split writes them, and the errors for invalid splits."""
 
 import re
 import shutil
@@ -17,9 +17,9 @@ CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
 
 
 def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
-    """Write a model as one file, and as `count` parts; the first part has the metadata and no tensors.
+    """Write a model as one GGUF file, and as `count` parts; the first part has the metadata and no tensors.
 
-    The tensor `twice` is also in the last part.
+    The last part also contains the tensor `twice`.
     """
     full = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
     full.write(folder / "whole.gguf")

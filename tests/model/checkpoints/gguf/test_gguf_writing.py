@@ -1,4 +1,4 @@
-"""Written GGUF files read back as the same model, and equal the files of an independent writer."""
+"""GGUF files that we write are read back as the same model, and equal the files of an independent writer."""
 
 import json
 from dataclasses import replace
@@ -71,9 +71,9 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """Write a GGUF file as `to`, and return the types of its tensors by name.
+    """Write a GGUF file with matrices in the format `to`; return the types of the written tensors by name.
 
-    The entry `left` names the matrices that `to` cannot divide into blocks.
+    The entry `left` lists the matrices that do not divide into blocks of `to`.
     """
     leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
@@ -174,7 +174,7 @@ def test_a_type_that_there_is_not(tmp_path):
 
 
 def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes) -> Path:
-    """Write a small model with the tokenizer's vocabulary, and `more` rows without a token."""
+    """Write a small model with the tokenizer's vocabulary, and with `more` rows that have no token."""
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
     templates = {"default": "{{ messages }}", "tool-use": "{{ tools }}"}

@@ -1,4 +1,4 @@
-"""Invalid GGUF files, each one change away from a valid file: refused in one line, quickly and in little memory.
+"""Invalid GGUF files, each one change away from a valid file, are refused in one line, quickly, with little memory.
 
 The kinds come from bug reports about other readers: huge lengths and counts, overflowing arithmetic, offsets outside of
 the file, unknown types, keys of a wrong type, and tensors that are not the model's.
@@ -25,7 +25,7 @@ def good(family: str = "llama-2") -> File:
 
 
 def keyed(key: str, kind: int, value: object) -> Callable[[File], None]:
-    """Return a change that sets a key."""
+    """Return a function that sets a key of a GGUF file."""
     return lambda file: file.keys.__setitem__(key, (kind, value))
 
 
@@ -58,7 +58,7 @@ def filled(name: str, value: float) -> Callable[[File], None]:
 
 
 def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[File], None]:
-    """Return a change that makes blocks of zeros, the last one with a scale that is not finite."""
+    """Return a function that fills a tensor with zero blocks, and gives the last block a scale that is not finite."""
 
     def change(file: File):
         shape = file.tensors[name].shape
@@ -295,7 +295,7 @@ def test_headers_that_lie(tmp_path, kind):
 
 
 def test_a_sparse_file_that_is_all_header(tmp_path):
-    """A sparse file, long enough for the 2^40 entries of its array, is refused."""
+    """A sparse file that is as long as its header's array of 2^40 entries claims is refused."""
     with open(tmp_path / "x.gguf", "wb") as file:
         file.write(head(0, 1, array(U8, 2**40)))
         file.truncate(2**40 + 100)
@@ -312,7 +312,7 @@ def test_a_file_cut_short(tmp_path, cut):
 
 
 def test_padding_at_the_end_may_lack(tmp_path):
-    """A file without the padding at its end loads, as in llama.cpp; some writers omit the padding."""
+    """A file without padding at its end loads, as in llama.cpp, because some writers omit the padding."""
     file = good()
     data = len(list(file.tensors.values())[-1].data)
     file.alignment = 4096

@@ -1,4 +1,4 @@
-"""libggml and llama.cpp against the reference's definition of them, on weights and files without goldens.
+"""libggml and llama.cpp give what the reference defines, on weights and files that have no goldens.
 
 libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
@@ -49,7 +49,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Our encoder gives ggml's bytes, except that we refuse a scale beyond float16, which C stores as infinity."""
+    """Our encoder writes the same bytes as ggml, but refuses a scale beyond float16, which C stores as infinity."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
 
 @given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
-    """ggml decodes to the exact weight, rounded once to float32."""
+    """ggml's decoded weights are the exact weights, rounded once to float32."""
     kind = READABLE[name]
     blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
@@ -76,7 +76,10 @@ def test_weights_are_those_of_ggml(live, name, seed):
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
 def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
-    """Our logits equal llama.cpp's; with rounded activations, check only the first position: later ones meet ties."""
+    """Our logits equal llama.cpp's.
+
+    With rounded activations only the first position is compared: ties change later ones.
+    """
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
     convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
@@ -89,7 +92,7 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
 
 @pytest.mark.parametrize("type", make_gguf.WRITTEN)
 def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
-    """llama.cpp continues our files of each type as we do, where no rounding changes the most likely token."""
+    """llama.cpp generates our greedy story from our GGUF file of each type; rounding cannot change these stories."""
     write_story(path := tmp_path / "stories.gguf", type)
     llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
     for prompt in prompts():
@@ -99,7 +102,7 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """From llama.cpp's own inputs and matrices, our products equal llama.cpp's, since no number is at a tie.
+    """Our products equal llama.cpp's for llama.cpp's own inputs and matrices, because no number is at a rounding tie.
 
     The bound allows for float32 sums of exact integer sums: one rounding per product, and a few of the scales.
     """
@@ -127,7 +130,7 @@ def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
 
 
 def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
-    """Return how much the product must subtract from each weight, because its code is counted from 0."""
+    """Return the offset to subtract from each weight in a product, because the stored codes are unsigned."""
     if type not in TYPES:
         return np.zeros(())
     q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))

@@ -1,4 +1,4 @@
-"""Memory of a process in addition to its arrays: plans agree with measurements, which can be repeated."""
+"""Plans predict the memory that a process needs in addition to its arrays, as measured; measuring can be repeated."""
 
 import json
 from dataclasses import replace

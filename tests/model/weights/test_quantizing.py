@@ -1,4 +1,4 @@
-"""Quantizing on the device gives the reference's codes and scales, bit for bit, in the layout of products."""
+"""Quantizing on the device gives the reference's codes and scales bit for bit, in the layout that products read."""
 
 import jax
 import ml_dtypes
@@ -14,7 +14,7 @@ from tests.support.random_models import SMALL, random_checkpoint
 
 
 def codes_of(weights: np.ndarray, scheme: str):
-    """Quantize a matrix as `--quantize` quantizes a checkpoint, and return its codes."""
+    """Quantize a matrix as `--quantize` does, and return its codes."""
     checkpoint = random_checkpoint(SMALL, seed=0)
     name = "model.layers.0.mlp.down_proj.weight"
     checkpoint.tensors[name] = Tensor(weights.shape, weights.dtype, lambda: weights)  # type: ignore
@@ -24,7 +24,7 @@ def codes_of(weights: np.ndarray, scheme: str):
 
 
 def awkward(rows: int, cols: int) -> np.ndarray:
-    """Draw weights of many magnitudes, with ties, zeros of both signs, powers of 2, and groups of zeros."""
+    """Draw weights of many magnitudes, with rounding ties, zeros of both signs, powers of 2, and groups of zeros."""
     rng = np.random.default_rng(cols)
     weights = rng.standard_normal((rows, cols)) * np.exp2(rng.integers(-40, 8, (rows, 1)))
     weights[1] = rng.integers(-254, 255, cols) / 2 * 0.0625  # half steps, with a scale that is a power of 2

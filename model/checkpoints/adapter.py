@@ -1,0 +1,226 @@
+"""Low-rank adapters (LoRA) in the files of Hugging Face's PEFT: reading, writing, and merging into a checkpoint.
+
+    DIR/adapter_config.json         rank r, alpha, and the modules that have an adapter
+    DIR/adapter_model.safetensors   two matrices for each adapted matrix W: A [r, cols] and B [rows, r]
+
+The adapted matrix is W + s B A with s = alpha / r, or alpha / sqrt(r) if `use_rslora` is true (`reference.lora`). The
+file has the names of transformers' modules: base_model.model.NAME.lora_A.weight for the matrix NAME.weight.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from safetensors.numpy import save_file
+
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.safetensors_header import HeaderEntry, read_header
+from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.checkpoints.strict_json import read_object, short
+from llamaspec.model.family import Family, nearest_family
+from llamaspec.model.tensors import Role, Weight, weights
+from llamaspec.reference.config import Config
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # of `model.tensors`: the matrices that an adapter can change
+PREFIX = "base_model.model."
+# Keys of adapter_config.json that change the computation, and the values with which they do not.
+UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "fan_in_fan_out": (False,),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None,),
+}
+
+
+class LowRank(NamedTuple):
+    """The matrices of an adapter for one weight: B A has the shape of the weight. The arrays are NumPy's or JAX's."""
+
+    a: Any  # [rank, cols]
+    b: Any  # [rows, rank]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank adapter of a model."""
+
+    rank: int
+    alpha: float
+    pairs: Mapping[str, LowRank] = field(repr=False)  # by the name of the weight in `model.tensors`
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor s of B A.
+
+        >>> Adapter(4, 8.0, {}).scale, Adapter(4, 8.0, {}, rslora=True).scale
+        (2.0, 4.0)
+        """
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
+    """Return the weights that an adapter of these `parts` changes, by name.
+
+    >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> [weight.part for weight in adaptable(config, ["q", "down"]).values()]
+    ['q', 'down']
+    """
+    chosen = {*parts}
+    return {
+        weight.name: weight
+        for weight in weights(config)
+        if weight.part in chosen and weight.part in PARTS and weight.role is Role.MATRIX
+    }
+
+
+def read_adapter(folder: str | Path, config: Config) -> Adapter:
+    """Read PEFT's files in `folder` for a model with this configuration.
+
+    Raises CheckpointError for a file that cannot be used, an adapter of another kind than LoRA, and an adapter that
+    does not fit the model.
+    """
+    path = Path(folder) / CONFIG
+    values = read_object(path)
+    if (kind := values.get("peft_type")) != "LORA":
+        raise refused(path, f"peft_type is {short(kind)}, expected LORA: only LoRA adapters are read")
+    for key, plain in UNDERSTOOD.items():
+        if key in values and values[key] not in plain:
+            raise refused(path, f"{key} is {short(values[key])}, which is not supported: expected {short(plain[0])}")
+    rank, alpha, rslora = values.get("r"), values.get("lora_alpha"), values.get("use_rslora", False)
+    if not isinstance(rank, int) or rank < 1:
+        raise refused(path, f"r is {short(rank)}, expected a rank of at least 1")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise refused(path, f"lora_alpha is {short(alpha)}, expected a number")
+    if not isinstance(rslora, bool):
+        raise refused(path, f"use_rslora is {short(rslora)}, expected true or false")
+    file = MappedFile(Path(folder) / WEIGHTS)
+    return Adapter(rank, float(alpha), _pairs(file, config, rank), rslora)
+
+
+def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
+    """Read the matrices of an adapter. A fused module's A belongs to all of its parts, and its B holds their rows."""
+    entries, pairs = read_header(file), {}
+    modules = _modules(config)
+    for name, entry in entries.items():
+        module, _, letter = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
+        if letter not in ("A", "B") or name != _stored(module, letter) or module not in modules:
+            raise refused(file.path, f"tensor {quoted(name)} belongs to no matrix of this model that LoRA can change")
+        members = modules[module]
+        rows = sum(weight.shape[0] for weight in members)
+        expected = (rank, members[0].shape[1]) if letter == "A" else (rows, rank)
+        if entry.shape != expected:
+            raise refused(
+                file.path,
+                f"tensor {quoted(name)} has shape {list(entry.shape)}, expected {list(expected)}: r is {rank}",
+            )
+    for module, members in modules.items():
+        stored = [_stored(module, letter) in entries for letter in "AB"]
+        if not any(stored):
+            continue
+        if not all(stored):
+            raise refused(file.path, f"{module} has only one of lora_A and lora_B")
+        a, b = (_array(file, _stored(module, letter), entries) for letter in "AB")
+        ends = np.cumsum([weight.shape[0] for weight in members])
+        for weight, rows in zip(members, np.split(b, ends[:-1]), strict=True):
+            pairs[weight.name] = LowRank(a, rows)
+    if not pairs:
+        raise refused(file.path, "contains no adapter")
+    return pairs
+
+
+def _array(file: MappedFile, name: str, entries: Mapping[str, HeaderEntry]) -> Float[np.ndarray, "rows cols"]:
+    """Read a tensor in float32. Raises CheckpointError if a number is not finite."""
+    entry = entries[name]
+    array = file.array(entry.dtype, entry.shape, entry.offset).astype(np.float32)
+    check_finite(name, array, path=file.path)
+    return array
+
+
+def _stored(module: str, letter: str) -> str:
+    return f"{PREFIX}{module}.lora_{letter}.weight"
+
+
+def _modules(config: Config, family: Family | None = None) -> dict[str, list[Weight]]:
+    """Map the names of transformers' modules to the weights in each: one, or the parts of a fused matrix."""
+    family = family or nearest_family(config)
+    fused = {part: name for name, parts in family.fused.items() for part in parts}
+    modules: dict[str, list[Weight]] = {}
+    for weight in adaptable(config).values():
+        name = fused[weight.part].format(layer=weight.layer) if weight.part in fused else None
+        modules.setdefault(name or weight.named(family.names).removesuffix(".weight"), []).append(weight)
+    return modules
+
+
+def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base: str) -> None:
+    """Write PEFT's two files into an existing folder. The configuration comes last: with it, the adapter is complete.
+
+    `base` names the model that the adapter belongs to. Raises CheckpointError for a model whose family stores several
+    adapted matrices as one, since each of them has its own A here.
+    """
+    modules = _modules(config)
+    tensors, targets = {}, set()
+    for module, members in modules.items():
+        changed = [weight.name for weight in members if weight.name in adapter.pairs]
+        if not changed:
+            continue
+        if len(members) > 1:
+            what = f"transformers stores {' and '.join(weight.part for weight in members)} of this model as one matrix"
+            raise refused(folder, f"{what}, and PEFT's files cannot hold an adapter for each")
+        targets.add(module.rpartition(".")[2])
+        for letter, array in zip("AB", adapter.pairs[changed[0]], strict=True):
+            tensors[_stored(module, letter)] = np.ascontiguousarray(array, np.float32)
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(targets),
+        "use_rslora": adapter.rslora,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+    with new_file(Path(folder) / WEIGHTS, replace=True) as staged:
+        save_file(tensors, staged, metadata={"format": "pt"})
+    with new_file(Path(folder) / CONFIG, replace=True) as staged:
+        staged.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """Return a checkpoint with W + s B A in place of each adapted W, summed in float32 and rounded to the dtype of W.
+
+    A matrix of codes becomes float32, because rounding the sum to codes again would lose most of a small change.
+    """
+
+    def sum_of(tensor: Tensor, pair: LowRank) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            change = np.float32(adapter.scale) * (np.asarray(pair.b, np.float32) @ np.asarray(pair.a, np.float32))
+            return (tensor.read().astype(np.float32) + change).astype(tensor.dtype)
+
+        return read
+
+    tensors = dict(checkpoint.tensors)
+    for name, pair in adapter.pairs.items():
+        tensor = tensors[name] if tensors[name].codes is None else tensors[name]._replace(dtype=np.dtype(np.float32))
+        tensors[name] = Tensor(tensor.shape, tensor.dtype, sum_of(tensor, pair))
+    return replace(checkpoint, tensors=tensors)

@@ -1,0 +1,72 @@
+r"""Low-rank adapters: LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685).
+
+Fine-tuning leaves the matrix W as it is, and learns two small matrices, A [r, cols] and B [rows, r]:
+
+    W' = W + s B A        y = W' x = W x + s B (A x)
+
+s = alpha / r keeps the size of the change when r changes. With s = alpha / sqrt(r) it also stays learnable for a large
+r (rsLoRA, https://arxiv.org/abs/2312.03732). The chain rule gives
+
+    dA = s B^T dW' = s (B^T dy) x^T        dB = s dW' A^T = s dy (A x)^T        dx = W^T dy + s A^T (B^T dy)
+
+Training begins with B = 0, so the adapted model is the original one, and dA = 0 in the first step.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def lora(
+    x: Float[np.ndarray, "*batch cols"],
+    weight: Float[np.ndarray, "rows cols"],
+    a: Float[np.ndarray, "rank cols"],
+    b: Float[np.ndarray, "rows rank"],
+    *,
+    scale: float,
+) -> Float[np.ndarray, "*batch rows"]:
+    """Multiply each vector of `x` by W and by the adapter, and add the results, in float64.
+
+    >>> lora(np.array([1.0, 2.0]), np.eye(2), np.array([[1.0, 1.0]]), np.array([[1.0], [0.0]]), scale=0.5)
+    array([2.5, 2. ])
+    """
+    x, weight, a, b = (array.astype(np.float64) for array in (x, weight, a, b))
+    return x @ weight.T + scale * (x @ a.T) @ b.T
+
+
+def lora_merged(
+    weight: Float[np.ndarray, "rows cols"],
+    a: Float[np.ndarray, "rank cols"],
+    b: Float[np.ndarray, "rows rank"],
+    *,
+    scale: float,
+) -> Float[np.ndarray, "rows cols"]:
+    """The matrix W' = W + s B A, in float64.
+
+    >>> lora_merged(np.eye(2), np.array([[1.0, 1.0]]), np.array([[1.0], [0.0]]), scale=0.5)
+    array([[1.5, 0.5],
+           [0. , 1. ]])
+    """
+    return weight.astype(np.float64) + scale * b.astype(np.float64) @ a.astype(np.float64)
+
+
+def lora_backward(
+    x: Float[np.ndarray, "*batch cols"],
+    weight: Float[np.ndarray, "rows cols"],
+    a: Float[np.ndarray, "rank cols"],
+    b: Float[np.ndarray, "rows rank"],
+    dy: Float[np.ndarray, "*batch rows"],
+    *,
+    scale: float,
+) -> tuple[Float[np.ndarray, "*batch cols"], Float[np.ndarray, "rank cols"], Float[np.ndarray, "rows rank"]]:
+    """The gradients of `lora` for `x`, A and B, in float64. W has none, since training does not change it.
+
+    >>> a, b = np.array([[1.0, 1.0]]), np.array([[0.0], [0.0]])
+    >>> dx, da, db = lora_backward(np.array([1.0, 2.0]), np.eye(2), a, b, np.array([1.0, 0.0]), scale=0.5)
+    >>> dx.tolist(), da.tolist(), db.tolist()
+    ([1.0, 0.0], [[0.0, 0.0]], [[1.5], [0.0]])
+    """
+    x, weight, a, b, dy = (array.astype(np.float64) for array in (x, weight, a, b, dy))
+    through = scale * dy @ b  # [*batch, rank]
+    rows, ranks = dy.reshape(-1, dy.shape[-1]), through.reshape(-1, through.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])
+    return dy @ weight + through @ a, ranks.T @ flat, scale * rows.T @ (flat @ a.T)

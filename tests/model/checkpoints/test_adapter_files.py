@@ -1,0 +1,175 @@
+"""PEFT's files of adapters: what is written is read again, bad files are refused in one line, merged equals applied."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from llamaspec.model.checkpoints.adapter import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    LowRank,
+    adaptable,
+    merged,
+    read_adapter,
+    write_adapter,
+)
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.ops.products import cpu_product, dot
+from llamaspec.model.weights.adapted import Adapted
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import Linear, adapted_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.lora import lora
+from llamaspec.verify.bounds.running_error import gamma
+from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
+from tests.support.strategies import assert_within, seeds
+
+FLOAT32 = np.dtype(np.float32)
+WIDE = CONFIGS["2 to 1, wide, tied"]
+NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def random_adapter(config: Config, *, seed: int = 0, rank: int = 3, parts=("q", "v", "down"), **fields) -> Adapter:
+    draw = np.random.default_rng(seed).normal
+    pairs = {
+        name: LowRank(
+            draw(size=(rank, weight.shape[1])).astype(FLOAT32), draw(size=(weight.shape[0], rank)).astype(FLOAT32)
+        )
+        for name, weight in adaptable(config, parts).items()
+    }
+    return Adapter(rank, 6.0, pairs, **fields)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_adapter(random_adapter(SMALL, rslora=True), tmp_path, SMALL, base="a/model")
+    return tmp_path
+
+
+def test_an_adapter_is_read_as_it_was_written(folder):
+    adapter, expected = read_adapter(folder, SMALL), random_adapter(SMALL, rslora=True)
+    assert (adapter.rank, adapter.alpha, adapter.rslora) == (3, 6.0, True)
+    assert adapter.pairs.keys() == expected.pairs.keys() and len(adapter.pairs) == 3 * SMALL.layers
+    for name, pair in adapter.pairs.items():
+        assert all(np.array_equal(*both) for both in zip(pair, expected.pairs[name], strict=True)), name
+
+
+def test_the_files_have_pefts_names(folder):
+    tensors, values = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
+    assert tensors[NAME].shape == (3, SMALL.dim)
+    assert tensors["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"].shape == (SMALL.dim, 3)
+    assert values["target_modules"] == ["down_proj", "q_proj", "v_proj"]
+    assert (values["peft_type"], values["r"], values["lora_alpha"], values["use_rslora"]) == ("LORA", 3, 6.0, True)
+    assert values["base_model_name_or_path"] == "a/model"
+
+
+def changed(key: str, value: Any) -> Callable[[Path], object]:
+    """Make a function that changes a key of the adapter's configuration."""
+
+    def change(folder: Path) -> None:
+        values = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(values | {key: value}))
+
+    return change
+
+
+def stored(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], object]:
+    """Make a function that changes the adapter's tensors."""
+
+    def change_file(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return change_file
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (changed("peft_type", "IA3"), 'peft_type is "IA3", expected LORA'),
+        (changed("use_dora", True), "use_dora is true, which is not supported: expected false"),
+        (changed("bias", "all"), 'bias is "all", which is not supported: expected "none"'),
+        (changed("modules_to_save", ["lm_head"]), "modules_to_save is a list"),
+        (changed("rank_pattern", {"q_proj": 4}), "rank_pattern is an object"),
+        (changed("r", 0), "r is 0, expected a rank of at least 1"),
+        (changed("r", 4), "]: r is 4"),
+        (changed("lora_alpha", "x"), 'lora_alpha is "x", expected a number'),
+        (changed("use_rslora", 1), "use_rslora is 1, expected true or false"),
+        (stored(lambda t: t.pop(NAME)), "self_attn.q_proj has only one of lora_A and lora_B"),
+        (stored(lambda t: t.update({NAME: t[NAME][:, 1:]})), "has shape [3, 23], expected [3, 24]"),
+        (stored(lambda t: t.update(x=t.pop(NAME))), "'x' belongs to no matrix of this model"),
+        (stored(lambda t: t.update({NAME: np.full((3, 24), np.nan, FLOAT32)})), "is nan, not a finite number"),
+        (stored(lambda t: t.clear()), "contains no adapter"),
+        (lambda folder: (folder / CONFIG).unlink(), "No such file"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_in_one_line(folder, damage, words):
+    damage(folder)
+    with pytest.raises(CheckpointError) as error:
+        read_adapter(folder, SMALL)
+    assert words in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(ml_dtypes.bfloat16)])
+def test_merged_weights_are_rounded_once(dtype):
+    checkpoint, adapter = random_checkpoint(SMALL, seed=1, dtype=dtype), random_adapter(SMALL)
+    sums = merged(checkpoint, adapter)
+    for name, tensor in sums.tensors.items():
+        plain = checkpoint.tensors[name].read()
+        assert (tensor.shape, tensor.dtype) == (plain.shape, plain.dtype)
+        if name not in adapter.pairs:
+            assert np.array_equal(tensor.read(), plain)
+            continue
+        a, b = (np.asarray(m, np.float64) for m in adapter.pairs[name])
+        exact, size = plain + 2.0 * b @ a, np.abs(plain) + 2.0 * np.abs(b) @ np.abs(a)
+        unit = float(ml_dtypes.finfo(dtype).eps) / 2
+        assert_within(tensor.read().astype(np.float64), exact, (unit + 2 * gamma(8)) * size)
+
+
+@pytest.mark.parametrize("product", [dot, cpu_product])
+@pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
+def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
+    """Products of the stacked [q; k; v] with adapters of q and v are LoRA's, for matrices of floats and of codes."""
+    checkpoint, adapter = random_checkpoint(WIDE, seed=1), random_adapter(WIDE, seed=2)
+    run = quantized(checkpoint, scheme) if scheme else checkpoint
+    params = adapted_params(load_params(run, dtype=FLOAT32, positions=4), WIDE, adapter.pairs, scale=adapter.scale)
+    qkv = params.layers[0].qkv
+    assert isinstance(qkv, Linear) and isinstance(qkv.weight, Adapted)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    compiled = jax.jit(product)
+
+    @given(seed=seeds, vectors=st.sampled_from([1, 5]))
+    def check(seed, vectors):
+        x = np.random.default_rng(seed).normal(size=(vectors, WIDE.dim)).astype(FLOAT32)
+        y, at = np.asarray(compiled(jnp.asarray(x), qkv.weight)), 0
+        for name in names:
+            w = run.tensors[name].read()
+            a, b = adapter.pairs.get(name, LowRank(np.zeros((3, WIDE.dim)), np.zeros((len(w), 3))))
+            exact = lora(x, w, a, b, scale=adapter.scale)
+            size = lora(np.abs(x), np.abs(w), np.abs(a), np.abs(b), scale=adapter.scale)
+            # Each number of a sum over `dim` products, then of a sum over the rank; decoding and scaling round too.
+            assert_within(y[:, at : at + len(w)], exact, gamma(WIDE.dim + 16) * size)
+            at += len(w)
+        assert at == y.shape[1]
+
+    check()
+
+
+def test_a_tree_without_adapters_stays_the_same_arrays():
+    params = load_params(random_checkpoint(SMALL, seed=1), dtype=FLOAT32, positions=4)
+    same = adapted_params(params, SMALL, {}, scale=1.0)
+    assert all(a is b for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(same), strict=True))
