@@ -1,4 +1,4 @@
-"""A table of the fields of `Config`: which kernel ops handle a field, and which kernel ops refuse a field."""
+"""A table that says, for each field of `Config`, which kernel ops support the field and which ops refuse it."""
 
 from dataclasses import MISSING, fields
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from llamaspec.reference.config import Config
 class Known(NamedTuple):
     """The kernel ops that depend on a field of `Config`; all other kernel ops ignore the field."""
 
-    handled: tuple[str, ...] = ()  # compute with the field, or with shapes and arrays that follow from it
-    refused: tuple[str, ...] = ()  # support only the default of the field
+    handled: tuple[str, ...] = ()  # ops that compute with the field, or with shapes and arrays that depend on it
+    refused: tuple[str, ...] = ()  # ops that support only the default of the field
 
 
-# A field that is not in this table is refused by every kernel, except at its default.
+# If a field is not in this table, every kernel refuses values other than the field's default.
 FIELDS: dict[str, Known] = {
     "dim": Known(("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")),
     "layers": Known(),
@@ -38,7 +38,7 @@ FIELDS: dict[str, Known] = {
     "qk_norm": Known(refused=("norm_qkv",)),
     "activation": Known(refused=("norm_gate_up",)),
     "gated": Known(refused=("norm_gate_up",)),
-    "parallel_residual": Known(),  # changes only which x norm_gate_up gets
+    "parallel_residual": Known(),  # changes only the x that norm_gate_up gets
     "head_qk_norm": Known(refused=("norm_qkv",)),
     "layer_norm": Known(refused=("norm_qkv", "norm_gate_up", "norm_logits")),
     "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
