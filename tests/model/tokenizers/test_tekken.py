@@ -84,23 +84,23 @@ def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
 
 
 SPOILED = {
-    "no pattern": (lambda file: file["config"].pop("pattern"), "its pattern is null, not a text"),
-    "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "its pattern cannot be used"),
-    "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "repeats a group that repeats"),
-    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "does not have the 258 tokens"),
-    "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "no token for 76 of the 256 bytes"),
-    "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "a vocabulary of 1,000,000,000 tokens"),
-    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "beside -9 control tokens"),
-    "another order": (lambda file: file["vocab"].reverse(), "its vocab has no token of rank 0 in its place"),
-    "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "the token of rank 7 is not base64"),
-    "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "the token of rank 7 is not base64"),
-    "twice": (lambda file: file["vocab"][7].update(token_bytes="AA=="), "the token of rank 0 is there twice"),
-    "controls": (lambda file: file.update(special_tokens={"<s>": 1}), "its special_tokens are an object, not a list"),
-    "too many controls": (lambda file: file.update(special_tokens=[{}] * 21), "are not 20 names in the order"),
-    "no names": (lambda file: file.update(special_tokens=[{"rank": 0}]), "are not 20 names in the order"),
+    "no pattern": (lambda file: file["config"].pop("pattern"), "tekken.json: config.pattern is null, expected"),
+    "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "tekken.json: the pattern is not a usable"),
+    "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "tekken.json: a regular expression in config"),
+    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "tekken.json: config implies 258 tokens and 20"),
+    "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "tekken.json: 76 of the 256 bytes have no"),
+    "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "tekken.json: the vocabulary has 1,000,000,000"),
+    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "tekken.json: config implies 285 tokens and -9"),
+    "another order": (lambda file: file["vocab"].reverse(), "tekken.json: item 0 of vocab does not have rank 0"),
+    "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "tekken.json: token_bytes of the token with"),
+    "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "tekken.json: token_bytes of the token with"),
+    "twice": (lambda file: file["vocab"][7].update(token_bytes="AA=="), "tekken.json: the token of rank 0 is empty, or"),
+    "controls": (lambda file: file.update(special_tokens={"<s>": 1}), "tekken.json: special_tokens is an object, expected"),
+    "too many controls": (lambda file: file.update(special_tokens=[{}] * 21), "tekken.json: special_tokens is not a list of"),
+    "no names": (lambda file: file.update(special_tokens=[{"rank": 0}]), "tekken.json: special_tokens is not a list of"),
     "a name of ours": (
         lambda file: file.update(special_tokens=[{"rank": 0, "token_str": "<SPECIAL_7>"}]),
-        "two of its special_tokens have the same name",
+        "tekken.json: two tokens in special_tokens have the",
     ),
 }  # fmt: skip
 
