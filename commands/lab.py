@@ -16,7 +16,7 @@ from llamaspec.commands.output import say, write, write_rows
 NUMBER = click.argument("number", type=int)
 
 
-class Group(click.Group):
+class ExerciseCommands(click.Group):
     """A group of commands with the help format of the verbs."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -31,7 +31,7 @@ class Group(click.Group):
             )
 
 
-@click.group(cls=Group)
+@click.group(cls=ExerciseCommands)
 def lab():
     """Find the bug in each of forty broken kernels, then write a Llama yourself.
 

@@ -56,11 +56,13 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         return
     if params.get("prompt") == "-":
         raise click.UsageError("several processes cannot read one standard input: give PROMPT itself")
-    from llamaspec.model.parallel.processes import Group, agreed, joined
+    from llamaspec.model.parallel.processes import ProcessGroup, agreed, joined
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, peer_timeout, described(stated, command))) as watch:
+    with joined(
+        ProcessGroup(processes["coordinator"], several, number, peer_timeout, described(stated, command))
+    ) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()

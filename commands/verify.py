@@ -20,7 +20,7 @@ from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
 if TYPE_CHECKING:
-    from llamaspec.verify.campaign import Campaign, Job
+    from llamaspec.verify.campaign import Campaign, CandidateJob
     from llamaspec.verify.contract import Contract
     from llamaspec.verify.mutant import Implementation
 
@@ -150,7 +150,10 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         if listing:
             _list_contracts(
                 [contracts[op] for op in ops],
-                {name: [mutant.name for mutant in one.mutants] for name, one in implementations.items()},
+                {
+                    name: [mutant.name for mutant in implementation.mutants]
+                    for name, implementation in implementations.items()
+                },
                 in_full=bool(names or path),
                 as_json=options["as_json"],
             )
@@ -249,7 +252,7 @@ def _verify(
     *,
     contracts: Mapping[str, Contract],
     named: bool,
-    jobs: list[Job] | None = None,
+    jobs: list[CandidateJob] | None = None,
     **options: Any,
 ):
     from llamaspec.commands.verify_page import page
@@ -321,7 +324,7 @@ def _library() -> str:
     return "numpy" if find_spec("jax") is None else "jax"
 
 
-def _at_once(jobs: list[Job]) -> int:
+def _at_once(jobs: list[CandidateJob]) -> int:
     from llamaspec.model.system import usable_cpus
 
     return min(len(jobs), len(usable_cpus()), 4)
@@ -353,7 +356,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     )
 
 
-def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
+def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[CandidateJob]:
     """Make a job for each op of the candidate, or for each function of this package that is named like an op.
 
     A line on stderr lists the ops without such a function.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.insight.cost import decode_bytes, positions_seen
 from llamaspec.model.ops.table import Ops
 from llamaspec.reference.add import add
@@ -96,7 +96,7 @@ class Trace:
 class Recording:
     """A recording of a text: every result of every op at every token, for the requested layers."""
 
-    model: Walkable
+    model: WalkableModel
     tokens: list[int]
     config: Config
     dtype: str
@@ -116,7 +116,7 @@ class Recording:
     def at(self, position: int) -> Trace:
         """Extract the trace of the token at `position` of the text."""
         config, results = self.config, self.results
-        single_layers = {layer: _alone(self.model.params, config, layer) for layer, _ in results}
+        single_layers = {layer: _single_layer(self.model.params, config, layer) for layer, _ in results}
         read = {layer: _bytes_read(*layer_model, position) for layer, layer_model in single_layers.items()}
         work = {layer: _operations(layer_model, position) for layer, (_, layer_model) in single_layers.items()}
         visits = [
@@ -150,7 +150,7 @@ class Recording:
 
 
 def trace(
-    model: Walkable,
+    model: WalkableModel,
     tokens: Sequence[int],
     *,
     position: int = -1,
@@ -171,7 +171,7 @@ def trace(
 
 
 def record(
-    model: Walkable,
+    model: WalkableModel,
     tokens: Sequence[int],
     *,
     config: Config,
@@ -278,7 +278,7 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
     return call
 
 
-def _alone(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
+def _single_layer(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
     """Return parameters and config of a model with only `layer`, as layers may differ in window and in stored bits."""
     at = layer or 0  # None: the weights outside the layers, for which any layer will do
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))
@@ -326,7 +326,7 @@ def _norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64)))
 
 
-def _ended(model: Walkable, x: np.ndarray, config: Config) -> np.ndarray:
+def _ended(model: WalkableModel, x: np.ndarray, config: Config) -> np.ndarray:
     """Compute the logits of a token as if the model ended with the hidden state `x` [dim]."""
     return np.asarray(model.ops.norm_logits(model.array(x[None, None]), model.params, config=config))[0, 0]
 

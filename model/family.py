@@ -101,7 +101,7 @@ Read = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 Write = Callable[[Config], Mapping[str, Any]]
 
 
-def _nothing(*_: Any) -> Mapping[str, Any]:
+def _no_entries(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
@@ -124,8 +124,8 @@ class Architecture:
     # `derived` names the fields that `read` computes, from a `gguf.config.Keys` and the fields that were read before.
     # `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
-    read: Read = _nothing
-    write: Write = _nothing
+    read: Read = _no_entries
+    write: Write = _no_entries
 
     def lacks(self, config: Config) -> str | None:
         """Name a feature of `config` that llama.cpp does not compute for this architecture; None if it computes all."""
@@ -157,7 +157,7 @@ class Architecture:
             reasons.append("dynamic rescaling of RoPE")
         if isinstance(config.scaling, YarnScaling):
             factor, length = config.scaling.factor, config.scaling.magnitude
-            usual = YarnScaling(factor, config.scaling.original_context, length, whole=self.whole_yarn)
+            usual = YarnScaling(factor, config.scaling.original_context, length, truncate=self.whole_yarn)
             if config.scaling != usual or not isclose(length, yarn_magnitude(factor), rel_tol=1e-6):
                 reasons.append("YaRN with other numbers than the paper's")
         return reasons[0] if reasons else None
@@ -209,8 +209,8 @@ class Family:
     # `derived` names the fields that `read` computes, from a `huggingface.fields.Fields` and the fields that were read
     # before. `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
-    read: Read = _nothing
-    write: Write = _nothing
+    read: Read = _no_entries
+    write: Write = _no_entries
     bos: int | None = None  # if bos_token_id is absent
     stop: int | None = None  # if eos_token_id is absent
 

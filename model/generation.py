@@ -119,25 +119,25 @@ class StopTexts:
 
     stops: Sequence[str]
     stopped: bool = False
-    _held: str = ""
+    _pending: str = ""
 
     def feed(self, text: str) -> str:
         """Take new text, and return the text so far that certainly comes before any stop string."""
         if self.stopped:
             return ""
-        text = self._held + text
+        text = self._pending + text
         end = min((at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
         if end is not None:  # the stop string that is complete first, however the text was split
             self.stopped = True
             return text[: min(end - len(stop) for stop in self.stops if text[:end].endswith(stop))]
         longest = max((len(stop) for stop in self.stops), default=0)
         length = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
-        self._held = text[len(text) - length :]
+        self._pending = text[len(text) - length :]
         return text[: len(text) - length]
 
     def finish(self) -> str:
         """Return the text that was held back, at the end of the completion."""
-        text, self._held = self._held, ""
+        text, self._pending = self._pending, ""
         return "" if self.stopped else text
 
     def _may_begin(self, text: str) -> bool:

@@ -33,9 +33,10 @@ class Sampling(NamedTuple):
 
 
 def as_arrays(options: SamplingOptions) -> Sampling:
-    """Turn the options into scalars that a compiled program takes."""
+    """Turn the options into scalars that a compiled program takes. A temperature beyond float32 becomes infinite."""
     kinds = {int: np.int32, float: np.float32}
-    return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
+    with np.errstate(over="ignore"):
+        return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
 
 
 @jax.named_scope("sample")

@@ -73,7 +73,7 @@ class Weight(NamedTuple):
     name: str
     part: str  # a key of `NAMES`; a bias has the part of its matrix or norm
     shape: tuple[int, ...]
-    axes: tuple[str, ...]  # keys of `sizes` in `_made`; the sizes of heads and kv_heads are times head_dim
+    axes: tuple[str, ...]  # keys of `sizes` in `_weights_of`; the sizes of heads and kv_heads are times head_dim
     role: Role
     field: str  # in `model.weights.params.Layer` and its parts; matrices of the same field are stacked by rows
     layer: int | None = None  # None: outside the blocks
@@ -157,27 +157,27 @@ def weights(config: Config) -> Iterator[Weight]:
     >>> [weight.part for weight in weights(config)][:5]
     ['embedding', 'attention_norm', 'q', 'k', 'v']
     """
-    yield from _made(_EMBEDDING, config)
+    yield from _weights_of(_EMBEDDING, config)
     for layer in range(config.layers):
         for part in _ATTENTION:
             heads = {"head_q_norm": config.heads, "head_k_norm": config.kv_heads}.get(part.part)
             for head in (None,) if heads is None else range(heads):
-                yield from _made(part, config, layer, head=head)
+                yield from _weights_of(part, config, layer, head=head)
         for part in () if config.experts else _FEED_FORWARD:
-            yield from _made(part, config, layer)
+            yield from _weights_of(part, config, layer)
         if config.experts:
-            yield from _made(_ROUTER, config, layer)
+            yield from _weights_of(_ROUTER, config, layer)
         for expert in range(config.experts):
             for part in _EXPERT:
-                yield from _made(part, config, layer, expert)
+                yield from _weights_of(part, config, layer, expert)
         for part in (*_SHARED, _POST_NORM):
-            yield from _made(part, config, layer)
-    yield from _made(_NORM, config)
+            yield from _weights_of(part, config, layer)
+    yield from _weights_of(_NORM, config)
     if not config.tied:
-        yield from _made(_HEAD, config)
+        yield from _weights_of(_HEAD, config)
 
 
-def _made(
+def _weights_of(
     part: _Part, config: Config, layer: int | None = None, expert: int | None = None, head: int | None = None
 ) -> Iterator[Weight]:
     if part.switch and not getattr(config, part.switch):

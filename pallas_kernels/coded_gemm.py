@@ -26,7 +26,7 @@ from llamaspec.pallas_kernels.parts.decoded_codes import (
     LINE,
     ROWS,
     RUN,
-    Codes,
+    StagedCodes,
     decoded,
     in_order,
     row_scales,
@@ -48,7 +48,7 @@ PIECE = 64  # columns of a vector in a line of shared memory
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockGrid:
     """The division of a product into thread blocks."""
 
     blocks: int = 1  # blocks of 64 rows in a tile
@@ -67,7 +67,7 @@ class Geometry:
     bits: int
     group: int | None
     minima: bool
-    cut: Cut
+    cut: BlockGrid
 
     @property
     def columns(self) -> int:
@@ -139,7 +139,7 @@ class Geometry:
 
 
 def coded_gemm(
-    w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: Cut | None = None
+    w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: BlockGrid | None = None
 ) -> Float32[Array, "batch rows"]:
     """Multiply each of up to 64 vectors by W^T. Only the float32 sums are rounded.
 
@@ -163,7 +163,7 @@ def coded_gemm(
     return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
 
 
-def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
+def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometry:
     """Choose the sizes of a product, or raise the errors of `coded_gemm`."""
     op = "coded_gemm"
     if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
@@ -199,7 +199,7 @@ def step_columns(group: int | None) -> int:
     return max(256, 4 * (group or 1))
 
 
-def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
+def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> BlockGrid:
     """Choose how to divide a matrix: its columns into parts until there are 192 tiles, and its rows into tiles.
 
     A tile has 64 rows. For 32 vectors, a tile has 128 rows if each processor would get more than three tiles and at
@@ -214,9 +214,9 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
         parts *= 2
     tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
     if width == 32 and wide and 3 * PROCESSORS < tiles <= 4 * PROCESSORS:
-        return Cut(2, parts, turn=64)
+        return BlockGrid(2, parts, turn=64)
     turn = 128 >> ((width == 64) + (group == 16))  # each group needs separate sums, and registers are limited
-    return Cut(1, parts, turn=max(turn, group or 0))
+    return BlockGrid(1, parts, turn=max(turn, group or 0))
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))
@@ -278,7 +278,7 @@ def _coded_gemm(codes, scales, x, minima, sums, low_codes, *, geometry: Geometry
                 own_rows = pl.ds(which * ROWS, ROWS)
                 refs = [staged[name].at[slot, own_rows] for name in ("codes", "packed_low_bits") if name in staged]
                 unsigned = geometry.bits < 8 and geometry.minima
-                loaded = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
+                loaded = StagedCodes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
                 for first in range(0, geometry.columns, cut.turn):
                     a = decoded(loaded, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)

@@ -32,7 +32,7 @@ PIECE = 8  # rows of W in a run; a tile has two runs, one in each half of a head
 AHEAD = 4  # vectors for which positions and angles are read before the product; registers limit their number
 
 
-class Part(NamedTuple):
+class StackedPart(NamedTuple):
     """One of the stacked matrices of W, with the numbers of its first thread block and its first head."""
 
     product: ProductOf
@@ -111,10 +111,10 @@ def norm_qkv(
     )
 
 
-def _parts(products: Sequence[ProductOf], head_dim: int) -> tuple[Part, ...]:
+def _parts(products: Sequence[ProductOf], head_dim: int) -> tuple[StackedPart, ...]:
     parts, block, head = [], 0, 0
     for product in products:
-        parts.append(Part(product, block, head, head_dim))
+        parts.append(StackedPart(product, block, head, head_dim))
         block += product.blocks
         head += product.tiles * product.rows * product.runs // head_dim
     return tuple(parts)

@@ -70,7 +70,7 @@ class Experts(NamedTuple):
     biases: Biases | None = None
 
 
-class Shared(NamedTuple):
+class SharedExpert(NamedTuple):
     """The expert that every token uses."""
 
     score: Float[np.ndarray, "one dim"]
@@ -91,7 +91,7 @@ class Layer(NamedTuple):
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
-    shared: Shared | None = None
+    shared: SharedExpert | None = None
     attention_norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
     ffn_norm_bias: Float[np.ndarray, " dim"] | None = None
     sinks: Float[np.ndarray, " heads"] | None = None
@@ -132,8 +132,8 @@ def empty_cache(config: Config) -> Cache:
     >>> [layer.k.shape for layer in empty_cache(config)]
     [(0, 2, 2), (0, 2, 2)]
     """
-    nothing = np.zeros((0, config.kv_heads, config.head_dim))
-    return [LayerCache(nothing, nothing)] * config.layers
+    empty = np.zeros((0, config.kv_heads, config.head_dim))
+    return [LayerCache(empty, empty)] * config.layers
 
 
 def attend(

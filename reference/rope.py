@@ -65,8 +65,8 @@ class YarnScaling:
     A pair that turns at least `fast` times within `original_context` keeps its frequency. If it turns at most `slow`
     times, its frequency is divided by `factor`. Between these pairs the blend is linear in the pair's index. We follow
     the authors' code (https://github.com/jquesnelle/yarn), as every implementation does; by the paper's equations the
-    blend would be linear in the number of turns. If `whole`, the two indices are rounded outwards to integers. q and k
-    are multiplied by `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
+    blend would be linear in the number of turns. If `truncate`, the two indices are rounded outwards to integers. q and
+    k are multiplied by `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
     """
 
     factor: float
@@ -74,7 +74,7 @@ class YarnScaling:
     magnitude: float
     fast: float = 32.0
     slow: float = 1.0
-    whole: bool = True
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             turns = original_context * fast / (2 * np.pi)  # full turns within the original context
             keep = np.clip((turns - low) / (high - low), 0, 1)
             return keep * fast + (1 - keep) * fast / factor
-        case YarnScaling(factor, original_context, _, fastest, slowest, whole):
+        case YarnScaling(factor, original_context, _, fastest, slowest, truncate):
             # Pair i turns original_context f_i / (2 pi) times. Solve for the i with `count` turns, usually not an
             # integer.
             first, last = (
                 head_dim * math.log(original_context / (count * 2 * math.pi)) / (2 * math.log(theta))
                 for count in (fastest, slowest)
             )
-            if whole:
+            if truncate:
                 first, last = math.floor(first), math.ceil(last)
             # The limits of the authors' code: head_dim - 1 (although the last pair is head_dim / 2 - 1), and a nonzero
             # width.

@@ -20,7 +20,7 @@ from llamaspec.serving.request import (
     Tokens,
 )
 from llamaspec.serving.request import TopLogprobs as Likeliest
-from llamaspec.serving.streaming import Drawn, Inbox, Piece, TextReader
+from llamaspec.serving.streaming import AnswerPiece, Drawn, Inbox, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
@@ -72,14 +72,14 @@ class Choice:
             case Finished():
                 self.refusal = _refusal(event)
 
-    def piece(self) -> Piece:
+    def piece(self) -> AnswerPiece:
         """Return the text that is new since the last call."""
         piece = self._reader.piece()
         tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
         if self._echo is None:
             return piece._replace(tokens=tokens)
         prompt = self._echo.piece()
-        return Piece(prompt.text + piece.text, [*prompt.tokens, *tokens])
+        return AnswerPiece(prompt.text + piece.text, [*prompt.tokens, *tokens])
 
     def _echo_prompt(self, known: PromptLogprobs | None) -> None:
         if self._echo is None:

@@ -14,7 +14,7 @@ from llamaspec.model.chat.channels import Channels, channels_of
 from llamaspec.model.options import MAX_SEED, SAMPLING, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
-from llamaspec.serving.forms import ChatForm, CompletionForm, Form, Head, spell
+from llamaspec.serving.forms import ChatForm, CompletionForm, Head, WireFormat, spell
 from llamaspec.serving.grammar import Grammars, Rules
 from llamaspec.serving.metrics import Metrics
 from llamaspec.serving.openai import (
@@ -44,7 +44,7 @@ class Answer:
     """An accepted request: its texts, their wire format, and whether they are streamed."""
 
     answering: Answering
-    form: Form
+    form: WireFormat
     stream: bool
     usage: bool  # whether a stream ends with token counts
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool
 
 from llamaspec.model.options import check_ids
 from llamaspec.model.running.session import tokens_at_once
-from llamaspec.serving.executor import Executor, Outcome, Reports, ending_ids
+from llamaspec.serving.executor import Executor, PlanResult, Reports, ending_ids
 from llamaspec.serving.request import (
     MOST_STOPS,
     NO_WAY_ON,
@@ -27,7 +27,7 @@ from llamaspec.serving.request import (
     Stats,
     Tokens,
 )
-from llamaspec.serving.scheduler import Ended, Limits, Plan, Scheduler
+from llamaspec.serving.scheduler import Limits, Plan, RequestEnd, Scheduler
 from llamaspec.serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
 
 NOT_NUMBERS = "the logits are not numbers"
@@ -254,7 +254,7 @@ class BatchingEngine:
             self._open[number].message = message
             self._scheduler.cancel(number, "error")
 
-    def _report_prompt(self, plan: Plan, outcome: Outcome) -> None:
+    def _report_prompt(self, plan: Plan, outcome: PlanResult) -> None:
         """Collect log-probabilities of a prompt, and deliver them once the whole prompt is prefilled."""
         if plan.chunk is None or outcome.prompt is None or (job := self._open.get(plan.chunk.number)) is None:
             return
@@ -279,7 +279,7 @@ class BatchingEngine:
         else:
             self._deliver(number, Tokens(tokens, reports.logprobs[skipped:], reports.top[skipped:]))
 
-    def _tell(self, ended: Iterable[Ended]) -> None:
+    def _tell(self, ended: Iterable[RequestEnd]) -> None:
         for end in ended:
             message = self._open[end.number].message if end.reason == "error" else None
             event = Finished(end.reason, end.prompt_tokens, end.completion_tokens, end.cached_tokens, message)

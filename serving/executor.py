@@ -11,9 +11,17 @@ from llamaspec.model.options import SamplingOptions
 from llamaspec.model.sampling import Sampling, as_arrays, random_key
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
-from llamaspec.serving.programs import Decoded, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
+from llamaspec.serving.programs import (
+    DecodeArguments,
+    Decoded,
+    Logprobs,
+    ProgramSizes,
+    ServingPrograms,
+    State,
+    empty_state,
+)
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
-from llamaspec.serving.scheduler import Chunk, Draws, Plan, Row
+from llamaspec.serving.scheduler import Chunk, Draws, Plan, RowPlan
 
 
 class Reports(NamedTuple):
@@ -23,7 +31,7 @@ class Reports(NamedTuple):
     top: tuple[TopLogprobs, ...]
 
 
-class Outcome(NamedTuple):
+class PlanResult(NamedTuple):
     """The results of a plan, by request."""
 
     draws: dict[int, Draws]
@@ -37,7 +45,7 @@ class Executor(Protocol):
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
-    ) -> Outcome:
+    ) -> PlanResult:
         """Run a plan, and wait for its results.
 
         `masks` gives the tokens that may follow, for each row that draws a token under a grammar.
@@ -54,7 +62,7 @@ class JaxExecutor:
         programs: ServingPrograms,
         config: Config,
         *,
-        sizes: Sizes,
+        sizes: ProgramSizes,
         eos: frozenset[int],
         state: State | None = None,
     ):
@@ -69,11 +77,11 @@ class JaxExecutor:
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
-    ) -> Outcome:
+    ) -> PlanResult:
         """See `Executor.run`. The chunk runs first, so that rows of the same plan can read what it writes."""
         prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
         if not plan.rows:
-            return Outcome({}, {}, prompt)
+            return PlanResult({}, {}, prompt)
         for row in plan.rows:
             self._prepare(row, requests[row.number], self._mask(row, requests[row.number], masks))
         self._state, drawn = self._programs.decode(self._params, self._state, self._rows(plan.rows, requests))
@@ -86,7 +94,7 @@ class JaxExecutor:
                 reports[row.number] = _reports(
                     jax.tree.map(lambda a, n=count, r=row.row: a[:n, r], drawn.logprobs), most
                 )
-        return Outcome(draws, reports, prompt)
+        return PlanResult(draws, reports, prompt)
 
     def _read(self, chunk: Chunk, request: Request) -> Reports | None:
         count = len(chunk.tokens)
@@ -103,14 +111,14 @@ class JaxExecutor:
         return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
 
     def _mask(
-        self, row: Row, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
+        self, row: RowPlan, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Bool[np.ndarray, " vocab"] | None:
         """Find the tokens that may follow a row's last step: only the next token, if it is already known. None: any."""
         if request.allowed is None or row.after is None:
             return masks.get(row.number)
         return np.arange(self._config.vocab) == row.after
 
-    def _prepare(self, row: Row, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
+    def _prepare(self, row: RowPlan, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
         """Set penalties and mask of a row, if this request or the previous one in the row has any."""
         begins = row.start == len(request.prompt) - 1
         penalized = request.repetition_penalty != 1 or request.presence_penalty or request.frequency_penalty
@@ -128,7 +136,7 @@ class JaxExecutor:
         self._state = self._programs.set_row(self._state, np.int32(row.row), prompted, bias, np.bool_(begins))
         (self._set.add if special else self._set.discard)(row.row)
 
-    def _rows(self, rows: Sequence[Row], requests: Mapping[int, Request]) -> Rows:
+    def _rows(self, rows: Sequence[RowPlan], requests: Mapping[int, Request]) -> DecodeArguments:
         width, burst = self._sizes.width, self._sizes.burst
         plain = as_arrays(SamplingOptions(temperature=0.0, top_p=1.0))
         options_by_row: Any = [np.full((width, 1), value) for value in plain]
@@ -153,9 +161,9 @@ class JaxExecutor:
             stops[at, : len(ends)] = ends
         reports = np.bool_(any(requests[row.number].logprobs is not None for row in rows))
         arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports)
-        return Rows(*arrays)
+        return DecodeArguments(*arrays)
 
-    def _draws(self, row: Row, request: Request, drawn: Decoded) -> Draws:
+    def _draws(self, row: RowPlan, request: Request, drawn: Decoded) -> Draws:
         """Read the tokens that a row drew, up to the first that ends its text."""
         tokens = drawn.tokens[: row.steps, row.row].tolist()
         ends = ending_ids(request, self._eos)

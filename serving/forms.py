@@ -11,8 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.serving.answers import Choice
 from llamaspec.serving.openai_answers import (
+    AnswerCall,
     AssistantMessage,
-    Call,
     CallDelta,
     CallPart,
     ChatChoice,
@@ -29,7 +29,7 @@ from llamaspec.serving.openai_answers import (
     TopLogprob,
     Usage,
 )
-from llamaspec.serving.streaming import CallPiece, Drawn, Piece, Placed
+from llamaspec.serving.streaming import AnswerPiece, CallPiece, Drawn, Placed
 from llamaspec.serving.tools import CallReader, TextAndCalls
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write; OpenAI uses the same number
@@ -46,14 +46,14 @@ class Head:
 
 
 @runtime_checkable
-class Form(Protocol):
+class WireFormat(Protocol):
     """A wire format of answers."""
 
-    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> Struct:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
         """Write an answer at once."""
         ...
 
-    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+    def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
         """Write a piece of one text, and its end if it has ended."""
         ...
 
@@ -72,7 +72,7 @@ class CompletionForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> Completion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
         """Write an answer at once."""
         written = [
             CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
@@ -80,7 +80,7 @@ class CompletionForm:
         ]
         return Completion(**self._head, choices=written, usage=usage)
 
-    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+    def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
         """Write a piece of one text, and its end if it has ended."""
         written: list[Struct] = []
         if piece.text or piece.tokens:
@@ -96,7 +96,7 @@ class CompletionForm:
     def _chunk(self, choice: CompletionChoice) -> Completion:
         return Completion(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: Piece) -> CompletionLogprobs | None:
+    def _of(self, piece: AnswerPiece) -> CompletionLogprobs | None:
         if self._logprobs is None:
             return None
         tokens = piece.tokens
@@ -143,7 +143,7 @@ class ChatForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> ChatCompletion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
         """Write an answer at once."""
         written = []
         for choice, piece in choices:
@@ -157,7 +157,7 @@ class ChatForm:
             written.append(ChatChoice(choice.index, message, self._reason(choice), self._of(piece)))
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
-    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+    def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
         """Write a piece of one answer, and its end if it has ended.
 
         A stream begins with the roles of all choices, in order. OpenAI's client fails if another choice comes first.
@@ -182,7 +182,7 @@ class ChatForm:
         """Write the chunk that says how many tokens there were."""
         return ChatChunk(**self._head, choices=[], usage=usage)
 
-    def _parse(self, choice: Choice, piece: Piece) -> TextAndCalls:
+    def _parse(self, choice: Choice, piece: AnswerPiece) -> TextAndCalls:
         """Separate tool calls from text."""
         if piece.calls:
             self._called.add(choice.index)
@@ -200,13 +200,13 @@ class ChatForm:
     def _reason(self, choice: Choice) -> FinishReason | None:
         """Return the finish reason: `tool_calls` if the answer stopped by itself after complete calls."""
         reader = self._readers.get(choice.index)
-        waits = reader.whole if reader else choice.index in self._called
+        waits = reader.is_complete if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: Piece) -> ChatLogprobs | None:
+    def _of(self, piece: AnswerPiece) -> ChatLogprobs | None:
         return ChatLogprobs([self._token(placed) for placed in piece.tokens]) if self._logprobs else None
 
     def _token(self, placed: Placed) -> TokenLogprob:
@@ -227,11 +227,11 @@ def _delta(piece: CallPiece) -> CallDelta:
     return CallDelta(piece.number, CallPart(piece.arguments, piece.name), _call_id(), "function")
 
 
-def _whole_calls(pieces: list[CallPiece]) -> list[Call]:
-    calls: list[Call] = []
+def _whole_calls(pieces: list[CallPiece]) -> list[AnswerCall]:
+    calls: list[AnswerCall] = []
     for piece in pieces:
         if piece.name is not None:
-            calls.append(Call(_call_id(), CallPart("", piece.name)))
+            calls.append(AnswerCall(_call_id(), CallPart("", piece.name)))
         calls[-1].function.arguments += piece.arguments
     return calls
 

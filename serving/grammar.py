@@ -79,7 +79,7 @@ class Grammars:
         self._compiled[key] = matcher
         while len(self._compiled) > MOST_COMPILED:
             self._compiled.pop(next(iter(self._compiled)), None)
-        return lambda: Rule(matcher.deep_copy(), self._escapes())
+        return lambda: AnswerGrammar(matcher.deep_copy(), self._escapes())
 
     def _compile(self, schema: dict[str, Any], most: int, separator: str) -> "LLMatcher":
         """Compile and test a schema. Raises ValueError for an invalid schema, or if an answer can reach a dead end."""
@@ -98,10 +98,10 @@ class Grammars:
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         for seed in range(TRIALS):
-            self._try(Rule(matcher.deep_copy(), self._escapes()), random.Random(seed), closing=seed == 0)
+            self._try(AnswerGrammar(matcher.deep_copy(), self._escapes()), random.Random(seed), closing=seed == 0)
         return matcher
 
-    def _try(self, rule: "Rule", draw: random.Random, *, closing: bool) -> None:
+    def _try(self, rule: "AnswerGrammar", draw: random.Random, *, closing: bool) -> None:
         """Draw a random answer of up to `TRIAL_TOKENS` tokens. Raises ValueError at a dead end.
 
         Half of the draws choose a token that opens or closes a value, because dead ends occur there. If `closing`, all
@@ -140,12 +140,12 @@ class Grammars:
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
-            words = TokenizerWrapper(Vocabulary(self._tokenizer, self._vocab, min(self._stops)))
+            words = TokenizerWrapper(GrammarTokenizer(self._tokenizer, self._vocab, min(self._stops)))
             self._learned = LLTokenizer(words, n_vocab=self._vocab, eos_token=sorted(self._stops))
         return self._learned
 
 
-class Vocabulary:
+class GrammarTokenizer:
     """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: int):
@@ -190,7 +190,7 @@ class Escapes:
         return match[1] or b"" if match else b""
 
 
-class Rule:
+class AnswerGrammar:
     """The grammar of one answer: a mask of the tokens that may follow."""
 
     def __init__(self, matcher: "LLMatcher", escapes: Escapes):
@@ -256,10 +256,10 @@ def _bytes_as_tokens() -> Any:
     """Make a tokenizer of llguidance with a token for each byte."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=[END])
+    return LLTokenizer(TokenizerWrapper(ByteTokenizer()), n_vocab=END + 1, eos_token=[END])
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer of bytes, with the interface that llguidance expects."""
 
     def __init__(self):

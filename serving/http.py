@@ -136,8 +136,8 @@ class Site:
                 response.headers.update(SAFETY | self._cross_origin(request))
                 await self._send(request, response)
             return response
-        except (asyncio.CancelledError, ConnectionError) as left:
-            self.metrics.left.labels("does_not_read" if isinstance(left, DoesNotRead) else "gone").inc()
+        except (asyncio.CancelledError, ConnectionError) as error:
+            self.metrics.abandoned.labels("does_not_read" if isinstance(error, DoesNotRead) else "gone").inc()
             raise
 
     async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
@@ -244,17 +244,17 @@ class Site:
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Answer with texts, whole or streamed. At the end, cancels requests that an error left unfinished."""
         try:
-            return await (self._stream(request, answer) if answer.stream else self._whole(answer))
+            return await (self._stream(request, answer) if answer.stream else self._complete_answer(answer))
         finally:
             answer.answering.cancel()
 
-    async def _whole(self, answer: Answer) -> web.Response:
+    async def _complete_answer(self, answer: Answer) -> web.Response:
         while answer.answering.open:
             for choice in await answer.answering.news():
                 if choice.refusal:
                     raise choice.refusal
         texts = [(choice, choice.piece()) for choice in answer.answering.choices]
-        return in_json(answer.form.whole(texts, answer.answering.usage))
+        return in_json(answer.form.answer(texts, answer.answering.usage))
 
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Stream pieces as they arrive. An error before the first piece still sets the HTTP status."""

@@ -22,7 +22,7 @@ from llamaspec.reference.config import Config, for_sequences
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.executor import JaxExecutor
 from llamaspec.serving.multi_device import EngineDevices
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 from llamaspec.serving.scheduler import Limits
 from llamaspec.serving.watchdog import STEP_SECONDS
 
@@ -88,12 +88,12 @@ def load_engine(
     )
     memory = in_one_memory(memory, devices, device)
     check_fits(memory, context=capacity, available=free_bytes())
-    room = int(SHARE * (free_bytes() - memory.peak + memory.held))
+    room = int(SHARE * (free_bytes() - memory.peak + memory.process_bytes))
     position = position_bytes(config, dtype=cache_dtype) * (devices if device.platform == "cpu" else 1)
     tokens = min(width * capacity, room // position)
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
-    sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
+    sizes = ProgramSizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
     choice = ops_for(
         options.kernels,
         config,

@@ -23,7 +23,7 @@ class Metrics:
             "llamaspec_http_answers", "Answers by path and status.", ["path", "status"], registry=registry
         )
         self.refused = Counter("llamaspec_http_refused", "Requests that a limit refused.", ["limit"], registry=registry)
-        self.left = Counter(
+        self.abandoned = Counter(
             "llamaspec_http_left", "Answers that the client did not read to the end.", ["reason"], registry=registry
         )
         self.connections = Gauge("llamaspec_http_connections", "Open connections.", registry=registry)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from llamaspec.model.parallel.partition import HEADS, Partition
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
-from llamaspec.serving.programs import Sizes, State, empty_state
+from llamaspec.serving.programs import ProgramSizes, State, empty_state
 
 
 class EngineDevices(NamedTuple):
@@ -43,7 +43,7 @@ class EngineDevices(NamedTuple):
         mesh = self.partition.mesh
         return jax.shard_map(run, mesh=mesh, in_specs=layouts, out_specs=results, check_vma=False), shapes
 
-    def empty_state(self, sizes: Sizes) -> State:
+    def empty_state(self, sizes: ProgramSizes) -> State:
         """Make a state with an empty cache."""
         local = jax.eval_shape(partial(empty_state, self.config, sizes))
         shapes = self.partition.shapes(self.state, local)

@@ -65,18 +65,18 @@ class Refusal(Exception):
 Seed = Annotated[int, Meta(ge=-(2**63))]  # a negative seed s stands for s + 2^64
 
 
-class Fields(Struct, forbid_unknown_fields=True):
+class RequestObject(Struct, forbid_unknown_fields=True):
     """Base class of objects in requests. Unknown fields are refused."""
 
 
-class StreamOptions(Fields, kw_only=True):
+class StreamOptions(RequestObject, kw_only=True):
     """`stream_options`: whether the last chunk has token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
 
 
-class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
+class TextPart(RequestObject, kw_only=True, tag_field="type", tag="text"):
     """A text part of a message's content."""
 
     text: str
@@ -85,7 +85,7 @@ class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
     annotations: Any = None  # ignored
 
 
-class RefusalPart(Fields, kw_only=True, tag_field="type", tag="refusal"):
+class RefusalPart(RequestObject, kw_only=True, tag_field="type", tag="refusal"):
     """A part of an assistant's message that declines to answer."""
 
     refusal: str
@@ -109,7 +109,7 @@ class ToolCall(Struct, kw_only=True):
     function: CalledFunction
 
 
-class Message(Fields, kw_only=True, tag_field="role"):
+class Message(RequestObject, kw_only=True, tag_field="role"):
     """One message of a conversation. Each role has its own class."""
 
     content: str | list[TextPart | RefusalPart] | None = None
@@ -152,15 +152,15 @@ class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
 AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
 
 
-class TextFormat(Fields, tag_field="type", tag="text"):
+class TextFormat(RequestObject, tag_field="type", tag="text"):
     """A `response_format` that asks for plain text."""
 
 
-class JsonFormat(Fields, tag_field="type", tag="json_object"):
+class JsonFormat(RequestObject, tag_field="type", tag="json_object"):
     """A `response_format` that asks for any JSON object."""
 
 
-class Schema(Fields, kw_only=True):
+class Schema(RequestObject, kw_only=True):
     """A named JSON schema."""
 
     schema: dict[str, Any]
@@ -169,13 +169,13 @@ class Schema(Fields, kw_only=True):
     strict: bool | None = None  # ignored: answers always follow the schema
 
 
-class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
+class SchemaFormat(RequestObject, tag_field="type", tag="json_schema"):
     """A `response_format` that asks for JSON that follows a schema."""
 
     json_schema: Schema
 
 
-class Function(Fields, kw_only=True, omit_defaults=True):
+class Function(RequestObject, kw_only=True, omit_defaults=True):
     """A function that an answer may call. Its parameters are the JSON schema of an object."""
 
     name: FunctionName
@@ -184,7 +184,7 @@ class Function(Fields, kw_only=True, omit_defaults=True):
     strict: bool | None = None  # ignored: forced calls always follow the schema
 
 
-class Tool(Fields, kw_only=True):
+class Tool(RequestObject, kw_only=True):
     """A tool. Functions are the only kind."""
 
     type: Literal["function"]
@@ -192,13 +192,13 @@ class Tool(Fields, kw_only=True):
     cache_control: Any = None  # Anthropic's, ignored
 
 
-class FunctionChoice(Fields, kw_only=True):
+class FunctionChoice(RequestObject, kw_only=True):
     """The name of a function."""
 
     name: str
 
 
-class ToolChoice(Fields, kw_only=True):
+class ToolChoice(RequestObject, kw_only=True):
     """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
@@ -214,9 +214,9 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
 
 
 if TYPE_CHECKING:
-    SamplingFields = Fields  # a type checker cannot know the fields
+    SamplingFields = RequestObject  # a type checker cannot know the fields
 else:
-    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
+    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(RequestObject,), kw_only=True)
 
 
 class SampledRequest(SamplingFields, kw_only=True):
@@ -285,7 +285,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     web_search_options: None = None
 
 
-class TokenizeRequest(Fields, kw_only=True):
+class TokenizeRequest(RequestObject, kw_only=True):
     """`POST /tokenize`: a text, or a conversation to render with the chat template."""
 
     prompt: str | None = None
@@ -298,7 +298,7 @@ class TokenizeRequest(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(Fields, kw_only=True):
+class DetokenizeRequest(RequestObject, kw_only=True):
     """`POST /detokenize`."""
 
     tokens: Ids

@@ -66,7 +66,7 @@ class CallPart(Struct):
     name: str | UnsetType = UNSET
 
 
-class Call(Struct):
+class AnswerCall(Struct):
     """A tool call."""
 
     id: str
@@ -90,7 +90,7 @@ class AssistantMessage(Struct):
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET  # an extension: the model's thoughts, if it marks them
     refusal: None = None
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):

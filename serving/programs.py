@@ -26,7 +26,7 @@ from llamaspec.reference.config import Config
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
 
 
-class Sizes(NamedTuple):
+class ProgramSizes(NamedTuple):
     """Sizes for which the programs are compiled."""
 
     width: int  # rows of `decode`
@@ -47,7 +47,7 @@ class State(NamedTuple):
     bias: Float[Array, "rows vocab"]  # added to logits; -inf forbids a token
 
 
-class Rows(NamedTuple):
+class DecodeArguments(NamedTuple):
     """Arguments of `decode` that change with every plan."""
 
     table: Int[Array, "rows blocks"]
@@ -78,7 +78,7 @@ class Decoded(NamedTuple):
     logprobs: Logprobs
 
 
-def empty_state(config: Config, sizes: Sizes) -> State:
+def empty_state(config: Config, sizes: ProgramSizes) -> State:
     """Make a state with an empty cache."""
     shape = (sizes.width, config.vocab)
     zeros: Any = [jax.device_put(np.zeros(shape, dtype)) for dtype in (np.int32, np.bool_, np.float32)]
@@ -115,7 +115,7 @@ def prefill(
 def decode(
     params: Params,
     state: State,
-    rows: Rows,
+    rows: DecodeArguments,
     *,
     config: Config,
     ops: Ops,
@@ -158,7 +158,7 @@ def decode(
     return state, drawn
 
 
-def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: Rows) -> Float[Array, "rows vocab"]:
+def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: DecodeArguments) -> Float[Array, "rows vocab"]:
     """Apply penalties and bias. The logits of a row that has neither do not change by a bit."""
     logits = penalize(logits, state.prompted | (state.counts > 0), rows.sampling.repetition_penalty)
     logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
@@ -220,7 +220,7 @@ class Spreads(Protocol):
 
 
 def compile_serving(
-    params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str, spread: Spreads | None = None
+    params: Params, config: Config, *, ops: Ops, sizes: ProgramSizes, platform: str, spread: Spreads | None = None
 ) -> ServingPrograms:
     """Compile the programs for JAX's default device, or for several devices.
 
@@ -251,11 +251,11 @@ def compile_serving(
     )
 
 
-def rows_shapes(sizes: Sizes) -> Rows:
-    """Return the shapes of `Rows`."""
+def rows_shapes(sizes: ProgramSizes) -> DecodeArguments:
+    """Return the shapes of `DecodeArguments`."""
     width, column, real = sizes.width, (sizes.width, 1), np.float32
     sampling: Any = Sampling(*(_shape(*column, dtype=value.dtype) for value in as_arrays(SamplingOptions())))
-    rows: Any = Rows(
+    rows: Any = DecodeArguments(
         table=_shape(width, sizes.blocks),
         starts=_shape(width),
         steps=_shape(width),

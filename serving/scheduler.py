@@ -107,7 +107,7 @@ class Chunk(NamedTuple):
     pages: tuple[int, ...]
 
 
-class Row(NamedTuple):
+class RowPlan(NamedTuple):
     """Decoding steps of a row: feed the tokens `fed` from position `start` on, then each token that was just drawn."""
 
     number: int
@@ -123,11 +123,11 @@ class Plan(NamedTuple):
     """Work for the device, the chunk first, and the requests that have ended since the last plan."""
 
     chunk: Chunk | None
-    rows: tuple[Row, ...]
-    ended: tuple["Ended", ...]
+    rows: tuple[RowPlan, ...]
+    ended: tuple["RequestEnd", ...]
 
 
-class Ended(NamedTuple):
+class RequestEnd(NamedTuple):
     """The end of a request."""
 
     number: int
@@ -150,7 +150,7 @@ class News(NamedTuple):
     number: int
     tokens: tuple[int, ...]
     skipped: int
-    ended: Ended | None
+    ended: RequestEnd | None
 
 
 class Scheduler:
@@ -164,7 +164,7 @@ class Scheduler:
         self.plans = self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # of all requests that began: in total, and found in the cache
         self._arrivals = 0
-        self._ended: list[Ended] = []
+        self._ended: list[RequestEnd] = []
         self._planned: Plan | None = None
 
     @property
@@ -190,7 +190,7 @@ class Scheduler:
         if job is not None:
             self._ended.append(_end(job, reason))
 
-    def ended(self) -> tuple[Ended, ...]:
+    def ended(self) -> tuple[RequestEnd, ...]:
         """Return the ends that no plan has reported yet."""
         ended, self._ended = tuple(self._ended), []
         return ended
@@ -341,12 +341,12 @@ class Scheduler:
         again = job.known - 1 - job.computed  # known tokens to feed before the newest
         return min(burst, again + remaining, self.limits.context - job.computed)
 
-    def _row(self, job: Job, steps: int) -> Row:
+    def _row(self, job: Job, steps: int) -> RowPlan:
         assert job.row is not None
         fed = job.tokens(job.computed, job.computed + steps)
         after = job.tokens(job.computed + steps, job.computed + steps + 1)
-        return Row(job.number, job.row, job.computed, fed, steps, tuple(job.pages), *after)
+        return RowPlan(job.number, job.row, job.computed, fed, steps, tuple(job.pages), *after)
 
 
-def _end(job: Job, reason: FinishReason) -> Ended:
-    return Ended(job.number, reason, len(job.request.prompt), len(job.drawn), job.cached or 0)
+def _end(job: Job, reason: FinishReason) -> RequestEnd:
+    return RequestEnd(job.number, reason, len(job.request.prompt), len(job.drawn), job.cached or 0)

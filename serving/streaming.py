@@ -40,7 +40,7 @@ class CallPiece(NamedTuple):
     arguments: str
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A piece of an answer: text with its tokens, thoughts, and pieces of calls."""
 
     text: str
@@ -134,9 +134,9 @@ class TextReader:
         if self._shows_end and self._end and not self.stopped:  # after the bytes of an incomplete character
             self._tokens.append(Placed(self._end, self._decoded, self._first))
 
-    def piece(self) -> Piece:
+    def piece(self) -> AnswerPiece:
         """Return the text and the tokens released since the last call."""
-        piece = Piece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
+        piece = AnswerPiece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
         self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
 

@@ -206,7 +206,7 @@ class CallReader:
         )
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer has calls so far, and the last one is complete."""
         is_cut = self._object is not None and self._arguments is not None and self._shows()
         return self.count > 0 and not is_cut

@@ -15,10 +15,10 @@ from llamaspec.model.device import default_device
 from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Example, Source, batches
-from llamaspec.training.objective import WHOLE, Tensors, summed_loss
+from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, summed_loss
 
 
-class Evaluation(NamedTuple):
+class HeldOutLoss(NamedTuple):
     """The loss on held-out documents, and the number of right answers."""
 
     loss: float  # nats per counted token of held-out documents
@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
 
     def __str__(self):
         """
-        >>> print(Evaluation(0.2, 0.19, 181, 200))
+        >>> print(HeldOutLoss(0.2, 0.19, 181, 200))
         held-out loss 0.2000 (floor 0.1900, +5.3 %), 181 of 200 questions
         """
         floor = f" (floor {self.floor:.4f}, {self.loss / self.floor - 1:+.1%})".replace("%", " %") if self.floor else ""
@@ -53,7 +53,7 @@ def evaluate(
     score: Callable,
     rows: int,
     progress: Progress = no_progress,
-) -> Evaluation:
+) -> HeldOutLoss:
     """Score `tensors` on the held-out documents of `source`, and on its questions, `rows` at a time.
 
     `score` is `Step.score` of the configuration. A question is right if every id of the answer is the likeliest.
@@ -78,10 +78,10 @@ def evaluate(
             batch.counted, axis=1
         )  # False for an empty row, and for a question that does not fit into the context
         right += int(np.sum(scorable & ~wrong))
-    return Evaluation(nats / count, source.floor, right, len(questions))
+    return HeldOutLoss(nats / count, source.floor, right, len(questions))
 
 
-def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_progress) -> Evaluation:
+def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_progress) -> HeldOutLoss:
     """Score a model in a file or directory. Raises CheckpointError if its vocabulary is too small for the source."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
@@ -92,6 +92,6 @@ def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_
         raise refused(path, "has attention sinks, which training does not support")
     check_weights(checkpoint)
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
-    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))
+    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE_ATTENTION, dtype=np.dtype(np.float32)))
     rows = rows_at_once(default_device().platform)
     return evaluate(tensors, config, source, score=score, rows=rows, progress=progress)

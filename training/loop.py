@@ -27,8 +27,8 @@ from llamaspec.model.parallel.processes import agreed
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Source, batches, stops
-from llamaspec.training.evaluation import Evaluation, evaluate, rows_at_once
-from llamaspec.training.objective import WHOLE, Tensors, compile_step, initial_tensors, optimizer, remat
+from llamaspec.training.evaluation import HeldOutLoss, evaluate, rows_at_once
+from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, compile_step, initial_tensors, optimizer, remat
 from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
 from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
@@ -52,7 +52,7 @@ class StepReport(NamedTuple):
     loss: float  # nats per counted token of this step
     rate: float  # tokens per second, without padding
     seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
-    evaluation: Evaluation | None = None
+    evaluation: HeldOutLoss | None = None
 
 
 class _Begun(NamedTuple):
@@ -111,7 +111,7 @@ def train(
         for name, data in source.files.items() if writes else ():
             with new_file(out / name, replace=True) as staged:
                 staged.write_bytes(data)
-    ops = remat(WHOLE) if recipe.remat else WHOLE
+    ops = remat(WHOLE_ATTENTION) if recipe.remat else WHOLE_ATTENTION
     platform = default_device().platform
     step = compile_step(recipe.config, transform, ops=ops, dtype=np.dtype(recipe.dtype), platform=platform, over=over)
     rows, streams_at_once = rows_at_once(platform) * devices, STREAMS
@@ -171,12 +171,12 @@ def train(
             evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
             report(finished_steps[-1]._replace(evaluation=evaluation))
         if saves:
-            complete: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
+            complete: tuple[Tensors, Any] = over.gather((tensors, state)) if over else (tensors, state)
             if writes:
                 save_state(out, done, seconds, recipe, *complete)
         if evaluates or saves:
             since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
-    weights = over.whole(tensors) if over else tensors
+    weights = over.gather(tensors) if over else tensors
     if writes:
         write_model(out, recipe, source, weights)
     return out / "model"

@@ -161,7 +161,7 @@ def attend_whole(
     return h.reshape(batch, heads, seq, head_dim).swapaxes(1, 2).reshape(batch, seq, -1).astype(cache.k.dtype)
 
 
-WHOLE = XLA._replace(attend=attend_whole)
+WHOLE_ATTENTION = XLA._replace(attend=attend_whole)
 
 
 def remat(ops: Ops) -> Ops:

@@ -54,7 +54,7 @@ class Spread(NamedTuple):
         """Distribute the rows of a batch, which every process has, evenly over the devices."""
         return _placed(array, NamedSharding(self.mesh, P(AXIS)))
 
-    def whole(self, tree: Any) -> Any:
+    def gather(self, tree: Any) -> Any:
         """Return complete copies, in every process, of arrays sharded over several processes."""
         if jax.process_count() == 1:
             return tree

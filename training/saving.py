@@ -24,7 +24,7 @@ from llamaspec.training.data import Source, stops
 from llamaspec.training.objective import Tensors
 from llamaspec.training.recipe import Recipe
 
-KEPT = 2  # checkpoints
+CHECKPOINTS = 2  # checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
@@ -44,7 +44,7 @@ def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Te
             save_file(arrays, staged, metadata=about)
         except SafetensorError as error:  # the library's own exception for an OSError
             raise refused(out, " ".join(str(error).split())) from error
-    for old in checkpoints(out)[:-KEPT]:
+    for old in checkpoints(out)[:-CHECKPOINTS]:
         old.unlink(missing_ok=True)
 
 

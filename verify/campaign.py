@@ -83,7 +83,7 @@ class Campaign:
 
 
 @dataclass(frozen=True)
-class Job:
+class CandidateJob:
     """An op, a candidate for it, and the dtypes and draws that the candidate supports."""
 
     op: str
@@ -129,7 +129,7 @@ class Listed(Protocol):
     def kernel(self) -> bool: ...
 
 
-def jobs_for(ops: Sequence[str], candidate: str) -> list[Job]:
+def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
     """Make jobs for a candidate called MODULE:FUNCTION, or for the functions of a MODULE named like `ops`.
 
     A file also names a module. Raises ValueError for one function and several ops.
@@ -138,18 +138,18 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[Job]:
     ['mine.py:add', 'mine.py:softmax']
     """
     if ":" not in candidate:
-        return [Job(op, f"{candidate}:{op}") for op in ops]
+        return [CandidateJob(op, f"{candidate}:{op}") for op in ops]
     if len(ops) != 1:
         raise ValueError("--candidate names one function: name one op, or only the module for several ops")
-    return [Job(ops[0], candidate)]
+    return [CandidateJob(ops[0], candidate)]
 
 
-def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
+def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[CandidateJob]:
     """Make jobs for the `listed` candidates for `ops`, op by op."""
     patient: dict[str, Any] = {"shapes": 4, "timeout": 600.0}  # an interpreted kernel takes seconds per shape
     known = list(listed)
     return [
-        Job(
+        CandidateJob(
             op,
             function.function,
             dtypes=function.dtypes,
@@ -166,7 +166,7 @@ def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
 Answer = tuple[Report, list[str]]  # a report and its lines for a person
 
 
-def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
+def run(jobs: Sequence[CandidateJob], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
     """Verify the candidate of each job, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, and ValueError for a campaign that cannot run,
@@ -177,7 +177,9 @@ def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator
         yield from _run(job, campaign, progress)
 
 
-def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Stage) -> Iterator[Answer]:
+def run_side_by_side(
+    jobs: Sequence[CandidateJob], campaign: Campaign, *, at_once: int, progress: Stage
+) -> Iterator[Answer]:
     """Run jobs in parallel processes, `at_once` at a time; `progress` counts finished jobs."""
     _check(jobs, campaign)
     earlier = set(active_children())
@@ -210,7 +212,7 @@ def _exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: (signal.signal(number, signal.SIG_IGN), sys.exit(128 + number)))
 
 
-def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
+def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
     """Raise ValueError for an invalid time, dtype or narrowed draw before anything runs."""
     check_seconds(campaign.seconds)
     for name in (*campaign.dtypes, *campaign.extra_dtypes):
@@ -224,14 +226,14 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
             rival.start()
 
 
-def _run_all(job: Job, campaign: Campaign) -> list[Answer]:
+def _run_all(job: CandidateJob, campaign: Campaign) -> list[Answer]:
     try:
         return list(_run(job, campaign, unseen))
     except SystemExit:  # otherwise the pool gives this process the next job
         os._exit(1)
 
 
-def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Answer]:
+def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Answer]:
     contract, campaign = campaign.contract(job.op), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:

@@ -32,14 +32,14 @@ from llamaspec.verify.draws.domain import domain as domain_of
 from llamaspec.verify.draws.draw import integers, seeds, sizes, values
 from llamaspec.verify.draws.reach import FAR
 
-__all__ = ["Whole", "declare", "derived", "sizes", "values"]
+__all__ = ["Ids", "declare", "derived", "sizes", "values"]
 
 BEYOND = beyond(64, 1024, FAR)  # sizes beyond tiles, for every size
 MOST = 2**20  # most numbers in an array at such a size
 
 
-class Whole(NamedTuple):
-    """An array of int32 from 0 to `below` - 1, where `below` names a size: `Whole("tokens", below="vocab")`."""
+class Ids(NamedTuple):
+    """An array of int32 from 0 to `below` - 1, where `below` names a size: `Ids("tokens", below="vocab")`."""
 
     shape: str
     below: str
@@ -69,15 +69,15 @@ def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
 
 def _expected(result: Any) -> Expected:
     if not isinstance(result, Carried):
-        nothing = np.zeros(np.shape(result))
-        return Expected(np.asarray(result), nothing, nothing, nothing)
+        zeros = np.zeros(np.shape(result))
+        return Expected(np.asarray(result), zeros, zeros, zeros)
     return Expected(result.value, result.error, result.error, np.maximum(result.size, np.abs(result.value)))
 
 
 def declare(
     definition: Callable[..., Any],
     *,
-    arrays: Mapping[str, str | Whole],
+    arrays: Mapping[str, str | Ids],
     sizes: Mapping[str, Sequence[int] | st.SearchStrategy],
     options: Mapping[str, Sequence[Any]] | None = None,
     draws: Mapping[str, st.SearchStrategy] | None = None,
@@ -89,7 +89,7 @@ def declare(
 ) -> Contract:
     """Declare a contract for what `definition` computes in float64.
 
-    `arrays` gives the shape of each array argument in names of `sizes`; a `Whole` holds ids. `options` are the other
+    `arrays` gives the shape of each array argument in names of `sizes`; an `Ids` holds ids. `options` are the other
     arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another strategy. `expect` takes the arguments
     of the definition and returns exact values and bounds; without it, we derive them (`verify.bounds.carried` says from
     which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument without a
@@ -101,14 +101,14 @@ def declare(
         raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, which neither arrays nor options describe")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
-    used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Whole) else shape).split()}
+    used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Ids) else shape).split()}
     if used - {*sizes}:
         raise ValueError(f"an array's shape names {', '.join(sorted(used - {*sizes}))}, which sizes does not have")
     shapes = {
         name: size if isinstance(size, st.SearchStrategy) else st.sampled_from(list(size))
         for name, size in sizes.items()
     }
-    numbers = {name: seeds if isinstance(shape, Whole) else values(-4, 4) for name, shape in arrays.items()}
+    numbers = {name: seeds if isinstance(shape, Ids) else values(-4, 4) for name, shape in arrays.items()}
 
     def arguments(*, precision: Precision, **drawn: Any) -> Arguments:
         named = {}
@@ -117,8 +117,8 @@ def declare(
                 named[name] = drawn[name]
                 continue
             shape = arrays[name]
-            lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Whole) else shape).split()]
-            if isinstance(shape, Whole):
+            lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Ids) else shape).split()]
+            if isinstance(shape, Ids):
                 named[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
             else:
                 named[name] = drawn[name].array(name, *lengths, precision=precision)
@@ -137,12 +137,12 @@ def declare(
     )
 
 
-def _written(shape: str | Whole) -> str:
-    return f"{shape.shape}] ids [0, {shape.below}" if isinstance(shape, Whole) else shape
+def _written(shape: str | Ids) -> str:
+    return f"{shape.shape}] ids [0, {shape.below}" if isinstance(shape, Ids) else shape
 
 
 def _beyond(
-    sizes: Mapping[str, Any], arrays: Mapping[str, str | Whole], large: Mapping[str, Sequence[int]] | None
+    sizes: Mapping[str, Any], arrays: Mapping[str, str | Ids], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
     """Make the large draws: from `large`, or for every size that may be any number. The other sizes stay small."""
     beside = {name: [_small(size)] for name, size in sizes.items()}

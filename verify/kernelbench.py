@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamaspec.verify.bounds.precision import PRECISIONS
-from llamaspec.verify.campaign import Campaign, Job
+from llamaspec.verify.campaign import Campaign, CandidateJob
 from llamaspec.verify.candidates.candidate import NoVerdict, Outputs
 from llamaspec.verify.contract import Claim, Contract, Law, Trial
 from llamaspec.verify.draws.domain import domain
@@ -55,9 +55,9 @@ class Adapter:
 
         return Law(law.name, check)
 
-    def job(self, path: str, name: str) -> Job:
+    def job(self, path: str, name: str) -> CandidateJob:
         """Make a job with the class called `name` of the problem at `path` as the candidate."""
-        return Job(self.op, f"kernelbench:{self.call}:{path}:{name}", only=self.only)
+        return CandidateJob(self.op, f"kernelbench:{self.call}:{path}:{name}", only=self.only)
 
 
 class _NotTaken(Exception):

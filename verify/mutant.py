@@ -66,7 +66,7 @@ class Implementation:
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """Compile a mutant and return its function. Raises ValueError as `text` does."""
         source = self.text(mutant)
-        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # `kept` lasts between calls
+        helpers = {"bf16": bf16, "f16": f16, "full_spans": full_spans, "kept": {}}  # `kept` lasts between calls
         # A class has no __globals__, and the module of a user's file may not be in sys.modules.
         of_module = getattr(self.function, "__globals__", None) or vars(sys.modules[self.function.__module__])
         scope: dict[str, Any] = {**helpers, **of_module}
@@ -126,10 +126,10 @@ def spans(length: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
-def whole(length: int, block: int) -> list[slice]:
+def full_spans(length: int, block: int) -> list[slice]:
     """Cut as `spans` does and forget the shorter last block, unless it is the only one.
 
-    >>> whole(5, 3), whole(2, 3)
+    >>> full_spans(5, 3), full_spans(2, 3)
     ([slice(0, 3, None)], [slice(0, 2, None)])
     """
     return spans(length, block)[: max(length // block, 1)]

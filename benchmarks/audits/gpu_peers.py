@@ -35,7 +35,7 @@ from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
 from llamaspec.reference.config import Config
 
 WORKERS = Path(__file__).parent / "peer_workers"
-OURS = "llamaspec.benchmarks.audits.peer_workers.our_engine"
+OUR_ENGINE = "llamaspec.benchmarks.audits.peer_workers.our_engine"
 TYPES = ("BF16", "Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_NL", "Q5_0", "Q4_1", "Q5_1")
 SCHEMES = ("q8", "q4", "fp8", "nf4")  # our own schemes, which GGUF files cannot hold
 PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; the decoded tokens follow a prompt of `BEFORE`
@@ -63,13 +63,13 @@ def ask_llama_bench(
     rates: dict[str, Any] = {}
     reading = [["-p", ",".join(map(str, prompts)), "-n", "0"]] if prompts else []
     for what in (*reading, ["-p", "0", "-n", str(decoded), "-d", str(BEFORE)]):
-        for row in json.loads(told(*command, *what, "-o", "json")):
+        for row in json.loads(output_of(*command, *what, "-o", "json")):
             name = f"prefill {row['n_prompt']}" if row["n_prompt"] else f"decode {row['n_gen']}"
             rates[name] = spread(row["samples_ts"])
     return rates
 
 
-def told(*command: str) -> str:
+def output_of(*command: str) -> str:
     """Run a program of llama.cpp, and return its output. Raises ValueError with the last line of stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -77,9 +77,11 @@ def told(*command: str) -> str:
     return done.stdout
 
 
-def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any) -> dict[str, Any]:
+def ask_our_engine(
+    model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any
+) -> dict[str, Any]:
     """Start our engine on a model, call `wait`, and send requests to the engine."""
-    command = (sys.executable, "-m", OURS, str(model), form, str(context))
+    command = (sys.executable, "-m", OUR_ENGINE, str(model), form, str(context))
     began = time.perf_counter()
     with engine(*command, threads=THREADS) as worker:
         ready = time.perf_counter() - began
@@ -118,16 +120,16 @@ def compared(
         file = folder / f"{kind}.gguf"
         if kind != "BF16" and time.monotonic() < over:
             quantizer = str(llama_cpp / "llama-quantize")
-            told(quantizer, "--allow-requantize", str(first), str(file), kind, str(THREADS))
+            output_of(quantizer, "--allow-requantize", str(first), str(file), kind, str(THREADS))
         return file
 
-    def theirs(file: Future[Path]):
+    def llama_bench(file: Future[Path]):
         layers = 0 if device == "cpu" else 99
         return lambda: ask_llama_bench(llama_cpp, file.result(), **requests, layers=layers)
 
     def one_type(kind: str, file: Future[Path], following: Future[Path] | None) -> dict[str, Any]:
         wait = following.exception if following else lambda: None
-        result = row(kind, "ours", lambda: ours(file.result(), "stored", context, wait=wait, **requests))
+        result = row(kind, "ours", lambda: ask_our_engine(file.result(), "stored", context, wait=wait, **requests))
         if kind != "BF16":
             (folder / f"{kind}.gguf").unlink(missing_ok=True)
         return result
@@ -137,7 +139,7 @@ def compared(
         for i, kind in enumerate(types):
             file, following = following, None
             assert file
-            yield row(kind, "llama.cpp", theirs(file))
+            yield row(kind, "llama.cpp", llama_bench(file))
             if i + 1 < len(types):
                 following = pool.submit(quantize, types[i + 1])
             yield one_type(kind, file, following)
@@ -151,7 +153,9 @@ def compared(
 
         yield row("bfloat16", "transformers", ask)
     for scheme in schemes:
-        yield row(scheme, "ours", lambda scheme=scheme: ours(stored, scheme, context, wait=lambda: None, **requests))
+        yield row(
+            scheme, "ours", lambda scheme=scheme: ask_our_engine(stored, scheme, context, wait=lambda: None, **requests)
+        )
 
 
 @click.command(help=__doc__)

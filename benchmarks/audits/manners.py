@@ -56,7 +56,7 @@ def noise(stderr: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", stderr) if NOISE.search(line)]
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command that has ended."""
 
     code: int
@@ -82,12 +82,12 @@ class Runner:
             command, env={**self.environment, **more}, text=True, start_new_session=True, **pipes
         )  # fmt: skip
 
-    def run(self, *words: str, typed: str = "") -> Ended:
+    def run(self, *words: str, typed: str = "") -> CommandResult:
         """Run a command to its end."""
         began = time.monotonic()
         with self.begin(*words) as process:
             out, err = ended(process, typed)
-        return Ended(process.returncode, out, err, time.monotonic() - began)
+        return CommandResult(process.returncode, out, err, time.monotonic() - began)
 
 
 def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
@@ -99,7 +99,7 @@ def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
         return process.communicate()
 
 
-def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> Row:
+def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = None) -> Row:
     """Judge a command that should exit with 0, without a line of another library on stderr."""
     lines = noise(done.err)
     right = done.code == 0 and not lines
@@ -112,7 +112,7 @@ def agreeing(row: Row, equal: bool) -> Row:
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
-def refused(done: Ended, share: float) -> Row:
+def refused(done: CommandResult, share: float) -> Row:
     """Judge a command that should end with one line that says that memory is short."""
     lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
     last = lines[-1] if lines else ""
@@ -167,7 +167,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
         thread.join()
 
 
-def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
+def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
     """Run each command while no other runs."""
     story = ("story", "--seed", "7", "--max-new-tokens", "32")
     with memory_watched() as memory:
@@ -188,7 +188,7 @@ def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
     began = time.monotonic()
     outputs = [ended(process) for process in processes]
     pair = [
-        Ended(process.returncode, *streams, time.monotonic() - began)
+        CommandResult(process.returncode, *streams, time.monotonic() - began)
         for process, streams in zip(processes, outputs, strict=True)
     ]
     for number, done in enumerate(pair):
@@ -218,11 +218,11 @@ def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
                 os.killpg(process.pid, signal.SIGINT)
             pressed = time.monotonic()
             out, err = ended(process)
-            done = Ended(process.returncode, out, err, time.monotonic() - pressed)
+            done = CommandResult(process.returncode, out, err, time.monotonic() - pressed)
         yield interruption(f"Ctrl-C after {moment} s", done, running=running)
 
 
-def interruption(name: str, done: Ended, *, running: bool) -> Row:
+def interruption(name: str, done: CommandResult, *, running: bool) -> Row:
     """Judge an interrupted command. A command that had already ended before Ctrl-C must have exited with 0."""
     code = 130 if running else 0
     right = done.code == code and done.seconds < AT_ONCE and not noise(done.err)
@@ -239,7 +239,7 @@ def checks(shape: str, folder: Path) -> Iterator[Row]:
     text = folder / "text"
     text.write_text("Once upon a time there was a fox who lived in a wood. One day the fox met a bear.\n")
     runner = Runner(folder / "cache")
-    yield from alone(runner, model, text)
+    yield from isolated_commands(runner, model, text)
     yield from interrupted(runner, model, folder)
     if nvidia_driver():
         yield from beside_another(runner, model)

@@ -27,7 +27,7 @@ from typing import Any
 from llamaspec.benchmarks.audits.others.table import GGUF, JAX, ONNXRUNTIME
 from llamaspec.benchmarks.common.report import RAW
 from llamaspec.model.candidates.table import CANDIDATES
-from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.campaign import Campaign, CandidateJob, run
 from llamaspec.verify.catalogue import IMPLEMENTATIONS
 from llamaspec.verify.judging.runner import unseen
 
@@ -36,23 +36,25 @@ EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 20
 KERNEL_SHAPES = 8  # few, because the interpreter takes seconds for each shape
 
 
-def jobs(group: str) -> list[Job]:
+def jobs(group: str) -> list[CandidateJob]:
     """List the jobs of a group."""
     match group:
         case "numpy":
-            return [Job(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
+            return [CandidateJob(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
         case "xla":
-            return [*JAX, *_ours(kernel=False)]
+            return [*JAX, *_own_jobs(kernel=False)]
         case "onnxruntime":
             return [*ONNXRUNTIME, *GGUF]
         case _:
-            return _ours(kernel=True)
+            return _own_jobs(kernel=True)
 
 
-def _ours(*, kernel: bool) -> list[Job]:
+def _own_jobs(*, kernel: bool) -> list[CandidateJob]:
     shapes = KERNEL_SHAPES if kernel else None
     return [
-        Job(c.op, c.function, dtypes=c.dtypes, only=c.only, shapes=shapes) for c in CANDIDATES if c.kernel == kernel
+        CandidateJob(c.op, c.function, dtypes=c.dtypes, only=c.only, shapes=shapes)
+        for c in CANDIDATES
+        if c.kernel == kernel
     ]
 
 

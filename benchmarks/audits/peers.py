@@ -30,7 +30,7 @@ import numpy as np
 from llamaspec.benchmarks.common.load import Workload, draw_requests
 from llamaspec.benchmarks.common.random_model import random_checkpoint
 from llamaspec.benchmarks.common.report import RAW, Column, table, write_report
-from llamaspec.benchmarks.suites.serve_suite import COLUMNS, WIDTH, measure_rates, our_command, served, shown
+from llamaspec.benchmarks.suites.serve_suite import COLUMNS, WIDTH, measure_rates, our_command, row_cells, served
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
@@ -42,14 +42,14 @@ from llamaspec.reference.config import Config
 
 ROOT = Path(__file__).parents[3]
 WORKERS = Path(__file__).parent / "peer_workers"
-KEPT = RAW / "peers.json"
+RAW_FILE = RAW / "peers.json"
 CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
 TINY = replace(CONFIG, dim=256, layers=2, heads=4, kv_heads=4, ffn=512, vocab=512)
 CORES = 2
 PROMPT, DECODED = 512, 64  # tokens
 PAUSE = 0.3  # seconds: idle threads stop spinning
 
-OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
+OUR_FORMS = ("float32", "bfloat16", "q8", "q8_row", "q4")
 LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # names of llama.cpp's quantizer
 TRANSFORMERS = ("float32", "bfloat16")
 
@@ -141,7 +141,7 @@ def commands(
     directory = folder / "hf"
     write_huggingface(checkpoint, directory)
     our_engine = [sys.executable, "-m", "llamaspec.benchmarks.audits.peer_workers.our_engine", str(directory)]
-    started_by = {f"ours {form}": [*our_engine, form] for form in OURS}
+    started_by = {f"ours {form}": [*our_engine, form] for form in OUR_FORMS}
     if llama_cpp:
         script, first = str(WORKERS / "llama_cpp_engine.py"), str(folder / "F32.gguf")
         write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
@@ -265,7 +265,7 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
-@click.option("--json", "file", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)
 def main(
     llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, file: Path
 ):
@@ -284,7 +284,7 @@ def main(
                 tell=lambda line: click.echo(line, err=True),
             )
         write_report({"about": about(), "workload": asdict(work), "rows": rows}, file)
-        click.echo(table([Column("server", "server"), *COLUMNS], map(shown, rows)))
+        click.echo(table([Column("server", "server"), *COLUMNS], map(row_cells, rows)))
         return
     checkpoint = random_checkpoint(TINY if tiny else CONFIG)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

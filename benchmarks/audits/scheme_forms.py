@@ -23,7 +23,7 @@ SUPERBLOCKS = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")  # blocks of 256, timed i
 INT8 = {"emulate_activations": "int8"}
 
 
-class Form(NamedTuple):
+class SchemeForm(NamedTuple):
     """A model in one scheme, and the options that it runs with."""
 
     name: str
@@ -32,23 +32,23 @@ class Form(NamedTuple):
     scaled: bool = False  # True if scales moved between matrices, so that weights cannot be compared
 
 
-def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[Form]:
+def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[SchemeForm]:
     """Yield the forms of a model with float matrices. AWQ, GPTQ and SmoothQuant are calibrated on `windows`."""
-    yield Form("float32", changed(base, lambda w: w.astype(np.float32)), {})
-    yield Form("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
+    yield SchemeForm("float32", changed(base, lambda w: w.astype(np.float32)), {})
+    yield SchemeForm("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
     for name in SCHEMES:
-        yield Form(name, quantized(base, name), {})
+        yield SchemeForm(name, quantized(base, name), {})
     for method in METHODS:
         quantized_base = in_memory(calibrated(base, windows, method=method))
         options = INT8 if method == "smoothquant" else {}
-        yield Form(method, quantized_base, options, scaled=METHODS[method].factors is not None)
+        yield SchemeForm(method, quantized_base, options, scaled=METHODS[method].factors is not None)
     for type in GGML:
         padded_base = padded(base, ggml.TYPES[type].weights)
         if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(padded_base).values()):
-            yield Form(f"GGUF {type}", in_type(padded_base, type), {})
-    yield Form("q8_row, int8 activations", quantized(base, "q8_row"), INT8)
-    yield Form("q8, activations q8_0", quantized(base, "q8"), {"emulate_activations": "q8_0"})
-    yield Form("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
+            yield SchemeForm(f"GGUF {type}", in_type(padded_base, type), {})
+    yield SchemeForm("q8_row, int8 activations", quantized(base, "q8_row"), INT8)
+    yield SchemeForm("q8, activations q8_0", quantized(base, "q8"), {"emulate_activations": "q8_0"})
+    yield SchemeForm("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
 
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:

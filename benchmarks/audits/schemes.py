@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from llamaspec.benchmarks.audits.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
+from llamaspec.benchmarks.audits.scheme_forms import GGML, SUPERBLOCKS, SchemeForm, bits, forms, weight_error
 from llamaspec.benchmarks.common.model_speed import compile_programs, decode_seconds
 from llamaspec.benchmarks.common.random_model import random_params
 from llamaspec.benchmarks.common.report import RAW, write_report
@@ -46,7 +46,7 @@ from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
-KEPT = RAW / "schemes.json"
+RAW_FILE = RAW / "schemes.json"
 WINDOWS, WINDOW = 32, 256  # of calibration, and tokens of each
 OTHER_STORIES = 1_000_000  # seed of the first story of calibration
 AFTER = 128  # tokens in the cache before decoding
@@ -98,7 +98,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     ]
     windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
 
-    def backend_of(form: Form) -> Predictor:
+    def backend_of(form: SchemeForm) -> Predictor:
         if form.options:
             return load_backend(form.checkpoint, RunOptions(**form.options))
         plain = decoded(form.checkpoint)
@@ -200,7 +200,7 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
 @click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's, at least.")
 @click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="Of decoding; 0: none.")
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
-@click.option("--json", "file", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)
 def main(tokens: int, rounds: int, shape: str, file: Path):
     models: dict[str, tuple[str | Path, Path | None]] = {"stories": ("stories", None)}
     if data := os.environ.get("LLAMASPEC_DATA"):

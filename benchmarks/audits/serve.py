@@ -31,9 +31,9 @@ from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.executor import JaxExecutor
 from llamaspec.serving.loading import PAGE
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 from llamaspec.serving.request import Request
-from llamaspec.serving.scheduler import Plan, Row
+from llamaspec.serving.scheduler import Plan, RowPlan
 
 AFTER = 200  # tokens before the timed ones
 BURST = 16
@@ -70,7 +70,7 @@ def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtyp
 def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, width: int) -> Callable[[int], float]:
     """Make a function that times a burst of an engine of `width` rows. `live` rows draw, each after `AFTER` tokens."""
     blocks = -(-(AFTER + BURST) // PAGE)
-    sizes = Sizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
+    sizes = ProgramSizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
     cache_options: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
     choice = ops_for("auto", config, shapes, batch=width, **cache_options)
     programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=default_device().platform)
@@ -79,7 +79,7 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
 
     def seconds(live: int) -> float:
         rows = tuple(
-            Row(i, i, AFTER, (1,), BURST, tuple(range(1 + i * blocks, 1 + (i + 1) * blocks))) for i in range(live)
+            RowPlan(i, i, AFTER, (1,), BURST, tuple(range(1 + i * blocks, 1 + (i + 1) * blocks))) for i in range(live)
         )
         began = perf_counter()
         executor.run(Plan(None, rows, ()), dict.fromkeys(range(live), request), {})

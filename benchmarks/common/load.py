@@ -94,7 +94,7 @@ def send(
         patience = aiohttp.ClientTimeout(total=None, sock_read=HOPELESS)
         ended = 0
 
-        async def one(ask: Ask, when: float) -> Answered:
+        async def send_request(ask: Ask, when: float) -> Answered:
             nonlocal ended
             await asyncio.sleep(began + when - perf_counter())
             answer = await _answered(session, url, ask, when, began, extra)
@@ -104,7 +104,9 @@ def send(
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=patience) as session:
             began = perf_counter()
-            return await asyncio.gather(*(one(ask, float(when)) for ask, when in zip(asks, times, strict=True)))
+            return await asyncio.gather(
+                *(send_request(ask, float(when)) for ask, when in zip(asks, times, strict=True))
+            )
 
     return asyncio.run(all_of_them())
 

@@ -27,7 +27,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 @dataclass(frozen=True)
-class Programs:
+class TimedPrograms:
     """The programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
 
     prefill: Callable[..., Cache]  # raises ValueError if compiled without a chunk
@@ -50,7 +50,7 @@ def compile_programs(
     burst: int,
     batch: int = 1,
     options: dict[str, Any] | None = None,
-) -> Programs:
+) -> TimedPrograms:
     """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
 
     `capacity` counts the tokens of a sequence and the padding of its last chunk. Prompts are not read if `chunk` is 0.
@@ -75,7 +75,7 @@ def compile_programs(
 
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
     decode_program(GREEDY.greedy)
-    return Programs(
+    return TimedPrograms(
         prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)) if chunk else _no_prompts,
         decode=decode_program,
         config=config,
@@ -92,7 +92,7 @@ def _no_prompts(*_: Any) -> Cache:
 
 
 def decoding(
-    programs: Programs,
+    programs: TimedPrograms,
     params: Params,
     *,
     context: int,
@@ -125,7 +125,7 @@ def decoding(
 
 
 def decode_seconds(
-    programs: Programs,
+    programs: TimedPrograms,
     params: Params,
     *,
     context: int,
@@ -135,7 +135,7 @@ def decode_seconds(
     return measure(decoding(programs, params, context=context), effort).over(programs.burst)
 
 
-def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
+def prefilling(programs: TimedPrograms, params: Params, *, tokens: int) -> Callable[[], Any]:
     """Make a function that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many tokens."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
@@ -159,12 +159,12 @@ def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[
     return call
 
 
-def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
+def prefill_seconds(programs: TimedPrograms, params: Params, *, tokens: int, effort: Effort) -> Seconds:
     """Time a call of `prefilling`."""
     return measure(prefilling(programs, params, tokens=tokens), effort)
 
 
-def first_token_seconds(programs: Programs, params: Params) -> float:
+def first_token_seconds(programs: TimedPrograms, params: Params) -> float:
     """Time a prompt of one chunk up to its first token, in one call without a warm-up."""
     config, batch = programs.config, programs.batch
     cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)

@@ -62,8 +62,8 @@ def write_random_model(config: Config, folder: Path) -> None:
 
 def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:
     """Return shapes and dtypes of a model's weights. `quantize` names one of `reference.quantizers.schemes`."""
-    nothing = np.empty(0, dtype)
-    tensors = {name: Tensor(shape, dtype, lambda: nothing) for name, shape in tensor_shapes(config).items()}
+    empty = np.empty(0, dtype)
+    tensors = {name: Tensor(shape, dtype, lambda: empty) for name, shape in tensor_shapes(config).items()}
     checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
     if quantize:
         checkpoint = quantized(checkpoint, quantize)

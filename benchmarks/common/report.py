@@ -96,7 +96,7 @@ def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
     """
     rows = list(rows)
     columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
-    lines = [[_shown(row.get(column.key), column) for column in columns] for row in rows]
+    lines = [[_cell_text(row.get(column.key), column) for column in columns] for row in rows]
     texts = [any(isinstance(row.get(column.key), str | bool | list) for row in rows) for column in columns]
     headings = [column.heading for column in columns]
     widths = [max(3, *map(len, cells)) for cells in zip(headings, *lines, strict=True)]
@@ -109,7 +109,7 @@ def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
     return "\n".join([line(headings), line([":"] * len(columns), "-"), *map(line, lines)])
 
 
-def _shown(value: Any, column: Column) -> str:
+def _cell_text(value: Any, column: Column) -> str:
     if value is None:
         return ""
     match value:

@@ -19,12 +19,12 @@ from llamaspec.benchmarks.gates.multi_device import STEPS as SHARED
 from llamaspec.benchmarks.gates.multi_device import broken_by_shared_step, compile_shared
 from llamaspec.benchmarks.gates.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from llamaspec.benchmarks.gates.serving import SERVED, broken_by_serving, compile_served
-from llamaspec.benchmarks.gates.workers import Failure, call_each
+from llamaspec.benchmarks.gates.workers import CallFailure, call_each
 from llamaspec.model.insight.shapes import SHAPES
 
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 
-# `Compile` calls a function with each name, and yields the name with the function's result or a `Failure`.
+# `Compile` calls a function with each name, and yields the name with the function's result or a `CallFailure`.
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
@@ -34,7 +34,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
     names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
         case = cases[name]
-        if isinstance(compiled, Failure):
+        if isinstance(compiled, CallFailure):
             yield name, [], [compiled.reason]
         else:
             program, kernels = compiled
@@ -46,7 +46,7 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
-        if isinstance(compiled, Failure):
+        if isinstance(compiled, CallFailure):
             yield name, [], [compiled.reason]
         else:
             step = decode_step(name)
@@ -87,7 +87,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     ):
         chosen = [name for name in names if only in f"{title} {name}"]
         for name, facts in compile(function, chosen):
-            wrong = [facts.reason] if isinstance(facts, Failure) else gates(facts)
+            wrong = [facts.reason] if isinstance(facts, CallFailure) else gates(facts)
             compiled += 1
             broken += len(wrong)
             for line in wrong:

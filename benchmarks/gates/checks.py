@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelLimits
 from llamaspec.benchmarks.gates.kernel import Kernel
-from llamaspec.benchmarks.gates.program import Program
+from llamaspec.benchmarks.gates.program import ProgramFacts
 
 LARGE = 1 << 20  # bytes: a copy of this size takes as long as a kernel
 STEP_TEMP = 32 << 20  # bytes
@@ -20,18 +20,18 @@ def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
 
 
-def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterator[str]:
+def broken_by(case: Case, program: ProgramFacts, kernels: Sequence[Kernel]) -> Iterator[str]:
     """Yield the broken gates of a case of the kernel table."""
     compiled = {kernel.name for kernel in kernels}
     if compiled != case.kernels.keys():
         yield f"expected {_listed(case.kernels)} to be compiled, got {_listed(compiled)}"
     for kernel in kernels:
-        limits = case.kernels.get(kernel.name, Limits())
+        limits = case.kernels.get(kernel.name, KernelLimits())
         yield from (f"{kernel.name}: {wrong}" for wrong in _broken_by_kernel(kernel, limits, bits=case.bits))
     yield from _large_copies(program)
 
 
-def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterator[str]:
+def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> Iterator[str]:
     if kernel.spilled:
         yield f"spills {kernel.spilled} bytes a thread"
     # The loop over a short row is unrolled, and has no limit of registers.
@@ -55,11 +55,12 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
         yield "does not wait for the kernel before it"
     elif bits and limits.eager and not kernel.eager:
         yield "loads nothing before it waits for the kernel before it"
-    if kernel.kept and not limits.eager:
-        yield f"{kernel.kept} loads before it waits for the kernel before it, whose results the first cache keeps"
+    if kernel.cached_loads and not limits.eager:
+        count = kernel.cached_loads
+        yield f"{count} loads before it waits for the kernel before it, whose results the first cache keeps"
 
 
-def kernels_a_layer(short: Program, full: Program, layers: tuple[int, int]) -> int:
+def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:
     """Count the launches of a layer, of our kernels and the compiler's, from programs with few and with many layers.
 
     The count is rounded, because some launches are for all layers together, such as copies of pointers.
@@ -69,7 +70,7 @@ def kernels_a_layer(short: Program, full: Program, layers: tuple[int, int]) -> i
 
 
 def broken_by_step(
-    short: Program, full: Program, *, layers: tuple[int, int], cache: int, plain: int = 0
+    short: ProgramFacts, full: ProgramFacts, *, layers: tuple[int, int], cache: int, plain: int = 0
 ) -> Iterator[str]:
     """Yield the broken gates of a decode step, compiled with few layers and with all of them.
 
@@ -93,7 +94,7 @@ def broken_by_step(
         yield f"{full.seconds:.0f} s to lower and compile {layers[1]} layers where {allowed:.0f} s are allowed"
 
 
-def _large_copies(program: Program) -> Iterator[str]:
+def _large_copies(program: ProgramFacts) -> Iterator[str]:
     for launch in program.launches:
         if not launch.by_us and launch.bytes >= LARGE:
             yield f"{launch.kind} writes {launch.bytes} bytes beside our kernels"

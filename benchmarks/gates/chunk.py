@@ -25,7 +25,7 @@ CHUNKS = ("tinyllama-1.1b bfloat16 q8", "tinyllama-1.1b bfloat16", "tinyllama-1.
 PRODUCTS_A_LAYER = 4  # q, k and v; o; gate and up; down
 
 
-class Chunk(NamedTuple):
+class ChunkFacts(NamedTuple):
     """Facts of a compiled chunk."""
 
     layers: int
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
     kernels: int  # XLA's own kernels for products
 
 
-def compile_chunk(name: str) -> Chunk:
+def compile_chunk(name: str) -> ChunkFacts:
     """Compile a chunk of `CHUNKS` with few of the model's layers."""
     model, dtype, *scheme = name.split()
     config = replace(SHAPES[model], layers=FEW_LAYERS)
@@ -47,10 +47,10 @@ def compile_chunk(name: str) -> Chunk:
         donate=(CACHE,),
         options=model_options("gpu", params, config, ops=ops, batch=1),
     )
-    return Chunk(FEW_LAYERS, *products(hlo))
+    return ChunkFacts(FEW_LAYERS, *products(hlo))
 
 
-def broken_by_chunk(chunk: Chunk) -> list[str]:
+def broken_by_chunk(chunk: ChunkFacts) -> list[str]:
     """List the broken gates of a chunk. The last layer has only the product for keys and values."""
     expected = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
     if (chunk.calls, chunk.kernels) != (expected, 0):

@@ -24,7 +24,7 @@ from llamaspec.benchmarks.common.kernel_cases import gated_cases
 from llamaspec.benchmarks.gates.decode_steps import FEW_LAYERS, decode_step
 from llamaspec.benchmarks.gates.h200 import TARGET
 from llamaspec.benchmarks.gates.kernel import Kernel, read_kernels
-from llamaspec.benchmarks.gates.program import Program, issued, launches
+from llamaspec.benchmarks.gates.program import ProgramFacts, issued, launches
 from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
 
 # In this format XLA dumps snapshots of programs that run. For a program that is only compiled, it dumps the thunks.
@@ -38,7 +38,7 @@ def mesh() -> Mesh:
     return topologies.make_mesh(topology, (1,), ("device",))
 
 
-def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Program:
+def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> ProgramFacts:
     """Lower and compile `function` for the shapes of `arguments`, which are pytrees of arrays or of shapes."""
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         start = sum(os.times()[:4])  # of all threads, and of the assembling processes
@@ -47,7 +47,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
         outermost = tuple(issued(_thunks(Path(folder)).read_text()))
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     assert memory and hlo
-    return Program(
+    return ProgramFacts(
         launches=tuple(launches(hlo)),
         temp=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
@@ -85,7 +85,7 @@ def placed(arguments: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments)
 
 
-def compile_case(name: str) -> tuple[Program, list[Kernel]]:
+def compile_case(name: str) -> tuple[ProgramFacts, list[Kernel]]:
     """Compile a case of the kernel table. Call this in a process that has compiled nothing before.
 
     A process compiles each kernel only once, and dumps its files only at that time.
@@ -97,10 +97,10 @@ def compile_case(name: str) -> tuple[Program, list[Kernel]]:
         return program, read_kernels(Path(folder))
 
 
-def compile_step(name: str) -> tuple[Program, Program]:
+def compile_step(name: str) -> tuple[ProgramFacts, ProgramFacts]:
     """Compile a decode step twice: with few of its layers, and with all."""
 
-    def compile(layers: int | None) -> Program:
+    def compile(layers: int | None) -> ProgramFacts:
         step = decode_step(name, layers=layers)
         return compile_for_h200(step.function, *step.arguments, donate=step.donated)
 

@@ -42,7 +42,7 @@ class Kernel:
     narrow: int  # global loads of fewer than 128 bits in the main loop, unless this loop is unrolled
     waits: bool  # whether the kernel waits for the previous kernel (programmatic dependent launch)
     eager: bool  # whether the kernel loads anything before this wait
-    kept: int  # loads before this wait that the first-level cache keeps
+    cached_loads: int  # loads before this wait that the first-level cache keeps
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
@@ -85,7 +85,7 @@ def _read_kernel(path: Path) -> Kernel:
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
-        kept=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
+        cached_loads=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
     )
 
 
@@ -133,7 +133,7 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
     return False
 
 
-def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
+def _runs(code: sass.SassListing) -> Iterator[Sequence[sass.Instruction]]:
     """Yield sequences of instructions: the whole kernel, and each loop twice, because its start follows its end."""
     yield code.instructions
     for loop in code.all_loops():

@@ -28,7 +28,7 @@ class Launch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramFacts:
     """Facts of a compiled function."""
 
     launches: tuple[Launch, ...]

@@ -8,7 +8,7 @@ from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.benchmarks.gates.checks import instructions_per_weight, kernels_a_layer
 from llamaspec.benchmarks.gates.h200 import roofline
 from llamaspec.benchmarks.gates.kernel import Kernel
-from llamaspec.benchmarks.gates.program import Program
+from llamaspec.benchmarks.gates.program import ProgramFacts
 
 Row = dict[str, Any]
 
@@ -51,7 +51,7 @@ def kernel_row(case: Case, kernel: Kernel) -> Row:
     }
 
 
-def step_row(name: str, short: Program, full: Program, *, layers: tuple[int, int]) -> Row:
+def step_row(name: str, short: ProgramFacts, full: ProgramFacts, *, layers: tuple[int, int]) -> Row:
     a_layer = kernels_a_layer(short, full, layers)
     return {
         "step": name,

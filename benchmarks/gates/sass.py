@@ -22,7 +22,7 @@ class Loop(NamedTuple):
     end: int  # branch back
 
 
-class Listing(NamedTuple):
+class SassListing(NamedTuple):
     """Instructions of a kernel in the order of their addresses."""
 
     instructions: Sequence[Instruction]
@@ -68,7 +68,7 @@ class Listing(NamedTuple):
         return self.inside(longest) if longest else ()
 
 
-def read(listing: str) -> Listing:
+def read(listing: str) -> SassListing:
     """Parse the first kernel of a listing.
 
     >>> for word in read('''
@@ -87,4 +87,4 @@ def read(listing: str) -> Listing:
             labels[label[1]] = len(instructions)
         elif word := _LINE.search(line):
             instructions.append(Instruction(word[2], word[3].strip(), word[1] or ""))
-    return Listing(instructions, labels)
+    return SassListing(instructions, labels)

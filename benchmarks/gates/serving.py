@@ -17,7 +17,7 @@ from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.running.programs import MIDDLE, longest_burst
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.serving.loading import PAGE, WIDTH
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 
 SERVED = ("tinyllama-1.1b bfloat16",)
 PAGES = 10_001  # so many that no other array of a program is as large as the keys of a layer
@@ -36,7 +36,7 @@ def compile_served(name: str) -> Serving:
     model, dtype = name.split()
     config, number = replace(SHAPES[model], layers=FEW_LAYERS), DTYPES[dtype]
     blocks = CAPACITY // PAGE
-    sizes = Sizes(WIDTH, MIDDLE, longest_burst("gpu"), PAGES, PAGE, blocks, number)
+    sizes = ProgramSizes(WIDTH, MIDDLE, longest_burst("gpu"), PAGES, PAGE, blocks, number)
     params = jax.eval_shape(arranged, random_shapes(config, dtype=number, positions=CAPACITY + MIDDLE))
     cache_options: dict[str, Any] = {"capacity": CAPACITY, "cache_dtype": number, "pages": Pages(PAGES, PAGE)}
     ops, _ = pallas_ops(config, params, batch=WIDTH, **cache_options)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 _BOOKKEEPING = Lock()  # starting a process reaps others, and could take the exit code that a join waits for
 
 
-class Failure(NamedTuple):
+class CallFailure(NamedTuple):
     """The reason why a call has no result."""
 
     reason: str
@@ -24,7 +24,7 @@ def call_each(
     at_once: int = 1,
     preload: Sequence[str] = (),
 ) -> Iterator[Any]:
-    """Call `function` with each argument; yields results or `Failure`s in the order of the arguments.
+    """Call `function` with each argument; yields results or `CallFailure`s in the order of the arguments.
 
     Each call has `limit` seconds and a new process, forked from a process that has only imported the modules `preload`.
     """
@@ -41,7 +41,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
         process.start()
     child_end.close()
     try:
-        answer = parent_end.recv() if parent_end.poll(limit) else Failure(f"took longer than {limit:g} s")
+        answer = parent_end.recv() if parent_end.poll(limit) else CallFailure(f"took longer than {limit:g} s")
     except (EOFError, ConnectionResetError):
         answer = None
     finally:
@@ -51,7 +51,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
             process.join()
     if answer is None:
         code = process.exitcode
-        return Failure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
+        return CallFailure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
     return answer
 
 
@@ -60,5 +60,5 @@ def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> 
         answer = function(argument)
     except Exception as error:
         # Some messages are pages long, and the beginning says what is wrong.
-        answer = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+        answer = CallFailure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
     pipe.send(answer)

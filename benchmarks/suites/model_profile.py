@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, decoding, prefilling
+from llamaspec.benchmarks.common.model_speed import GREEDY, TimedPrograms, decoding, prefilling
 from llamaspec.benchmarks.common.report import Column, Row, model_line, table
 from llamaspec.model.insight.cost import decode_bytes
 from llamaspec.model.insight.profile import PRODUCT, Trace, events_of, parts_of, record, seconds_by, seconds_in_graphs
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def profiled(
-    programs: Programs, params: Params, *, context: int, without_graphs: Programs | None = None
+    programs: TimedPrograms, params: Params, *, context: int, without_graphs: TimedPrograms | None = None
 ) -> tuple[dict[str, list[Row]], Trace]:
     """Profile a prompt of `context` tokens and a decoding step after it.
 
@@ -44,7 +44,7 @@ def profiled(
     }, trace
 
 
-def _traced(programs: Programs, params: Params, *, context: int, runs: int) -> Trace:
+def _traced(programs: TimedPrograms, params: Params, *, context: int, runs: int) -> Trace:
     calls = {
         "prefill": prefilling(programs, params, tokens=context),
         "decode": decoding(programs, params, context=context),

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamaspec.benchmarks.common.model_speed import (
     GREEDY,
-    Programs,
+    TimedPrograms,
     decoding,
     first_token_seconds,
     prefill_seconds,
@@ -23,9 +23,9 @@ from llamaspec.benchmarks.suites.timed_model import DRAWN, TimedModel, choose_mo
 from llamaspec.model.device import default_device
 from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
 from llamaspec.model.insight.machine import (
+    ArraySizes,
     Ceilings,
     Reader,
-    Sizes,
     about,
     from_cache,
     kept_link,
@@ -114,7 +114,7 @@ def run_suite(
     batch: int,
     backend: BackendName = "jax",
     progress: Progress = no_progress,
-    sizes: Sizes | None = None,
+    sizes: ArraySizes | None = None,
     **chosen: Any,
 ) -> dict[str, Any]:
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
@@ -229,7 +229,7 @@ def growth_rows(subject: TimedModel, *, batch: int, longest: int, reader: Reader
         yield {**decode_row(subject, programs, params, context=lengths[0], reader=reader), "series": "batch"}
 
 
-def prefill_row(subject: TimedModel, programs: Programs, params: Params, *, tokens: int) -> Row:
+def prefill_row(subject: TimedModel, programs: TimedPrograms, params: Params, *, tokens: int) -> Row:
     seconds = prefill_seconds(programs, params, tokens=tokens, effort=subject.effort)
     cost = prefill_cost(params, subject.config, tokens=tokens, batch=programs.batch)
     return _row("prefill", subject, programs, seconds, context=0, tokens=tokens, bytes=cost.bytes, flops=cost.flops)
@@ -237,7 +237,7 @@ def prefill_row(subject: TimedModel, programs: Programs, params: Params, *, toke
 
 def decode_row(
     subject: TimedModel,
-    programs: Programs,
+    programs: TimedPrograms,
     params: Params,
     *,
     context: int,
@@ -260,7 +260,7 @@ def decode_row(
 
 
 def _row(
-    what: str, subject: TimedModel, programs: Programs, seconds: Seconds, *, context: int, tokens: int,
+    what: str, subject: TimedModel, programs: TimedPrograms, seconds: Seconds, *, context: int, tokens: int,
     bytes: float, flops: float,
 ) -> Row:  # fmt: skip
     return {

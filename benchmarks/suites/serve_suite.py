@@ -220,7 +220,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         f"{100 * work['shared']:.0f} % of them after one of {work['prefixes']} shared prefixes of {work['prefix']}; "
         f"answers of {work['answer']} (mean; geometric). Times are p50 / p95 / p99.",
         "",
-        table(COLUMNS, [shown(row) for row in rows]),
+        table(COLUMNS, [row_cells(row) for row in rows]),
         "",
     ]
     if compared := [row for row in rows[1:] if "different" in row]:
@@ -229,21 +229,21 @@ def as_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
     """Format the percentiles of a row, one cell for each delay, and the share of prompt tokens found in the cache.
 
     >>> row = {"first_token": {"p50": 0.1, "p95": 2.0, "p99": None}, "prompt_tokens": 8, "cached_tokens": 2}
-    >>> shown(row)["first_token"], shown(row)["hits"]
+    >>> row_cells(row)["first_token"], row_cells(row)["hits"]
     ('100 / 2,000 / -', '25 %')
     """
-    cells = {
+    percentiles = {
         name: " / ".join(
             "-" if seconds is None else f"{1e3 * seconds:,.{name == 'between_tokens':d}f}" for seconds in of
         )
         for name, of in ((name, value.values()) for name, value in row.items() if isinstance(value, dict))
     }
     hits = f"{100 * row['cached_tokens'] / row['prompt_tokens']:.0f} %" if row["prompt_tokens"] else None
-    return {**row, **cells, "hits": hits}
+    return {**row, **percentiles, "hits": hits}
 
 
 def as_svg(report: Mapping[str, Any]) -> str:

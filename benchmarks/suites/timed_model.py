@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from llamaspec.benchmarks.common.model_speed import Programs, compile_programs
+from llamaspec.benchmarks.common.model_speed import TimedPrograms, compile_programs
 from llamaspec.benchmarks.common.random_model import random_checkpoint, random_params, random_shapes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
@@ -17,7 +17,7 @@ from llamaspec.model.insight.profile import named
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
+from llamaspec.model.ops.choice import OpsChoice, check_kernels, ops_for
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.sharding import Parts
 from llamaspec.model.parallel.share import share
@@ -81,12 +81,12 @@ class TimedModel:
         chunk = min(prompt_chunk(self.config, jax.default_backend()), longest)
         return -(-(longest + self.burst + chunk) // 8) * 8
 
-    def choice(self, shapes: Params, *, capacity: int, batch: int) -> Choice:
+    def choice(self, shapes: Params, *, capacity: int, batch: int) -> OpsChoice:
         """Choose the ops for `batch` sequences of up to `capacity` positions."""
         sizes = {"batch": batch, "capacity": capacity, "cache_dtype": shapes.embedding.dtype}
         return ops_for(self.kernels, self.config, shapes, **sizes)
 
-    def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
+    def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[TimedPrograms, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
         Returns the programs, and the shapes of their weights: `shapes`, or else the smallest. Raises MemoryError if
@@ -104,7 +104,7 @@ class TimedModel:
         )
         return programs, shapes
 
-    def without_graphs(self, programs: Programs, shapes: Params) -> Programs | None:
+    def without_graphs(self, programs: TimedPrograms, shapes: Params) -> TimedPrograms | None:
         """Compile programs for a GPU again, without CUDA graphs: XLA's profiler does not name kernels in graphs.
 
         Returns None on other platforms, which have no graphs.

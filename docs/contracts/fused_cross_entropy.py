@@ -9,7 +9,7 @@ import numpy as np
 from llamaspec.verify.bounds.precision import TINY, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, exactly, gamma, projected, softmaxed
 from llamaspec.verify.contract import Expected, as_float64, independent
-from llamaspec.verify.declare import Whole, declare, sizes, values
+from llamaspec.verify.declare import Ids, declare, sizes, values
 from llamaspec.verify.mutant import f32, implementation, spans
 
 BLOCK = 16
@@ -37,7 +37,7 @@ def expect(x: np.ndarray, head: np.ndarray, targets: np.ndarray) -> Expected:
 
 CONTRACT = declare(
     fused_cross_entropy,
-    arrays={"x": "tokens dim", "head": "vocab dim", "targets": Whole("tokens", below="vocab")},
+    arrays={"x": "tokens dim", "head": "vocab dim", "targets": Ids("tokens", below="vocab")},
     sizes={"tokens": [1, 2, 3, 7], "dim": sizes(8, 16, most=33), "vocab": sizes(8, 16, 64, most=129)},
     draws={"x": values(-4, 1), "head": values(-4, 1)},
     expect=expect,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamaspec.learn.lab.exercise import Broken, Exercise
 from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, only
-from llamaspec.verify.campaign import Campaign, Job, Stage, run
+from llamaspec.verify.campaign import Campaign, CandidateJob, Stage, run
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.judging.runner import unseen
 
@@ -26,14 +26,14 @@ SEEN_BY = {  # for each kind of finding, a sentence that says how we found it
 }
 
 
-class Outcome(NamedTuple):
+class CheckResult(NamedTuple):
     """Whether an exercise is solved, and the lines to print."""
 
     solved: bool
     lines: list[str]
 
 
-def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> Outcome:
+def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> CheckResult:
     """Judge the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for a broken one.
 
     Calls `progress` with the number of examples done, out of `EXAMPLES`.
@@ -45,20 +45,20 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
         assert not isinstance(exercise, Broken) and exercise.judge is not None
         return _own(exercise.judge, file, function_of(exercise))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
-    job = Job(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=only(exercise))
+    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=only(exercise))
     [(report, lines)] = run([job], campaign, progress=progress)
     finding = report.worst.finding
     if finding is None:
-        return Outcome(True, [lines[0], f"Solved: {report.compared:,} numbers were compared."])
-    return Outcome(False, [*lines, SEEN_BY.get(finding.kind, "")])
+        return CheckResult(True, [lines[0], f"Solved: {report.compared:,} numbers were compared."])
+    return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
 
 
-def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> Outcome:
+def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:
     try:
         wrong = judge(getattr(load_file(str(file)), function))
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
-    return Outcome(False, [wrong]) if wrong else Outcome(True, ["Solved."])
+    return CheckResult(False, [wrong]) if wrong else CheckResult(True, ["Solved."])
 
 
 def solution(exercise: Exercise) -> list[str]:

@@ -18,10 +18,11 @@ from llamaspec.reference.quantizers.ggml_superblocks import Superblock
 from llamaspec.reference.quantizers.hqq import Hqq
 from llamaspec.reference.quantizers.kmeans import Codebooks
 from llamaspec.reference.quantizers.minifloat import E2M1, E4M3, Minifloat
+from llamaspec.reference.quantizers.mlx import Mlx
 from llamaspec.reference.quantizers.nf4 import NF4, SMALLEST, Codebook
 from llamaspec.reference.quantizers.nvfp4 import Nvfp4
 from llamaspec.reference.quantizers.symmetric import largest_code
-from llamaspec.reference.quantizers.torchao_int4 import Int4
+from llamaspec.reference.quantizers.torchao_int4 import TorchaoInt4
 
 U32, U64 = 2.0**-24, 2.0**-53
 OVERFLOW = 2.0**-120  # ggml turns weights this small into 0, because 1 / d overflows
@@ -29,7 +30,7 @@ OVERFLOW = 2.0**-120  # ggml turns weights this small into 0, because 1 / d over
 Matrix = Float64[np.ndarray, "rows cols"]
 
 
-class Shown(NamedTuple):
+class WeightDetails(NamedTuple):
     """Code, scale and guaranteed error of each weight. A field is None if the quantizer has no such number."""
 
     codes: np.ndarray | None  # [rows, cols], integers
@@ -58,65 +59,71 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
     return np.maximum.reduce([(above - below) / 2, levels[..., 0] - w, w - levels[..., -1]])
 
 
-def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> Shown:
+def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> WeightDetails:
     """Show symmetric integers, with an error of at most half a step."""
     s = of_weights(q.scales, w, group)
-    return Shown(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
+    return WeightDetails(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
 
 
-def llama2c_groups(w: Matrix, q: Quantized) -> Shown:
+def llama2c_groups(w: Matrix, q: Quantized) -> WeightDetails:
     """Show llama2.c's Q8_0, which has groups of the flattened matrix."""
     s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
-    return Shown(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
+    return WeightDetails(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
 
 
-def absmax(w: Matrix, q: Quantized) -> Shown:
+def absmax(w: Matrix, q: Quantized) -> WeightDetails:
     """Show LLM.int8(), which has a scale for each row."""
     top = of_weights(q.scales, w)
-    return Shown(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
+    return WeightDetails(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
 
 
-def affine(w: Matrix, q: Affine, *, bits: int) -> Shown:
+def affine(w: Matrix, q: Affine, *, bits: int) -> WeightDetails:
     """Show integers with a zero point, with an error of about half a step."""
     s = of_weights(q.scales, w)
-    return Shown(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
+    return WeightDetails(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
 
 
-def hqq(w: Matrix, q: Hqq, *, bits: int) -> Shown:
+def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
     """Show HQQ's codes: the level nearest to w, up to roundings of w / s + z and s (code - z) in float64."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     levels = s[..., None] * (np.arange(2**bits) - z[..., None])
-    return Shown(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
+    return WeightDetails(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
 
 
-def torchao_int4(w: Matrix, q: Int4) -> Shown:
+def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
     """Show integers that count steps from the smallest weight, with an error of about half a step."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
-    return Shown(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
+    return WeightDetails(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
 
 
-def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
+def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
+    """Show integers that count steps from the end of a group that is farther from zero, with an error of a step."""
+    s, b = of_weights(q.scales, w), of_weights(q.biases, w)
+    return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
+
+
+def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
     """Show minifloats with a float32 scale, with an error of half a unit in the last place."""
     s, m = of_weights(q.scales, w), to.mantissa_bits
     near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(to.bias + m) * s)
-    return Shown(q.codes, s, near + to.largest * 2.0**-150)
+    return WeightDetails(q.codes, s, near + to.largest * 2.0**-150)
 
 
-def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
+def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
     """Show minifloats with a power of two as scale. Weights beyond the largest minifloat become the largest."""
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
-    return Shown(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
+    return WeightDetails(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
 
 
-def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> Shown:
+def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> WeightDetails:
     """Show NF4 or FP4, with an error of half the gap between two levels."""
     a = of_weights(q.scales, w, group)
     near = nearest(w, a[..., None] * codebook.levels.astype(np.float64)) + 3 * 2.0**-23 * a
-    return Shown(q.codes, a, np.where(a < SMALLEST, a, near))
+    return WeightDetails(q.codes, a, np.where(a < SMALLEST, a, near))
 
 
-def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
+def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> WeightDetails:
     """Show NF4 with quantized scales, which add the error of the scale times the level of the code."""
     first, second = q
     a = first.scales.astype(np.float64)
@@ -128,41 +135,41 @@ def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
     exact = codebook(w, first, codebook=NF4)
     assert exact.within is not None
     level = np.abs(NF4.levels.astype(np.float64)[first.codes])
-    return Shown(first.codes, of_weights(stored, w), exact.within + level * of_weights(moved, w))
+    return WeightDetails(first.codes, of_weights(stored, w), exact.within + level * of_weights(moved, w))
 
 
-def kmeans(w: Matrix, q: Codebooks) -> Shown:
+def kmeans(w: Matrix, q: Codebooks) -> WeightDetails:
     """Show codebooks: each row has its own levels and no scale, and a weight becomes the nearest level."""
-    return Shown(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
+    return WeightDetails(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
 
 
-def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
+def nvfp4(w: Matrix, q: Nvfp4) -> WeightDetails:
     """Show NVFP4: e2m1 in blocks of 16, with scales in e4m3."""
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
     expected = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
     off = np.maximum(2.0**-4 * expected, 2.0**-10) + 448 * 2.0**-23
-    return Shown(q.codes, s, np.maximum(np.abs(w) / 5, s / 4) + 6 * g * off)
+    return WeightDetails(q.codes, s, np.maximum(np.abs(w) / 5, s / 4) + 6 * g * off)
 
 
-def bitnet(w: Matrix, q: Quantized) -> Shown:
+def bitnet(w: Matrix, q: Quantized) -> WeightDetails:
     """Show codes -1, 0 and 1. The error is at most half the scale b, or |w| - b if |w| is above 3 b / 2."""
     b = np.broadcast_to(q.scales.astype(np.float64), w.shape)
-    return Shown(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
+    return WeightDetails(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
 
 
-def binary(w: Matrix, q: Quantized) -> Shown:
+def binary(w: Matrix, q: Quantized) -> WeightDetails:
     """Show signs. They minimize the sum of squared errors, and guarantee nothing for a single weight."""
-    return Shown(q.codes, of_weights(q.scales, w), None)
+    return WeightDetails(q.codes, of_weights(q.scales, w), None)
 
 
-def sparse(w: Matrix, pruned: Matrix) -> Shown:
+def sparse(w: Matrix, pruned: Matrix) -> WeightDetails:
     """Show 2:4 pruning: two of four weights stay exact, the others become 0."""
-    return Shown(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
+    return WeightDetails(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
 
 
-def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
+def ggml_type(w: Matrix, q: Any, *, name: str) -> WeightDetails:
     """Show a type of GGUF."""
     kind = ggml.TYPES[name]
     blocks = w.reshape(len(w), -1, kind.weights)
@@ -172,20 +179,20 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
         a, b = (of_weights(part.reshape(len(w), -1), w) for part in (a, b))
         levels = a[..., None] * np.arange(kind.lowest, kind.highest + 1) - b[..., None]
         roundings = 8 * U64 * (np.abs(w) + np.max(np.abs(levels), axis=-1) + np.abs(b))
-        return Shown(codes, a, nearest(w, levels) + roundings)
+        return WeightDetails(codes, a, nearest(w, levels) + roundings)
     if name == "MXFP4":
         d = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w)
-        return Shown(codes, d, np.maximum(np.abs(w) / 4, d / 4))
+        return WeightDetails(codes, d, np.maximum(np.abs(w) / 4, d / 4))
     d = of_weights(q.scales, w)
     if name == "IQ4_NL":  # codes are chosen before d is rounded, which moves a level at most twice as far as `moved`
         moved = 127 * _in_float16(np.abs(d) * (1 + 2.0**-10))
         near = nearest(w, d[..., None] * IQ4_NL_LEVELS)
-        return Shown(codes, d, near + 2 * moved + 2.0**-22 * 127 * np.abs(d))
+        return WeightDetails(codes, d, near + 2 * moved + 2.0**-22 * 127 * np.abs(d))
     if isinstance(q, Blocks):
-        return Shown(codes, d, _equal_steps(blocks, q, kind).reshape(w.shape))
+        return WeightDetails(codes, d, _equal_steps(blocks, q, kind).reshape(w.shape))
     top = np.max(np.abs(blocks), axis=-1, keepdims=True)  # TQ1_0, TQ2_0
     within = (1 / 2 + 2.0**-20) * top + np.abs(q.codes) * _in_float16(top) + OVERFLOW
-    return Shown(codes, d, within.reshape(w.shape))
+    return WeightDetails(codes, d, within.reshape(w.shape))
 
 
 def _equal_steps(blocks: np.ndarray, q: Blocks, kind: Any) -> np.ndarray:

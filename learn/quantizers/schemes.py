@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from llamaspec.learn.quantizers import guarantees
-from llamaspec.learn.quantizers.guarantees import Matrix, Shown
+from llamaspec.learn.quantizers.guarantees import Matrix, WeightDetails
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.tensors import quantizable
 from llamaspec.reference.quantizers import (
@@ -23,6 +23,7 @@ from llamaspec.reference.quantizers import (
     llama2c,
     llm_int8,
     minifloat,
+    mlx,
     mx,
     nvfp4,
     pruning,
@@ -37,14 +38,14 @@ COLS = 4096  # the length of a row, for schemes with a number of bits that depen
 GROUP = 64
 
 
-class Kept(NamedTuple):
+class StoredMatrix(NamedTuple):
     """A quantized matrix: its dequantized weights, and the code, scale and guarantee of each weight."""
 
     restored: Matrix
-    shown: Shown
+    details: WeightDetails
 
 
-class Scheme(NamedTuple):
+class ExplainedScheme(NamedTuple):
     """A quantizer: the file that defines it, stored bits per weight, its guarantee in short, and its functions."""
 
     page: str
@@ -52,19 +53,19 @@ class Scheme(NamedTuple):
     guarantee: str
     quantize: Callable[[Matrix], Any]
     dequantize: Callable[[Any], Matrix]
-    show: Callable[[Matrix, Any], Shown]
+    show: Callable[[Matrix, Any], WeightDetails]
     multiple: int = 1  # rows are padded with zeros to a multiple of this length
 
     def rounded(self, w: Matrix) -> Matrix:
         """Quantize a matrix, and return the dequantized weights."""
         return self.dequantize(self.quantize(self._padded(w)))[:, : w.shape[1]]
 
-    def kept(self, w: Matrix) -> Kept:
+    def store(self, w: Matrix) -> StoredMatrix:
         """Quantize a matrix, and show each weight's code, scale and guarantee. Weights are of float32 or narrower."""
         padded = self._padded(w)
         q = self.quantize(padded)
         parts = (part if part is None else part[:, : w.shape[1]] for part in self.show(padded, q))
-        return Kept(self.dequantize(q)[:, : w.shape[1]], Shown(*parts))
+        return StoredMatrix(self.dequantize(q)[:, : w.shape[1]], WeightDetails(*parts))
 
     def _padded(self, w: Matrix) -> Float64[np.ndarray, "rows padded"]:
         return np.pad(w, [(0, 0), (0, -w.shape[1] % self.multiple)])
@@ -82,47 +83,53 @@ def rounded(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     return replace(checkpoint, tensors=tensors)
 
 
-def _named(page: str, guarantee: str, name: str, show: Callable[..., Shown], **options: Any) -> Scheme:
+def _named(page: str, guarantee: str, name: str, show: Callable[..., WeightDetails], **options: Any) -> ExplainedScheme:
     scheme = NAMED[name]
     bits = scheme.bits_per_weight(COLS)
-    return Scheme(page, bits, guarantee, scheme.quantize, scheme.dequantize, partial(show, **options))
+    return ExplainedScheme(page, bits, guarantee, scheme.quantize, scheme.dequantize, partial(show, **options))
 
 
-def _integers(name: str) -> Scheme:
+def _integers(name: str) -> ExplainedScheme:
     bits, group = NAMED[name].code_bits, NAMED[name].group
     return _named("symmetric.py", HALF, name, guarantees.symmetric, bits=bits, group=group)
 
 
-def _ggml(name: str, page: str, guarantee: str) -> Scheme:
+def _ggml(name: str, page: str, guarantee: str) -> ExplainedScheme:
     kind = ggml.TYPES[name]
     show = partial(guarantees.ggml_type, name=name)
-    return Scheme(page, _ggml_bits(name), guarantee, kind.quantize, kind.dequantize, show, kind.weights)
+    return ExplainedScheme(page, _ggml_bits(name), guarantee, kind.quantize, kind.dequantize, show, kind.weights)
 
 
-def _affine(bits: int, group: int | None) -> Scheme:
+def _affine(bits: int, group: int | None) -> ExplainedScheme:
     def quantize(w: Matrix) -> affine.Affine:
         return affine.quantize(w, bits=bits, block=(1, group or w.shape[1]))
 
     show = partial(guarantees.affine, bits=bits)
-    return Scheme("affine.py", bits + 40 / (group or COLS), HALF, quantize, affine.dequantize, show, group or 1)
+    return ExplainedScheme(
+        "affine.py", bits + 40 / (group or COLS), HALF, quantize, affine.dequantize, show, group or 1
+    )
 
 
-def _hqq(bits: int) -> Scheme:
+def _hqq(bits: int) -> ExplainedScheme:
     quantize, show = partial(hqq.quantize, bits=bits, group=GROUP), partial(guarantees.hqq, bits=bits)
-    return Scheme("hqq.py", bits + 64 / GROUP, "half a step within the range", quantize, hqq.dequantize, show, GROUP)
+    return ExplainedScheme(
+        "hqq.py", bits + 64 / GROUP, "half a step within the range", quantize, hqq.dequantize, show, GROUP
+    )
 
 
-def _fp8(to: Minifloat) -> Scheme:
+def _fp8(to: Minifloat) -> ExplainedScheme:
     def quantize(w: Matrix) -> Any:
         return minifloat.quantize(w, to=to, block=(1, w.shape[1]))
 
     dequantize, show = partial(minifloat.dequantize, to=to), partial(guarantees.minifloat, to=to)
-    return Scheme("minifloat.py", 8 + 32 / COLS, FLOAT, quantize, dequantize, show)
+    return ExplainedScheme("minifloat.py", 8 + 32 / COLS, FLOAT, quantize, dequantize, show)
 
 
-def _mx(bits: float, guarantee: str, to: Minifloat) -> Scheme:
+def _mx(bits: float, guarantee: str, to: Minifloat) -> ExplainedScheme:
     quantize, dequantize = partial(mx.quantize, to=to), partial(mx.dequantize, to=to)
-    return Scheme("mx.py", bits, guarantee, quantize, dequantize, partial(guarantees.microscaling, to=to), mx.BLOCK)
+    return ExplainedScheme(
+        "mx.py", bits, guarantee, quantize, dequantize, partial(guarantees.microscaling, to=to), mx.BLOCK
+    )
 
 
 def _double(w: Matrix) -> tuple[Any, double_quantization.Scales]:
@@ -171,8 +178,10 @@ _OF_GGML = {
 SCHEMES = {
     "q8": _integers("q8"),
     "q8_row": _integers("q8_row"),
-    "llama2.c Q8_0": Scheme("llama2c.py", 8.5, HALF, _llama2c, llama2c.dequantize, guarantees.llama2c_groups),
-    "LLM.int8()": Scheme("llm_int8.py", 8 + 32 / COLS, HALF, llm_int8.quantize, llm_int8.dequantize, guarantees.absmax),
+    "llama2.c Q8_0": ExplainedScheme("llama2c.py", 8.5, HALF, _llama2c, llama2c.dequantize, guarantees.llama2c_groups),
+    "LLM.int8()": ExplainedScheme(
+        "llm_int8.py", 8 + 32 / COLS, HALF, llm_int8.quantize, llm_int8.dequantize, guarantees.absmax
+    ),
     "affine, 8 bits a row": _affine(8, None),
     "fp8": _named("minifloat.py", FLOAT, "fp8", guarantees.minifloat, to=E4M3),
     "fp8, e5m2": _fp8(E5M2),
@@ -182,7 +191,7 @@ SCHEMES = {
     "q4": _integers("q4"),
     "affine, 4 bits": _affine(4, GROUP),
     "HQQ, 4 bits": _hqq(4),
-    "torchao's int4": Scheme(
+    "torchao's int4": ExplainedScheme(
         *(
             "torchao_int4.py",
             4 + 64 / GROUP,
@@ -192,34 +201,38 @@ SCHEMES = {
         ),
         *(guarantees.torchao_int4, GROUP),
     ),
+    "MLX, 4 bits": ExplainedScheme(
+        *("mlx.py", 4 + 32 / GROUP, "half a step, a whole one opposite the largest weight"),
+        *(partial(mlx.quantize, bits=4, group=GROUP), mlx.dequantize, partial(guarantees.mlx, bits=4), GROUP),
+    ),
     "nf4": _named("nf4.py", LEVEL, "nf4", guarantees.codebook, codebook=NF4, group=GROUP),
-    "nf4, scales quantized": Scheme(
+    "nf4, scales quantized": ExplainedScheme(
         *("double_quantization.py", 4 + 8 / GROUP + 32 / GROUP / 256, LEVEL),
         *(_double, _doubly_scaled, guarantees.double, GROUP),
     ),
-    "FP4": Scheme(
+    "FP4": ExplainedScheme(
         *("nf4.py", 4.5, LEVEL, partial(FP4.quantize, group=GROUP), FP4.dequantize),
         *(partial(guarantees.codebook, codebook=FP4), GROUP),
     ),
-    "k-means, 16 levels a row": Scheme(
+    "k-means, 16 levels a row": ExplainedScheme(
         *("kmeans.py", 4 + 16 * 32 / COLS, "nearest level; levels are means"),
         *(partial(kmeans.quantize, bits=4, levels=kmeans.lloyd), kmeans.dequantize, guarantees.kmeans),
     ),
-    "NVFP4": Scheme(
+    "NVFP4": ExplainedScheme(
         *("nvfp4.py", 4.5, "a fifth of the weight, or a quarter of the scale"),
         *(nvfp4.quantize, nvfp4.dequantize, guarantees.nvfp4, nvfp4.BLOCK),
     ),
     "mxfp4": _mx(4.25, "a quarter of the weight, or of the scale", E2M1),
     "HQQ, 3 bits": _hqq(3),
     "HQQ, 2 bits": _hqq(2),
-    "BitNet b1.58": Scheme(
+    "BitNet b1.58": ExplainedScheme(
         *("bitnet.py", 2, "half a scale up to 1.5 scales", bitnet.quantize, bitnet.dequantize, guarantees.bitnet)
     ),
-    "binary": Scheme(
+    "binary": ExplainedScheme(
         *("binary.py", 1 + 32 / COLS, "least squares of a sign and a scale"),
         *(binary.quantize, binary.dequantize, guarantees.binary),
     ),
-    "2 of 4": Scheme(
+    "2 of 4": ExplainedScheme(
         *("pruning.py", 16 / 2 + 1, "what stays is exact, the largest stay"),
         *(_sparse, lambda w: w, guarantees.sparse, 4),
     ),

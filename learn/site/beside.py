@@ -40,7 +40,7 @@ def pairs(source: str) -> list[Pair]:
         end = node.end_lineno or 0
     ends = [first for *_, first in parts[1:]] + [len(lines)]
     return [
-        Pair(name, _said(node), _without_docstrings(lines, first, last, tree))
+        Pair(name, _docstrings(node), _without_docstrings(lines, first, last, tree))
         for (name, node, first), last in zip(parts, ends, strict=True)
     ]
 
@@ -74,7 +74,7 @@ def _row(docstring: str, code: str, inside: str = "") -> str:
     return f'<div class="beside" markdown="1">\n<div class="said">\n{docstring}\n</div>\n{right}</div>\n'
 
 
-def _said(node: ast.AST) -> list[tuple[str, str]]:
+def _docstrings(node: ast.AST) -> list[tuple[str, str]]:
     """Collect the docstring of a node, and for a class also the docstrings of its methods."""
     assert isinstance(node, DOCUMENTED)
     own = ast.get_docstring(node)

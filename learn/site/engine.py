@@ -46,13 +46,13 @@ class Moment(NamedTuple):
     """A plan, and the state of requests and pages during the plan."""
 
     states: Mapping[str, State]  # of requests that have arrived and not ended
-    pages: tuple[str, ...]  # the holders of each page: names, KEPT, or ""
+    pages: tuple[str, ...]  # the holders of each page: names, IDLE_PAGE, or ""
     hits: Mapping[str, int]  # cached tokens, for each request that begins with this plan
     gave_way: tuple[str, ...]
     sentences: tuple[str, ...]  # a sentence for each thing that happens
 
 
-KEPT = "·"
+IDLE_PAGE = "·"
 
 
 def record() -> list[Moment]:
@@ -71,7 +71,7 @@ def record() -> list[Moment]:
         hits = {names[n]: scheduler.running[n].computed for n in begun if scheduler.running[n].computed}
         unended = [*scheduler.waiting, *scheduler.running]
         states: dict[str, State] = {names[number]: _state(number, plan, scheduler) for number in unended}
-        pages = tuple(_held(page, scheduler, names) for page in range(1, LIMITS.pages))
+        pages = tuple(_holders(page, scheduler, names) for page in range(1, LIMITS.pages))
         news = scheduler.done({row.number: Draws((0,) * row.steps, None) for row in plan.rows})
         ended = [names[event.number] for event in news if event.ended]
         lost = len(cached - {*scheduler.pool.nodes.items()})
@@ -88,9 +88,9 @@ def _state(number: int, plan: Plan, scheduler: Scheduler) -> State:
     return "draws" if any(row.number == number for row in plan.rows) else "runs"
 
 
-def _held(page: int, scheduler: Scheduler, names: Sequence[str]) -> str:
+def _holders(page: int, scheduler: Scheduler, names: Sequence[str]) -> str:
     holders = "".join(sorted(names[job.number] for job in scheduler.running.values() if page in job.pages))
-    return holders or (KEPT if page in scheduler.pool.idle else "")
+    return holders or (IDLE_PAGE if page in scheduler.pool.idle else "")
 
 
 def _sentences(
@@ -167,7 +167,7 @@ def draw(steps: Sequence[Moment]) -> str:
     )
     for i in range(count):
         body.append(
-            _shown(i, i + 1, count, spans, f'<text x="8" y="20" font-weight="bold">plan {i + 1} of {count}</text>')
+            _visible(i, i + 1, count, spans, f'<text x="8" y="20" font-weight="bold">plan {i + 1} of {count}</text>')
         )
     body.append(f'<text class="faint" x="{RIGHT}" y="20" text-anchor="end">a row is a request, a column a plan</text>')
     y = foot + 24
@@ -178,7 +178,7 @@ def draw(steps: Sequence[Moment]) -> str:
         lines = "".join(
             f'<text x="8" y="{y + LINE * k}">{escape(line)}</text>' for k, line in enumerate(step.sentences)
         )
-        body.append(_shown(i, i + 1, count, spans, lines))
+        body.append(_visible(i, i + 1, count, spans, lines))
     y += LINE * max(len(step.sentences) for step in steps) + 4
     body += _legend(y)
     height = y + 3 * LINE
@@ -228,14 +228,14 @@ def _pages(steps: Sequence[Moment], y: int, shades: Mapping[str, str], spans: se
             stop = next((i for i in range(start, len(holders)) if holders[i] != holders[start]), len(holders))
             if holders[start]:
                 inside = "".join(_page(holders[start], x, y, shades))
-                yield _shown(start, stop, len(holders), spans, inside)
+                yield _visible(start, stop, len(holders), spans, inside)
             start = stop
 
 
 def _page(holders: str, x: float, y: int, shades: Mapping[str, str]) -> Iterator[str]:
     """Fill a page with a stripe for each holder, or with a dot if only the prefix cache keeps the page."""
     middle = x + PAGE / 2 - 1
-    if holders == KEPT:
+    if holders == IDLE_PAGE:
         yield f'<circle class="line" cx="{middle:.2f}" cy="{y + PAGE / 2 - 1}" r="4"/>'
         return
     high = (PAGE - 3) / len(holders)
@@ -269,7 +269,7 @@ def _cross(x: float, y: float) -> str:
     return f'<path class="line" stroke-width="2" d="M{x - 4:.2f} {y - 4}l8 8m0 -8l-8 8"/>'
 
 
-def _shown(start: int, stop: int, count: int, spans: set[tuple[int, int]], inside: str) -> str:
+def _visible(start: int, stop: int, count: int, spans: set[tuple[int, int]], inside: str) -> str:
     """Make the part `inside` visible during the plans from `start` up to `stop`."""
     if (start, stop) == (0, count):
         return inside
@@ -279,7 +279,7 @@ def _shown(start: int, stop: int, count: int, spans: set[tuple[int, int]], insid
 
 
 def _keyframes(start: int, stop: int, count: int) -> str:
-    """Make the animation that shows a part of `_shown` during its plans.
+    """Make the animation that shows a part of `_visible` during its plans.
 
     >>> _keyframes(1, 2, 4)
     '@keyframes engine-1-2 { 0% { visibility: hidden } 25% { visibility: visible } 50% { visibility: hidden } }'

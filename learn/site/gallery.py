@@ -67,7 +67,7 @@ Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activat
 """
 
 
-class Row(NamedTuple):
+class GalleryRow(NamedTuple):
     """A scheme, and its effect on the built-in model."""
 
     name: str
@@ -88,7 +88,7 @@ class Judge:
         self.stories = calibration_ids[:stories]
         width = min(map(len, calibration_ids[stories:]))
         self.windows = np.array([ids[:width] for ids in calibration_ids[stories:]])
-        self.due = [_logits(self.base, ids) for ids in self.stories]
+        self.expected_logits = [_logits(self.base, ids) for ids in self.stories]
 
     def error(self, model: Checkpoint) -> float:
         """Compute the root mean square error of all matrices, relative to the root mean square of their weights."""
@@ -102,7 +102,7 @@ class Judge:
     def predictions(self, model: Checkpoint) -> tuple[float, float]:
         """Compute the mean KL divergence of a model from the base model, and how often their likeliest tokens agree."""
         divergences, agreed = [], []
-        for ids, expected in zip(self.stories, self.due, strict=True):
+        for ids, expected in zip(self.stories, self.expected_logits, strict=True):
             got = _logits(model, ids)
             p, q = (logits - logsumexp(logits)[:, None] for logits in (expected, got))
             divergences.append(np.sum(np.exp(p) * (p - q), axis=-1))
@@ -128,16 +128,18 @@ def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
     return forward(load_reference_params(model), np.array(ids), empty_cache(config), config=config)[0]
 
 
-def rows(judge: Judge) -> Iterator[Row]:
+def rows(judge: Judge) -> Iterator[GalleryRow]:
     """Judge every scheme."""
     for name, scheme in SCHEMES.items():
         model = rounded(judge.base, scheme.rounded)
-        yield Row(name, scheme.page, scheme.bits, scheme.guarantee, judge.error(model), *judge.predictions(model))
+        yield GalleryRow(
+            name, scheme.page, scheme.bits, scheme.guarantee, judge.error(model), *judge.predictions(model)
+        )
     for name, method in METHODS.items():
         model = calibrated(judge.base, judge.windows, method=name)
         moved = METHODS_OF_MODELS[name].factors is not None
         error = None if moved else judge.error(model)
-        yield Row(name, method.page, method.bits, method.guarantee, error, *judge.predictions(model))
+        yield GalleryRow(name, method.page, method.bits, method.guarantee, error, *judge.predictions(model))
 
 
 def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:

@@ -22,7 +22,7 @@ def printed(notebook: dict[str, Any]) -> list[str]:
     return outputs
 
 
-def shown(notebook: dict[str, Any]) -> list[str]:
+def stored_outputs(notebook: dict[str, Any]) -> list[str]:
     """List the output of each code cell that is stored in the notebook."""
     return ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in code_cells(notebook)]
 

@@ -51,7 +51,7 @@ def model_content(
     config, last = recording.config, len(recording.tokens) - 1
     first = recording.layers[0]
     layer = recording.model.exact.layers[first]
-    texts, divergence = _told(recording, checkpoint, text_of=text_of, progress=progress)
+    texts, divergence = _continuations(recording, checkpoint, text_of=text_of, progress=progress)
 
     def text(scheme: str) -> dict[str, Any]:
         return {"told": texts.get(scheme), "divergence": divergence.get(scheme)}
@@ -122,7 +122,7 @@ def _attention(trace: Trace) -> dict[int, str]:
     return {layer: packed(rows) for layer, rows in trace.attention.items()}
 
 
-def _told(
+def _continuations(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Let a small model continue the text under each scheme. Returns the tokens and the divergence, by scheme."""

@@ -23,7 +23,7 @@ class RunLine(NamedTuple):
     """A line that ran."""
 
     line: int  # from 0, in `Listing.lines`
-    made: dict[str, list[int]]  # names of the arrays that the line assigned, with their shapes
+    shapes: dict[str, list[int]]  # names of the arrays that the line assigned, with their shapes
 
 
 class Listing(NamedTuple):
@@ -93,7 +93,7 @@ def _listing(function: Callable, seen: list[tuple[int, dict[str, Any]]]) -> List
             if isinstance(value, np.ndarray) and value is not before.get(name)
         }
         if steps and steps[-1].line == line:  # Python reports some lines of a long statement more than once
-            steps[-1].made.update(shapes)
+            steps[-1].shapes.update(shapes)
         else:
             steps.append(RunLine(line, shapes))
     module = inspect.getmodule(function)

@@ -20,7 +20,7 @@ from llamaspec.reference.swiglu import swiglu
 from llamaspec.verify.judging.walk import Result, ratios
 
 Axes = tuple[str, ...]
-GIVEN: dict[str, tuple[str, Axes]] = {
+INPUTS: dict[str, tuple[str, Axes]] = {
     "norm_qkv": ("x", ("dim",)),
     "attend": ("q", ("heads", "head_dim")),
     "project_add": ("h", ("heads", "head_dim")),
@@ -29,7 +29,7 @@ GIVEN: dict[str, tuple[str, Axes]] = {
     "moe_add": ("x", ("dim",)),
     "norm_logits": ("x", ("dim",)),
 }
-MADE: dict[tuple[str, str], tuple[str, Axes]] = {
+OUTPUTS: dict[tuple[str, str], tuple[str, Axes]] = {
     ("norm_qkv", "q"): ("q", ("heads", "head_dim")),
     ("norm_qkv", "k"): ("k", ("kv_heads", "head_dim")),
     ("norm_qkv", "v"): ("v", ("kv_heads", "head_dim")),
@@ -53,7 +53,7 @@ class Rerun:
         self._block(recording.layers[0])
         self._logits()
 
-    def _given(self, layer: int | None, op: str) -> np.ndarray:
+    def _input_row(self, layer: int | None, op: str) -> np.ndarray:
         return self._recording.results[layer, op][0].input[[self._position]]
 
     def _keep(self, op: str, runs: Runs, **values: np.ndarray) -> None:
@@ -64,25 +64,25 @@ class Rerun:
         layer = self._recording.model.exact.layers[i]
         self._norm_qkv(i, layer)
         self._attend(i)
-        x = self._given(i, "norm_qkv")
+        x = self._input_row(i, "norm_qkv")
         run = Runs()
-        y = run(add, x, run(linear, self._given(i, "project_add"), *layer.o))
+        y = run(add, x, run(linear, self._input_row(i, "project_add"), *layer.o))
         self._keep("project_add", run, _=y)
         if isinstance(layer.ffn, Experts):
             self._moe_add(i, layer, layer.ffn)
             return
-        x = self._given(i, "norm_gate_up")
+        x = self._input_row(i, "norm_gate_up")
         run = Runs()
         n = run(rmsnorm, x, layer.ffn_norm, eps=self._config.eps)
         g = run(swiglu, run(linear, n, *layer.ffn.gate), run(linear, n, *layer.ffn.up))
         self._keep("norm_gate_up", run, _=g)
         run = Runs()
-        y = run(add, x, run(linear, self._given(i, "down_add"), *layer.ffn.down))
+        y = run(add, x, run(linear, self._input_row(i, "down_add"), *layer.ffn.down))
         self._keep("down_add", run, _=y)
 
     def _norm_qkv(self, i: int, layer: Layer) -> None:
         config, at, run = self._config, np.array([self._position]), Runs()
-        n = run(rmsnorm, self._given(i, "norm_qkv"), layer.attention_norm, eps=config.eps)
+        n = run(rmsnorm, self._input_row(i, "norm_qkv"), layer.attention_norm, eps=config.eps)
         q, k, v = (run(linear, n, *weights).reshape(1, -1, config.head_dim) for weights in (layer.q, layer.k, layer.v))
         if config.qk_norm:
             q, k = run(qk_norm, q, k, layer.q_norm, layer.k_norm, eps=config.eps)
@@ -91,7 +91,7 @@ class Rerun:
 
     def _attend(self, i: int) -> None:
         at, run = self._position, Runs()
-        q = self._given(i, "attend")
+        q = self._input_row(i, "attend")
         _, k, v = (result.actual[: at + 1] for result in self._recording.results[i, "norm_qkv"])
         mask = run(causal_mask, 1, at + 1, offset=at, window=self._config.window(i))
         h = run(attention, q, k, v, mask)
@@ -102,7 +102,7 @@ class Rerun:
 
     def _moe_add(self, i: int, layer: Layer, experts: Experts) -> None:
         config, run = self._config, Runs()
-        x = self._given(i, "moe_add")
+        x = self._input_row(i, "moe_add")
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
         n = run(rmsnorm, x, layer.ffn_norm, eps=config.eps)
         y = run(add, x, run(moe, n, *experts[:4], experts_per_token=chosen, renormalized=renormalized))
@@ -110,7 +110,7 @@ class Rerun:
 
     def _logits(self) -> None:
         exact, run = self._recording.model.exact, Runs()
-        n = run(rmsnorm, self._given(None, "norm_logits"), exact.norm, eps=self._config.eps)
+        n = run(rmsnorm, self._input_row(None, "norm_logits"), exact.norm, eps=self._config.eps)
         self._keep("norm_logits", run, _=run(linear, n, exact.head))
 
 
@@ -119,9 +119,9 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
     return [
         {
             **visit._asdict(),
-            "given": _given(recording, visit.layer, visit.op, trace.position),
+            "given": _input_map(recording, visit.layer, visit.op, trace.position),
             "outputs": [
-                {**output._asdict(), "map": _made(result, recording, trace.position)}
+                {**output._asdict(), "map": _output_map(result, recording, trace.position)}
                 for output, result in zip(visit.outputs, recording.results[visit.layer, visit.op], strict=True)
             ],
         }
@@ -143,13 +143,13 @@ def logits(recording: Recording, position: int) -> np.ndarray:
     return recording.results[None, "norm_logits"][0].actual[position]
 
 
-def _given(recording: Recording, layer: int | None, op: str, position: int) -> dict[str, Any]:
-    name, axes = GIVEN[op]
+def _input_map(recording: Recording, layer: int | None, op: str, position: int) -> dict[str, Any]:
+    name, axes = INPUTS[op]
     return heat_map(name, axes, _shaped(recording.results[layer, op][0].input[position], recording, axes))
 
 
-def _made(result: Result, recording: Recording, position: int) -> dict[str, Any]:
-    name, axes = MADE[result.op, result.output]
+def _output_map(result: Result, recording: Recording, position: int) -> dict[str, Any]:
+    name, axes = OUTPUTS[result.op, result.output]
     actual = result.actual[position]
     off = actual.astype(np.float64) - result.expected.value[position]
     parts = (_shaped(part, recording, axes) for part in (actual, off, ratios(result)[position]))

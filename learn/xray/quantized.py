@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llamaspec.learn.quantizers.by_inputs import METHODS
-from llamaspec.learn.quantizers.schemes import SCHEMES, Kept, Scheme, rounded
+from llamaspec.learn.quantizers.schemes import SCHEMES, ExplainedScheme, StoredMatrix, rounded
 from llamaspec.learn.trace import Recording
 from llamaspec.learn.xray.arrays import packed
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
@@ -17,12 +17,12 @@ from llamaspec.reference.llama import Params, empty_cache, forward, greedy
 from llamaspec.reference.rmsnorm import rmsnorm
 
 COLUMNS = 128  # weights of a row that are shown
-TOLD = 48  # tokens that a quantized model writes
+CONTINUATION = 48  # tokens that a quantized model writes
 
 
-def described(w: np.ndarray, stored: Kept) -> dict[str, Any]:
+def described(w: np.ndarray, stored: StoredMatrix) -> dict[str, Any]:
     """Describe the first `COLUMNS` weights of a quantized row w [1, cols]."""
-    codes, scales, within = stored.shown
+    codes, scales, within = stored.details
     error = stored.restored - w
     parts = {"weights": w, "restored": stored.restored, "error": error, "guaranteed": within, "scales": scales}
     return {
@@ -44,20 +44,24 @@ def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
     """Collect the inputs of each matrix for every token of the text [tokens, cols]."""
     exact, eps = recording.model.exact.layers[layer], recording.config.eps
 
-    def given(op: str) -> np.ndarray:
+    def input_of(op: str) -> np.ndarray:
         x = recording.results[layer, op][0].input.astype(np.float64)
         return x.reshape(len(x), -1)
 
-    first = rmsnorm(given("norm_qkv"), exact.attention_norm, eps=eps)
-    by_matrix = {"q": first, "k": first, "v": first, "o": given("project_add")}
+    first = rmsnorm(input_of("norm_qkv"), exact.attention_norm, eps=eps)
+    by_matrix = {"q": first, "k": first, "v": first, "o": input_of("project_add")}
     if not recording.config.experts:
-        second = rmsnorm(given("norm_gate_up"), exact.ffn_norm, eps=eps)
-        by_matrix |= {"gate": second, "up": second, "down": given("down_add")}
+        second = rmsnorm(input_of("norm_gate_up"), exact.ffn_norm, eps=eps)
+        by_matrix |= {"gate": second, "up": second, "down": input_of("down_add")}
     return by_matrix
 
 
 def tellings(
-    checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
+    checkpoint: Checkpoint,
+    prompt: list[int],
+    *,
+    stops: frozenset[int],
+    schemes: Mapping[str, ExplainedScheme] = SCHEMES,
 ) -> Iterator[tuple[str, list[int], float]]:
     """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then under each scheme.
 
@@ -65,19 +69,19 @@ def tellings(
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
-    text = _told(exact, prompt, config, stops=stops)
+    text = _continuation(exact, prompt, config, stops=stops)
     yield "", text[len(prompt) :], 0.0
     logits = _logits(exact, text, config)
     for name, scheme in schemes.items():
         params = load_reference_params(rounded(checkpoint, scheme.rounded))
         comparison_result = comparison([_logits(params, text, config)], [logits], text[1:], bytes=len(text))
-        yield name, _told(params, prompt, config, stops=stops)[len(prompt) :], comparison_result.divergence.mean
+        yield name, _continuation(params, prompt, config, stops=stops)[len(prompt) :], comparison_result.divergence.mean
 
 
-def _told(params: Params, prompt: list[int], config: Config, *, stops: frozenset[int]) -> list[int]:
+def _continuation(params: Params, prompt: list[int], config: Config, *, stops: frozenset[int]) -> list[int]:
     tokens = list(prompt)
     for token in greedy(params, np.array(prompt), config=config):
-        if token in stops or len(tokens) >= min(len(prompt) + TOLD, config.context):
+        if token in stops or len(tokens) >= min(len(prompt) + CONTINUATION, config.context):
             break
         tokens.append(token)
     return tokens
@@ -95,12 +99,12 @@ def schemes(
     `x` has the inputs of each matrix. Without `x`, the methods that need these inputs are left out.
     """
     matrices = rows(layer, config)
-    stored: dict[str, dict[str, Kept]] = {
-        name: {matrix: scheme.kept(w) for matrix, w in matrices.items()} for name, scheme in SCHEMES.items()
+    stored: dict[str, dict[str, StoredMatrix]] = {
+        name: {matrix: scheme.store(w) for matrix, w in matrices.items()} for name, scheme in SCHEMES.items()
     }
     if x is not None:
         stored |= {
-            name: {matrix: method.kept(w, x[matrix]) for matrix, w in matrices.items()}
+            name: {matrix: method.store(w, x[matrix]) for matrix, w in matrices.items()}
             for name, method in METHODS.items()
         }
     about = {**SCHEMES, **METHODS}

@@ -104,11 +104,11 @@ def attention_decode(
 
 
 # Attention needs only the numbers of heads and head_dim from a model's config.
-_ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
+_MINIMAL = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
 
 
 def _attend(q: Array, k: Array, v: Array, at: Int[Array, "batch seq"], *, window: int | None) -> Array:
-    config = replace(_ONE, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3])
+    config = replace(_MINIMAL, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3])
     cache = LayerCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
     nowhere = jnp.zeros((*at.shape, 0))
     return attention.attend(q, cache, Positions(at, nowhere, nowhere), window=window, config=config).reshape(q.shape)

@@ -22,7 +22,7 @@ class ListedCandidate(NamedTuple):
     kernel: bool  # a kernel; if interpreted, it takes seconds per call, and more for each new shape
 
 
-def found() -> Iterator[ListedCandidate]:
+def listed_candidates() -> Iterator[ListedCandidate]:
     """Yield the candidates in the modules of this package."""
     for name in sorted(module.name for module in pkgutil.iter_modules(llamaspec.model.candidates.__path__)):
         if name == "table":
@@ -33,4 +33,4 @@ def found() -> Iterator[ListedCandidate]:
                 yield ListedCandidate(value.op, f"{module}:{attribute}", value.only, value.dtypes, value.kernel)
 
 
-CANDIDATES = sorted(found(), key=lambda candidate: (candidate.kernel, candidate.op, candidate.function))
+CANDIDATES = sorted(listed_candidates(), key=lambda candidate: (candidate.kernel, candidate.op, candidate.function))

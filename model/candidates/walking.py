@@ -30,7 +30,7 @@ from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)
-class Walkable:
+class WalkableModel:
     """A model with ops to call one at a time, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm
@@ -71,7 +71,7 @@ def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Check
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
 
 
-def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, rows: int) -> Walkable:
+def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, rows: int) -> WalkableModel:
     """Load the model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
     params = load_params(checkpoint, dtype=dtype, positions=rows)
     ops = table if isinstance(table, Ops) else table(checkpoint.config, params, rows)
@@ -92,4 +92,4 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
     exact = load_reference_params(replace(checkpoint, tensors=rounded_tensors), lazily=True)
-    return Walkable(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)
+    return WalkableModel(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)

@@ -208,11 +208,11 @@ class Chat:
         if turn is None or not turn.messages:
             return
         self._messages += turn.messages
-        kept_ids, characters = self._kept(turn)
+        kept_ids, characters = self._reusable_ids(turn)
         self._text = turn.text + quoted(turn.generation.completion[:characters])
         self._ids = [*turn.ids, *kept_ids]
 
-    def _kept(self, turn: _Turn) -> tuple[list[int], int]:
+    def _reusable_ids(self, turn: _Turn) -> tuple[list[int], int]:
         """Find the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
         Usually these are all ids except the one that stopped the answer. A stop string may have cut the last token

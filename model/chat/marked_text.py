@@ -27,11 +27,11 @@ class MarkedText(str):
     _marks: bytes
 
     def __new__(cls, base: object = "") -> Any:
-        text = base if isinstance(base, str) else whole(str(base), base)
-        return cls._made(plain(text), marks_of(text))
+        text = base if isinstance(base, str) else spread_quotes(str(base), base)
+        return cls._with_marks(plain(text), marks_of(text))
 
     @classmethod
-    def _made(cls, text: str, marks: bytes) -> Any:
+    def _with_marks(cls, text: str, marks: bytes) -> Any:
         text_with_marks = str.__new__(cls, text)
         text_with_marks._marks = marks
         return text_with_marks
@@ -51,30 +51,30 @@ class MarkedText(str):
         if not isinstance(operand, str):
             return NotImplemented
         operand = self._operand(operand)
-        return self._made(plain(self) + plain(operand), self._marks + marks_of(operand))
+        return self._with_marks(plain(self) + plain(operand), self._marks + marks_of(operand))
 
     def __radd__(self, operand: Any) -> Any:
         if not isinstance(operand, str):
             return NotImplemented
         operand = self._operand(operand)
-        return self._made(plain(operand) + plain(self), marks_of(operand) + self._marks)
+        return self._with_marks(plain(operand) + plain(self), marks_of(operand) + self._marks)
 
     def __mul__(self, count: SupportsIndex) -> Any:
-        return self._made(plain(self) * count, self._marks * count)
+        return self._with_marks(plain(self) * count, self._marks * count)
 
     def __rmul__(self, count: SupportsIndex) -> Any:
         return self * count
 
     def __mod__(self, values: Any) -> Any:
-        return whole(self._base() % values, self, values)
+        return spread_quotes(self._base() % values, self, values)
 
     def __rmod__(self, text: Any) -> Any:
-        return whole(text % (plain(self),), self) if isinstance(text, str) else NotImplemented
+        return spread_quotes(text % (plain(self),), self) if isinstance(text, str) else NotImplemented
 
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
         if isinstance(place, slice):
-            return self._made(plain(self)[place], self._marks[place])
-        return self._made(plain(self)[place], self._marks[place : place.__index__() + 1 or None])
+            return self._with_marks(plain(self)[place], self._marks[place])
+        return self._with_marks(plain(self)[place], self._marks[place : place.__index__() + 1 or None])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i : i + 1] for i in range(len(self)))
@@ -134,15 +134,19 @@ class MarkedText(str):
         begins = [0, *(end for _, end in places)]
         ends = [*(begin for begin, _ in places), len(self)]
         parts = (self._marks[begin:end] for begin, end in zip(begins, ends, strict=True))
-        return self._made(text, marks_of(new).join(parts))
+        return self._with_marks(text, marks_of(new).join(parts))
 
     def join(self, texts: Iterable[Any], /) -> Any:
         texts = [self._operand(text) for text in texts]
-        return self._made(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
+        return self._with_marks(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
 
     def _recased(self, text: str) -> Any:
         # Changing case turns a character into one or more. If the length is the same, no character has moved.
-        return self._made(text, self._marks) if len(text) == len(self) else self._made(text, _all(text, self._marks))
+        return (
+            self._with_marks(text, self._marks)
+            if len(text) == len(self)
+            else self._with_marks(text, _all(text, self._marks))
+        )
 
     def lower(self) -> Any:
         return self._recased(plain(self).lower())
@@ -165,7 +169,7 @@ class MarkedText(str):
 
 def _quoting(name: str) -> Callable[..., Any]:
     def quoting(self: MarkedText, *args: Any, **named: Any) -> Any:
-        return whole(getattr(self._base(), name)(*args, **named), self, args, named)
+        return spread_quotes(getattr(self._base(), name)(*args, **named), self, args, named)
 
     quoting.__name__ = name
     return quoting
@@ -200,13 +204,13 @@ def escape(value: Any) -> MarkedMarkup:
     """Replace each character that HTML reserves by an entity; the entity gets the character's mark."""
     if hasattr(value, "__html__"):
         return MarkedMarkup(value)
-    text = value if isinstance(value, str) else whole(str(value), value)
+    text = value if isinstance(value, str) else spread_quotes(str(value), value)
     entities = [(match.start(), str(markupsafe.escape(match[0]))) for match in re.finditer("[&<>'\"]", plain(text))]
     marks, at, pieces = marks_of(text), 0, []
     for place, entity in entities:
         pieces += [marks[at:place], marks[place : place + 1] * len(entity)]
         at = place + 1
-    return MarkedMarkup._made(str(markupsafe.escape(plain(text))), b"".join([*pieces, marks[at:]]))
+    return MarkedMarkup._with_marks(str(markupsafe.escape(plain(text))), b"".join([*pieces, marks[at:]]))
 
 
 for _name in ("center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"):
@@ -225,12 +229,12 @@ def marks_of(text: str) -> bytes:
 
 def quoted(text: str) -> MarkedText:
     """Mark a whole string as quoted."""
-    return MarkedText._made(text, QUOTED * len(text))
+    return MarkedText._with_marks(text, QUOTED * len(text))
 
 
 def marked(text: str, marks: bytes | None = None) -> MarkedText:
     """Make a MarkedText of a string with these `marks`; None keeps the string's own marks."""
-    return MarkedText._made(plain(text), marks_of(text) if marks is None else marks)
+    return MarkedText._with_marks(plain(text), marks_of(text) if marks is None else marks)
 
 
 def _all(text: str, marks: bytes) -> bytes:
@@ -252,14 +256,14 @@ def is_quoted(value: Any) -> bool:
     return False
 
 
-def whole(result: Any, *operands: Any) -> Any:
+def spread_quotes(result: Any, *operands: Any) -> Any:
     """Mark all strings in `result` as quoted if any operand has a quoted character."""
     match result:
         case str():
             kind = MarkedMarkup if hasattr(result, "__html__") else MarkedText
-            return kind._made(plain(result), QUOTED * len(result)) if is_quoted(operands) else result
+            return kind._with_marks(plain(result), QUOTED * len(result)) if is_quoted(operands) else result
         case list() | tuple():
-            return type(result)(whole(entry, *operands) for entry in result)
+            return type(result)(spread_quotes(entry, *operands) for entry in result)
     return result
 
 

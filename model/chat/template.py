@@ -257,7 +257,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     with os_errors(folder):
         config = read_config(folder)
         sources = {"default": _read(path)} if path.exists() else {}
-        sources |= {named.stem: _read(named) for named in _others(folder / "additional_chat_templates")}
+        sources |= {named.stem: _read(named) for named in _named_templates(folder / "additional_chat_templates")}
     if not sources:
         path, stated = folder / "tokenizer_config.json", config.get("chat_template")
         if stated is None:
@@ -266,7 +266,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return _checked(path, sources, stated_tokens(folder), tokenizer)
 
 
-def _others(folder: Path) -> list[Path]:
+def _named_templates(folder: Path) -> list[Path]:
     """List the files in a folder of named templates.
 
     `convert` copies and so publishes these files: a link that leads out of the folder is refused.

@@ -23,7 +23,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-from llamaspec.model.chat.marked_text import MarkedMarkup, MarkedText, escape, is_quoted, marked, plain, whole
+from llamaspec.model.chat.marked_text import MarkedMarkup, MarkedText, escape, is_quoted, marked, plain, spread_quotes
 
 # Filters that pick, count or reorder values, and make no string.
 PICKING = (
@@ -37,11 +37,11 @@ FIELD = re.compile(
 )
 
 
-class Refusal(jinja2.TemplateError):
+class TemplateRefusal(jinja2.TemplateError):
     """An error that a template raises about its conversation."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `{% generation %}...{% endgeneration %}`, which marks a model's text for training.
 
     We render the tag's content. Variables that are set inside the tag do not exist outside, as in transformers.
@@ -52,9 +52,9 @@ class Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
-    def _said(self, caller) -> str:
+    def _body(self, caller) -> str:
         return caller()
 
 
@@ -80,7 +80,7 @@ def _check_name(name) -> None:
 
 def text_of(value: Any) -> str:
     """Return the string that a template prints for a value; all of it is quoted if any string in the value is."""
-    return str(value) if isinstance(value, str) else whole(str(value), value)
+    return str(value) if isinstance(value, str) else spread_quotes(str(value), value)
 
 
 def joined(values: Iterable[Any]) -> MarkedText:
@@ -119,7 +119,7 @@ class Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(joined)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self):
-        extensions = [Generation, "jinja2.ext.loopcontrols"]
+        extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalized)
         self.filters = {name: _marking(name, function) for name, function in self.filters.items()}
         self.filters |= {"join": join, "format": format_percent, "indent": indent, "string": text_of, "tojson": tojson}
@@ -142,7 +142,7 @@ class Environment(ImmutableSandboxedEnvironment):
         @wraps(method)
         def formatted(*args: Any, **named: Any) -> str:
             if as_a_whole or not is_quoted([text, args, named]):
-                return whole(method(*args, **named), text, args, named)
+                return spread_quotes(method(*args, **named), text, args, named)
             return self._formatted(text, () if by_map else args, args[0] if by_map else named)
 
         return formatted
@@ -151,13 +151,13 @@ class Environment(ImmutableSandboxedEnvironment):
         """Format as str.format does. The text of a field is marked as quoted if the field's value is."""
         formatter, pieces, next_field = SandboxedFormatter(self), [], 0
         for literal, field, specification, conversion in formatter.parse(plain(text)):
-            pieces.append(whole(literal, text))
+            pieces.append(spread_quotes(literal, text))
             if field is None:
                 continue
             if re.match(r"\Z|[.[]", field):
                 field, next_field = f"{next_field}{field}", next_field + 1
             value = formatter.convert_field(formatter.get_field(field, args, named)[0], conversion)
-            pieces.append(whole(formatter.format_field(value, specification or ""), value))
+            pieces.append(spread_quotes(formatter.format_field(value, specification or ""), value))
         return joined(pieces)
 
     def call(self, context, obj, /, *args: Any, **named: Any) -> Any:
@@ -167,7 +167,7 @@ class Environment(ImmutableSandboxedEnvironment):
             if type(owner) is str and (obj.__name__ == "join" or is_quoted([args, named])):
                 obj = getattr(marked(owner), obj.__name__)
             elif isinstance(owner, bytes):  # Bytes come from encoding a string, and have no marks.
-                return whole(super().call(context, obj, *args, **named), MarkedText._made("?", b"\1"))
+                return spread_quotes(super().call(context, obj, *args, **named), MarkedText._with_marks("?", b"\1"))
         return super().call(context, obj, *args, **named)
 
 
@@ -185,7 +185,7 @@ def _marking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def marking(*args: Any, **named: Any) -> Any:
         if name in BY_METHODS and isinstance(args[first], str):
             return function(*args[:first], marked_as(args[first]), *args[first + 1 :], **named)
-        result = whole(function(*args, **named), args[first:], named)
+        result = spread_quotes(function(*args, **named), args[first:], named)
         return marked_as(result) if hasattr(result, "__html__") else result
 
     return marking
@@ -222,10 +222,10 @@ def format_percent(value: str, *args: Any, **named: Any) -> str:
 def percent(text: str, values: Any) -> Any:
     """Format as the operator `%` does. The text of a field is marked as quoted if the field's value is."""
     if not is_quoted([text, values]) or is_quoted(text):
-        return whole(plain(text) % values, text, values)
+        return spread_quotes(plain(text) % values, text, values)
     fields = [match for match in FIELD.finditer(plain(text)) if match["kind"] != "%"]
     if any("*" in (match["width"], match["precision"] or "") for match in fields):
-        return whole(plain(text) % values, values)
+        return spread_quotes(plain(text) % values, values)
     _ = plain(text) % values  # raises an error if the values do not fit
     positional, pieces, at, count = values if isinstance(values, tuple) else (values,), [], 0, 0
     for match in FIELD.finditer(plain(text)):
@@ -234,7 +234,7 @@ def percent(text: str, values: Any) -> Any:
             value = {key: dict(values)[key]}
         elif match["kind"] != "%":
             value, count = (positional[count],), count + 1
-        pieces += [text[at : match.start()], whole(match[0] % value, value)]
+        pieces += [text[at : match.start()], spread_quotes(match[0] % value, value)]
         at = match.end()
     return joined([*pieces, text[at:]])
 
@@ -247,12 +247,12 @@ def force_escape(value: Any) -> str:
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """Format a value as JSON, without the HTML escapes of Jinja's own filter."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return whole(text, value)
+    return spread_quotes(text, value)
 
 
 def raise_exception(message) -> NoReturn:
-    raise Refusal(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def strftime_now(format: str) -> str:
-    return whole(datetime.now().strftime(plain(format)), format)
+    return spread_quotes(datetime.now().strftime(plain(format)), format)

@@ -15,7 +15,7 @@ CPU_SECONDS = 2  # CPU time of a rendering; an ordinary one takes a hundredth of
 SECONDS = 20.0  # real time of a rendering, even on a busy machine
 SECONDS_TO_START = 30.0  # for Python and Jinja to start, perhaps from a slow disk
 LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, each at most 12 bytes, and 3 for marks
-KEPT = 2  # idle workers of one template
+IDLE_WORKERS = 2  # idle workers of one template
 # The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. It
 # imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
@@ -24,7 +24,7 @@ START = (
 )
 
 
-class Ended(Exception):
+class WorkerEnd(Exception):
     """Raised when a worker ends instead of answering; has its exit status."""
 
     def __init__(self, status: int):
@@ -32,7 +32,7 @@ class Ended(Exception):
         self.status = status
 
 
-class Worker:
+class TemplateWorker:
     """A process that renders one template. Starting takes a tenth of a second, a rendering a hundredth of that."""
 
     def __init__(self, source: str):
@@ -53,14 +53,14 @@ class Worker:
         try:
             self._within(SECONDS_TO_START, "start", lambda: self._read(1))
             self._within(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
-        except (OSError, Ended):
+        except (OSError, WorkerEnd):
             self.stop()
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
         """Ask for a rendering; returns the answer, perhaps cut short, and the exit status of the worker's child.
 
-        Raises Ended if the worker itself has ended, and TimeoutError if it took too long and was killed.
+        Raises WorkerEnd if the worker itself has ended, and TimeoutError if it took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:
@@ -68,7 +68,7 @@ class Worker:
             status = int.from_bytes(self._read(8), signed=True)
             length = int.from_bytes(self._read(8))
             if length > LONGEST_ANSWER:
-                raise Ended(self.stop())
+                raise WorkerEnd(self.stop())
             return self._read(length), status
 
         return self._within(SECONDS, "end", exchange)
@@ -87,14 +87,14 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # The worker has ended: the next read raises Ended.
+        with suppress(BrokenPipeError):  # The worker has ended: the next read raises WorkerEnd.
             self._requests.write(len(message).to_bytes(8) + message)
             self._requests.flush()
 
     def _read(self, size: int) -> bytes:
         read = self._answers.read(size)
         if len(read) < size:
-            raise Ended(self.stop())
+            raise WorkerEnd(self.stop())
         return read
 
     def _within[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
@@ -113,7 +113,7 @@ class Worker:
         timer.start()
         try:
             return action()
-        except Ended:
+        except WorkerEnd:
             if late.is_set():
                 message = f"the machine is busy: the process did not {what} within {seconds:g} seconds"
                 raise TimeoutError(message) from None
@@ -127,7 +127,7 @@ class Workers:
 
     def __init__(self):
         """Start no process; the first rendering of each template starts one."""
-        self._idle: defaultdict[str, list[Worker]] = defaultdict(list)  # by template
+        self._idle: defaultdict[str, list[TemplateWorker]] = defaultdict(list)  # by template
         self._closed = False
         self._lock = Lock()
 
@@ -140,11 +140,11 @@ class Workers:
             waiting = self._idle[source]
             worker = waiting.pop() if waiting else None
         if worker:
-            with suppress(Ended):  # If an idle worker was killed meanwhile, we start another.
-                return self._asked(worker, source, variables)
+            with suppress(WorkerEnd):  # If an idle worker was killed meanwhile, we start another.
+                return self._ask(worker, source, variables)
         try:
-            return self._asked(Worker(source), source, variables)
-        except Ended as ended:
+            return self._ask(TemplateWorker(source), source, variables)
+        except WorkerEnd as ended:
             if ended.status == os.EX_TEMPFAIL:
                 raise OSError("the system starts no more processes") from None
             return b"", ended.status
@@ -158,14 +158,14 @@ class Workers:
         for worker in workers:
             worker.stop()
 
-    def _asked(self, worker: Worker, source: str, variables: bytes) -> tuple[bytes, int]:
+    def _ask(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
         try:
             answer = worker.ask(variables)
         except BaseException:
             worker.stop()
             raise
         with self._lock:
-            keeps = not self._closed and len(self._idle[source]) < KEPT
+            keeps = not self._closed and len(self._idle[source]) < IDLE_WORKERS
             if keeps:
                 self._idle[source].append(worker)
         if not keeps:

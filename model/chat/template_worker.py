@@ -24,7 +24,7 @@ import jinja2
 import jinja2.exceptions
 
 from llamaspec.model.chat.marked_text import MarkedText, lengths_of, marks_of, plain, quote_all
-from llamaspec.model.chat.template_environment import Environment, Refusal, joined
+from llamaspec.model.chat.template_environment import Environment, TemplateRefusal, joined
 
 MEMORY = 512 << 20  # bytes of address space; Python takes a tenth
 LONGEST = 4_000_000  # characters of a rendered conversation: about a million tokens
@@ -62,7 +62,7 @@ def with_marks(request: dict[str, Any]) -> dict[str, Any]:
 def explained(error: Exception) -> str:
     """Describe a template's error, as the end of a sentence that begins with the template's name."""
     match error:
-        case Refusal():
+        case TemplateRefusal():
             return f"refuses this conversation: {error}"
         case jinja2.TemplateSyntaxError():
             return f"is not a template: line {error.lineno}: {error.message}"

@@ -45,7 +45,7 @@ def quoted(name: str) -> str:
 Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
-class Shifted(NamedTuple):
+class CodesWithMinima(NamedTuple):
     """Codes of consecutive rows. Each group of columns has a scale and a minimum: weight = code x scale + minimum.
 
     float32 holds code x scale exactly, so only the addition of the minimum rounds.
@@ -56,7 +56,7 @@ class Shifted(NamedTuple):
     minima: Float32[np.ndarray, "rows groups"]
 
 
-Part = Quantized | Affine | Shifted
+Part = Quantized | Affine | CodesWithMinima
 
 
 class Codes(NamedTuple):

@@ -7,7 +7,7 @@ from math import gcd
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Form, Part, Shifted, Tensor
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, CodesWithMinima, Form, Part, Tensor
 from llamaspec.model.tensors import quantizable
 from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.affine import Affine
@@ -48,7 +48,7 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
         scales = np.ldexp(1.0, scales.astype(np.int32) - mx.BIAS)
     with np.errstate(invalid="ignore"):  # an infinite scale times 0; readers refuse such weights
         weights = levels * spread(scales)
-    return weights + spread(part.minima) if isinstance(part, Shifted) else weights
+    return weights + spread(part.minima) if isinstance(part, CodesWithMinima) else weights
 
 
 def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
@@ -106,8 +106,8 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
         levels, scales = levels.astype(np.int8), np.repeat(part.scales, copies, axis=1)
         if not minima:
             return Quantized(levels, scales)
-        lowest = np.repeat(part.minima, copies, axis=1) if isinstance(part, Shifted) else np.zeros_like(scales)
-        return Shifted(levels, scales, lowest)
+        lowest = np.repeat(part.minima, copies, axis=1) if isinstance(part, CodesWithMinima) else np.zeros_like(scales)
+        return CodesWithMinima(levels, scales, lowest)
 
     form: Form = "int8_min" if minima else "int8"
     return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()), scheme="", source=None)

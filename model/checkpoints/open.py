@@ -16,7 +16,9 @@ from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 ENDINGS = {".gguf", ".bin", ".safetensors"}  # suffixes of model files
-ALIKE = 0.8  # least similarity (by difflib, at most 1) for which we suggest a name instead of a misspelled name
+MIN_SIMILARITY = (
+    0.8  # least similarity (by difflib, at most 1) for which we suggest a name
+)
 
 
 def place_of(model: str | Path) -> Path:
@@ -46,7 +48,7 @@ def nearest(path: Path) -> Path | None:
         names += [
             entry.name for entry in os.scandir(path.parent) if entry.is_dir() or Path(entry.name).suffix in ENDINGS
         ]
-    return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, ALIKE)), None)
+    return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, MIN_SIMILARITY)), None)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

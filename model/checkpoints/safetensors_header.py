@@ -31,6 +31,7 @@ DTYPES = {
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
     "I64": np.dtype("<i8"),
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}

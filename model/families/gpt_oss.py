@@ -29,7 +29,7 @@ def read(fields: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     """Return transformers' default rescaling of RoPE if config.json has no key for a rescaling."""
     if fields.values.get("rope_scaling") or fields.values.get("rope_parameters"):
         return {}
-    return {"scaling": YarnScaling(32.0, 4096, yarn_magnitude(32.0), whole=False)}
+    return {"scaling": YarnScaling(32.0, 4096, yarn_magnitude(32.0), truncate=False)}
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:

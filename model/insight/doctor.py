@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.choice import OpsChoice, ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import choose_context
 from llamaspec.model.running.memory import gigabytes
@@ -84,14 +84,14 @@ def _choice(
     *,
     dtype: np.dtype = BFLOAT16,
     tensors: Mapping[str, Tensor] | None = None,
-) -> Choice:
+) -> OpsChoice:
     """Choose the ops of a model for one sequence; without `tensors` its weights are in `dtype`."""
     rows = choose_context(None, config.context) + prompt_chunk(config, device.platform)
     params = abstract_params(config, dtype=dtype, positions=rows, tensors=tensors)
     return ops_for("auto", config, params, batch=1, capacity=rows, cache_dtype=dtype, device=device)
 
 
-def _ops(choice: Choice) -> dict[str, str]:
+def _ops(choice: OpsChoice) -> dict[str, str]:
     """Return "pallas" or "xla" for each op. Kernels are for decoding; only attention has a kernel for prompts, too."""
     if not choice.kernels:
         return {"all": choice.name}

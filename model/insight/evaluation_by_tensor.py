@@ -22,7 +22,7 @@ from llamaspec.model.insight.evaluation import (
 from llamaspec.model.weights.loading import Progress, no_progress
 
 
-class Cost(NamedTuple):
+class TensorCost(NamedTuple):
     """The cost of one tensor."""
 
     name: str
@@ -56,7 +56,7 @@ def compare_by_tensor(
     context: int,
     stride: int | None = None,
     progress: Progress = no_progress,
-) -> tuple[Comparison, list[Cost]]:
+) -> tuple[Comparison, list[TensorCost]]:
     """Compare the whole `model` with its base, and then each tensor that differs, one at a time in the order of use.
 
     `running` runs `model`, and `base_running` runs `decoded(base)`. The logits of the base are computed once. Then we
@@ -79,7 +79,7 @@ def compare_by_tensor(
                     progress(name, (i + part) / len(model.tensors))
 
                 compared = compare(single, base_rows, text, progress=report, **window)
-                costs.append(Cost(name, error, compared.divergence))
+                costs.append(TensorCost(name, error, compared.divergence))
     return total, costs
 
 

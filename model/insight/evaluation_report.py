@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamaspec.model.insight.evaluation import Comparison, Divergence, Evaluation
-from llamaspec.model.insight.evaluation_by_tensor import Cost
+from llamaspec.model.insight.evaluation_by_tensor import TensorCost
 
 
-def as_json(evaluation: Evaluation | Comparison, costs: Sequence[Cost] | None = None, **request: Any) -> dict[str, Any]:
+def as_json(
+    evaluation: Evaluation | Comparison, costs: Sequence[TensorCost] | None = None, **request: Any
+) -> dict[str, Any]:
     """Return the values of `request`, followed by all results. Divergences are in nats."""
     if isinstance(evaluation, Evaluation):
         return {**request, **_evaluation(evaluation)}

@@ -28,10 +28,10 @@ COPIES = 16  # copies of the random numbers in an array: drawing the whole array
 PAGE = 4096  # bytes; the size of an array is a multiple of this, so that each copy has whole rows
 ROW = 1024  # numbers that a CPU reads for every `LANES` sums that it writes
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
-KEPT = "machine.json"  # the file of measured rates in a user's cache folder
+RATES_FILE = "machine.json"  # the file of measured rates in a user's cache folder
 
 
-class Sizes(NamedTuple):
+class ArraySizes(NamedTuple):
     """The sizes of the arrays to measure with: larger than caches, and large enough to keep the device busy."""
 
     bytes: int
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
     effort: Effort
 
 
-SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
+SIZES = {"cpu": ArraySizes(256 << 20, 2048, Effort(7)), "gpu": ArraySizes(2 << 30, 8192, Effort(9, in_flight=10))}
 BEYOND_CACHE = 4  # times the last-level cache: a part of a smaller array would come from the cache
 
 
@@ -116,28 +116,28 @@ def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
 
 def kept_read_rate(folder: Path) -> float | None:
     """Read the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
-    return _kept(folder).get("read")
+    return _stored_rates(folder).get("read")
 
 
 def keep_link(folder: Path, devices: int, link: Link) -> None:
     """Write the measured link between `devices` devices to the file of `keep_read_rate`."""
-    _keep(folder, links={**_kept(folder).get("links", {}), str(devices): link._asdict()})
+    _keep(folder, links={**_stored_rates(folder).get("links", {}), str(devices): link._asdict()})
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
     """Read the link that `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
-    links = _kept(folder).get("links", {}).get(str(devices))
+    links = _stored_rates(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
 
 
 def _keep(folder: Path, **measured: Any) -> None:
-    (folder / KEPT).write_text(json.dumps({**_kept(folder), **_identity(), **measured}))
+    (folder / RATES_FILE).write_text(json.dumps({**_stored_rates(folder), **_identity(), **measured}))
 
 
-def _kept(folder: Path) -> dict[str, Any]:
+def _stored_rates(folder: Path) -> dict[str, Any]:
     """Read all measurements of this machine; {} without a file, or if another machine wrote the file."""
     try:
-        stored = json.loads((folder / KEPT).read_text())
+        stored = json.loads((folder / RATES_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return stored if all(stored.get(name) == value for name, value in _identity().items()) else {}
@@ -157,7 +157,7 @@ def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | 
     return f"{words}, {100 * rate / read:.0f} % of what bench measured" if read else words
 
 
-def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
+def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> Ceilings:
     """Measure the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
     buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
@@ -182,7 +182,7 @@ class Reader:
     CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all copies side by side.
     """
 
-    def __init__(self, sizes: Sizes | None = None):
+    def __init__(self, sizes: ArraySizes | None = None):
         sizes = sizes or _sizes()
         drawn = _drawn(sizes)
         if jax.default_backend() == "cpu":
@@ -207,7 +207,7 @@ class Reader:
         return self._sums
 
 
-def _sizes() -> Sizes:
+def _sizes() -> ArraySizes:
     """Choose sizes for the default device.
 
     Large servers have caches of hundreds of megabytes, but a process may have little memory there. So the two arrays
@@ -218,7 +218,7 @@ def _sizes() -> Sizes:
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
-def _drawn(sizes: Sizes) -> jax.Array:
+def _drawn(sizes: ArraySizes) -> jax.Array:
     return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 
@@ -232,7 +232,7 @@ def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
     return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
 
 
-def _matrix_rate(dtype: str, sizes: Sizes) -> float:
+def _matrix_rate(dtype: str, sizes: ArraySizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
     product = jax.jit(dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median

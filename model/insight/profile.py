@@ -22,7 +22,7 @@ from llamaspec.model.ops.table import Ops
 
 PRODUCT = "product"  # the scope of a matrix product inside of an op
 SAMPLE = "sample"  # the scope of drawing a token, in `model.sampling`
-REST = "rest"
+REMAINDER = "rest"
 CONTROL_FLOW = ("while", "conditional", "call")  # the profiler records the instructions inside of these
 
 CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
@@ -104,7 +104,7 @@ def parts_of(hlo: str) -> dict[str, str]:
 
     def part(name: str | None) -> str:
         if name is None:
-            return REST
+            return REMAINDER
         if kinds[name] not in CONTROL_FLOW and name not in own and name in fused:
             return fused[name]
         return own.get(name) or part(called.get(inside[name]))

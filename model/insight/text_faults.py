@@ -13,9 +13,15 @@ CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role":
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer of a checkpoint; None if the checkpoint has none, or if it cannot be used, with the fault."""
+    """Open the tokenizer of a checkpoint; None with a fault if the checkpoint has none, or if it cannot be used."""
     try:
-        return tokenizer_if_any(checkpoint, tokenizer), []
+        if chosen := tokenizer_if_any(checkpoint, tokenizer):
+            return chosen, []
+        measured = f"{checkpoint.path}: no tokenizer in the model's file, and none next to it"
+        mend = "copy the tokenizer's files, such as tokenizer.json, into the model's folder; --tokenizer names others"
+        return None, [
+            Fault("tokenizer", "the model has no tokenizer, so it can neither read nor write", measured, mend)
+        ]
     except OtherVocabulary as error:
         mend = "take the tokenizer that the model was trained with; --tokenizer names it"
         return None, [Fault("tokenizer", "the tokenizer cannot be this model's", str(error), mend)]

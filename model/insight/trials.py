@@ -57,7 +57,7 @@ class Change(NamedTuple):
     outside: Callable[[Any], Any] | None = None  # changes a `reference.llama.Params`, except its layers
 
 
-class Trial(NamedTuple):
+class LossTrial(NamedTuple):
     """The loss on the text, in nats a token, of the checkpoint with one change, or unchanged if `change` is None."""
 
     change: Change | None
@@ -70,8 +70,8 @@ class Trials(NamedTuple):
     tokens: int
     frequencies: float  # the loss of a predictor that knows only how often each token is in the text
     before: float  # the loss of the unchanged checkpoint
-    best: list[Trial]  # the changes to report, in order; each loss is with all changes so far
-    tried: list[Trial]  # of the first round
+    best: list[LossTrial]  # the changes to report, in order; each loss is with all changes so far
+    tried: list[LossTrial]  # of the first round
 
     @property
     def judged(self) -> bool:
@@ -151,8 +151,8 @@ def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = 
     params = load_reference_params(checkpoint, lazily=True)
     frequencies = frequency_loss(text.ids[1:])
     before = _loss(params, checkpoint.config, text)
-    best_trials: list[Trial] = []
-    first: list[Trial] = []
+    best_trials: list[LossTrial] = []
+    first: list[LossTrial] = []
     config, loss = checkpoint.config, before
     while True:
         mended = {trial.change.fault for trial in best_trials if trial.change}
@@ -160,7 +160,7 @@ def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = 
         trials = []
         for i, change in enumerate(untried):
             progress("trying changes", i / len(untried))
-            trials.append(Trial(change, _loss(_changed(params, change), change.config, text)))
+            trials.append(LossTrial(change, _loss(_changed(params, change), change.config, text)))
         first = first or trials
         best = min(trials, key=lambda trial: trial.loss)
         gain = (loss - best.loss) * text.tokens

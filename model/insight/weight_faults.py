@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Part, Shifted, Tensor
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CodesWithMinima, Part, Tensor
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.tensors import EMBEDDING, HEAD, Role, weights
 from llamaspec.model.weights.loading import Progress, no_progress
@@ -115,7 +115,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     assert codes
     if part.scales.dtype == np.uint8:  # exponents: 255 is NaN, and no scale is 0
         return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
-    numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
+    numbers = [part.scales, part.minima] if isinstance(part, CodesWithMinima) else [part.scales]
     nan = sum(int(np.isnan(array).sum()) for array in numbers)
     nan += int(np.sum(part.codes & 0x7F == NAN_OF_E4M3)) if codes.form == "fp8" else 0
     infinite = sum(int(np.isinf(array).sum()) for array in numbers)

@@ -14,8 +14,8 @@ from llamaspec.model.ops.table import Positions
 from llamaspec.reference.config import Config
 
 
-class Spans(NamedTuple):
-    """Spans: the numbers of cache rows that attention may read. Each span needs a branch of the compiled program.
+class CacheSpans(NamedTuple):
+    """CacheSpans: the numbers of cache rows that attention may read. Each span needs a branch of the compiled program.
 
     For one query, reading the rows takes all the time, so its spans grow by a factor of 2. With many queries, reading
     a few unused rows costs little compared with the products, so a prompt may have fewer spans.
@@ -35,7 +35,7 @@ class Spans(NamedTuple):
 
 
 # A span of 4096 + 256 rows is a whole cache for the default context, with the padding of a prompt's last chunk.
-SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
+SPANS = CacheSpans(smallest=64, longest=4096 + 256, growth=4)
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ def attend(
     window: int | None,
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
-    spans: Spans = SPANS,
+    spans: CacheSpans = SPANS,
     scores: Scores | None = None,
     weighted: Weighted | None = None,
 ) -> Float[Array, "batch seq width"]:
@@ -131,9 +131,9 @@ def _attend_in_blocks(
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
         return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + weighted_by_dot(p, values)
 
-    lowest, nothing = jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1))
-    lowest, nothing = (lowest, nothing) if z is None else (jnp.broadcast_to(z, lowest.shape), nothing + 1)
-    start = (lowest, nothing, jnp.zeros((*rows, head_dim)))
+    lowest, zeros = jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1))
+    lowest, zeros = (lowest, zeros) if z is None else (jnp.broadcast_to(z, lowest.shape), zeros + 1)
+    start = (lowest, zeros, jnp.zeros((*rows, head_dim)))
     blocks = jnp.max(at) // block + 1
     _, total, h = lax.fori_loop(0, blocks, step, start)
     return h / total

@@ -1,4 +1,4 @@
-"""The ops of a transformer block in plain JAX. Each op has a parameter `product`, the function for its matrix products."""
+"""The ops of a transformer block in plain JAX. An op calls its parameter `product` for all matrix products."""
 
 from collections.abc import Callable, Mapping
 

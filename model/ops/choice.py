@@ -14,7 +14,7 @@ from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
-class Choice(NamedTuple):
+class OpsChoice(NamedTuple):
     """A table of ops, and the reasons why some ops run without kernels."""
 
     name: str  # xla, cpu or pallas
@@ -33,7 +33,7 @@ def ops_for(
     cache_dtype: np.dtype,
     device: Device | None = None,
     pages: Pages | None = None,
-) -> Choice:
+) -> OpsChoice:
     """Choose the table of ops named `kernels`: xla, cpu, pallas, or auto for the best table on the device.
 
     `params` may come from `abstract_params`. `capacity` is the capacity of the cache's arrays, including the padding of
@@ -58,7 +58,7 @@ def ops_for(
         reason = f"kernels need a GPU of compute capability {HOPPER}, and JAX has here a {device.kind}"
     else:
         reason = f"{kernels} was requested"
-    return Choice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
+    return OpsChoice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
 
 
 def check_kernels(kernels: str, device: Device) -> None:
@@ -72,23 +72,23 @@ def check_kernels(kernels: str, device: Device) -> None:
         )
 
 
-def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> Choice:
+def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> OpsChoice:
     from llamaspec.model.ops.gpu import KERNELS, PROMPT, pallas_ops  # here, since importing Pallas takes a second
 
     ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
-    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
+    choice = OpsChoice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
     if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # other ops never have a kernel
         raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
     return choice
 
 
-def summarize(choice: Choice) -> str:
+def summarize(choice: OpsChoice) -> str:
     """Return a short phrase for the user that says how many ops run without a kernel.
 
-    >>> summarize(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
+    >>> summarize(OpsChoice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
     '2 of 3 ops are plain: `llamaspec doctor` says why'
-    >>> summarize(Choice("pallas", XLA, ("attend",), {}))
+    >>> summarize(OpsChoice("pallas", XLA, ("attend",), {}))
     'all ops are kernels'
     """
     ops = {*choice.kernels, *choice.plain}
@@ -96,12 +96,13 @@ def summarize(choice: Choice) -> str:
     return plain if choice.plain else "all ops are kernels"
 
 
-def describe(choice: Choice) -> str:
+def describe(choice: OpsChoice) -> str:
     """Return a line for the user that says which ops run as kernels, and why the other ops run without a kernel.
 
-    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
+    >>> describe(OpsChoice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
     'kernels: none; plain: all ops (cpu was requested)'
-    >>> describe(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}))
+    >>> plain = {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}
+    >>> describe(OpsChoice("pallas", XLA, ("attend",), plain))
     'kernels: attend; plain: norm_qkv project_add (odd), moe_add (no kernel)'
     """
     names: dict[str, list[str]] = {}

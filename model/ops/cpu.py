@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from llamaspec.model.cache import LayerPages, LayerStore
-from llamaspec.model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
+from llamaspec.model.ops.attention import SPANS, CacheSpans, attend, scores_by_dot, weighted_by_dot
 from llamaspec.model.ops.page_list import attend_listed_pages
 from llamaspec.model.ops.products import cpu_product, lane_sums, last_sum
 from llamaspec.model.ops.table import Positions
@@ -20,7 +20,7 @@ from llamaspec.model.weights.groups import LANES
 from llamaspec.reference.config import Config
 
 # The first chunk of a prompt has 128 tokens. 512 rows of keys and values stay in a CPU's caches.
-PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)
+PROMPT_SPANS = CacheSpans(smallest=128, longest=512, growth=2)
 SUMMED = 16  # largest number of values in a partial sum; each value is one more operation to compile
 SECOND_CORE = 1 << 19  # XLA runs a loop on two cores if the loop reads and writes at least this number of bytes
 

@@ -4,7 +4,7 @@ llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`)
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
 
 We store the rounding with the matrix, so that the code of the model is the same with and without rounding. In JAX,
-`Rounding` is a pytree that contains a matrix, and `emulating` makes a product that applies the rounding. In NumPy,
+`RoundedMatrix` is a pytree that contains a matrix, and `emulating` makes a product that applies the rounding. In NumPy,
 `RoundingArray` is a matrix that rounds the vectors of a product.
 """
 
@@ -70,18 +70,18 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rounding:
+class RoundedMatrix:
     """A matrix, and the name of the rounding for the vectors of its products."""
 
     weight: Any  # a `Matrix`, or another leaf if JAX maps a function over the tree
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
-    """Return a function like `product` that also accepts a `Rounding`: it rounds the vectors, then multiplies."""
+def emulating(product: Product) -> Callable[[Array, Matrix | RoundedMatrix], Array]:
+    """Return a function like `product` that also accepts a `RoundedMatrix`: it rounds the vectors, then multiplies."""
 
-    def rounded(x: Float[Array, "*batch cols"], weight: Matrix | Rounding) -> Float[Array, "*batch rows"]:
-        if not isinstance(weight, Rounding):
+    def rounded(x: Float[Array, "*batch cols"], weight: Matrix | RoundedMatrix) -> Float[Array, "*batch rows"]:
+        if not isinstance(weight, RoundedMatrix):
             return product(x, weight)
         cols = x.shape[-1]
         numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
@@ -99,18 +99,18 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 
 
 def emulated_ops(ops: Ops) -> Ops:
-    """Return the table `ops` with products that apply `Rounding`. Raises ValueError for a table with kernels."""
+    """Return the table `ops` with products that apply `RoundedMatrix`. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
         raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 
 def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
-    """Wrap each matrix in `params` with a name in `roundings_by_name` in a `Rounding`. `params` may be shapes."""
+    """Wrap each matrix in `params` with a name in `roundings_by_name` in a `RoundedMatrix`. `params` may be shapes."""
 
     def rounding(place: Any, array: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in roundings_by_name:
-            return Rounding(array, roundings_by_name[place.names[0]])
+            return RoundedMatrix(array, roundings_by_name[place.names[0]])
         return array
 
     # No product uses the embedding, so we do not wrap it. We do wrap a tied head, which is a separate leaf of the tree.

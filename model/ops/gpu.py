@@ -228,7 +228,7 @@ KERNELS: dict[str, KernelOp[..., Any]] = {
 }
 
 
-class Call(NamedTuple):
+class OpCall(NamedTuple):
     """One call of an op in a model, with shapes instead of arrays."""
 
     name: str  # name of the op, or `PROMPT`
@@ -264,7 +264,7 @@ def calls(
     capacity: int,
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
-) -> Iterator[Call]:
+) -> Iterator[OpCall]:
     """Yield all calls of ops with kernels in a decoding step, and all calls of attention for a prompt.
 
     `params` may come from `abstract_params`. The cache holds `capacity` positions. The default of `cache_dtype` is the
@@ -296,14 +296,14 @@ def calls(
     step, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
     for i, layer in enumerate(params.layers):
         attending = {"window": config.window(i), "config": config}
-        yield Call("norm_qkv", (x, layer, cache, step), with_config)
-        yield Call("attend", (q(batch, 1), cache, step), attending)
-        yield Call(PROMPT, (q(prompts, CHUNK), cache_of_prompts, many), attending)
-        yield Call("project_add", (h, layer, x))
+        yield OpCall("norm_qkv", (x, layer, cache, step), with_config)
+        yield OpCall("attend", (q(batch, 1), cache, step), attending)
+        yield OpCall(PROMPT, (q(prompts, CHUNK), cache_of_prompts, many), attending)
+        yield OpCall("project_add", (h, layer, x))
         if not config.experts:
-            yield Call("norm_gate_up", (x, layer), with_config)
-            yield Call("down_add", (g, layer, x))
-    yield Call("norm_logits", (abstract(batch, config.dim, dtype=dtype), params), with_config)
+            yield OpCall("norm_gate_up", (x, layer), with_config)
+            yield OpCall("down_add", (g, layer, x))
+    yield OpCall("norm_logits", (abstract(batch, config.dim, dtype=dtype), params), with_config)
 
 
 def pallas_ops(

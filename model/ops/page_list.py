@@ -62,7 +62,7 @@ def attend_listed_pages(
         p = jnp.exp(visible_scores - maximum)
         h = _weighted(p[:, :, 0, 0], v, pages, visible[:, 0, 0, 0])
         part = (new.reshape(AT_ONCE, heads, -1) for new in (maximum, jnp.sum(p, axis=-1), h))
-        return _each(partial(lax.dynamic_update_slice_in_dim, start_index=i * AT_ONCE, axis=0), parts, part)
+        return _pairwise(partial(lax.dynamic_update_slice_in_dim, start_index=i * AT_ONCE, axis=0), parts, part)
 
     zeros = jnp.zeros((len(listed), heads, 1))
     empty = (zeros, zeros, jnp.zeros((len(listed), heads, width)))
@@ -75,17 +75,17 @@ def attend_listed_pages(
         larger = jnp.maximum(maximum, m)
         before, now = jnp.exp(maximum - larger), jnp.exp(m - larger)
         joined = larger, total * before + t * now, h * before + more * now
-        return _each(partial(jnp.where, has), joined, running)
+        return _pairwise(partial(jnp.where, has), joined, running)
 
-    lowest, nothing = jnp.full((batch, heads, 1), -jnp.inf), jnp.zeros((batch, heads, 1))
+    lowest, zeros = jnp.full((batch, heads, 1), -jnp.inf), jnp.zeros((batch, heads, 1))
     if sinks is not None:
-        lowest, nothing = jnp.broadcast_to(sink_scores(sinks, config)[:, 0, 0], lowest.shape), nothing + 1
-    start = (lowest, nothing, jnp.zeros((batch, heads, width)))
+        lowest, zeros = jnp.broadcast_to(sink_scores(sinks, config)[:, 0, 0], lowest.shape), zeros + 1
+    start = (lowest, zeros, jnp.zeros((batch, heads, width)))
     _, total, h = lax.fori_loop(0, jnp.max(counts), join, start)
     return (h / jnp.where(total == 0, 1, total)).reshape(batch, 1, -1).astype(q.dtype)
 
 
-def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], partners: Iterable[Array]) -> Any:
+def _pairwise(change: Callable[[Array, Array], Array], some: Iterable[Array], partners: Iterable[Array]) -> Any:
     """Apply `change` to each array in `some` and the array at the same place in `partners`."""
     return tuple(map(change, some, partners))
 

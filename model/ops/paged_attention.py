@@ -77,9 +77,9 @@ def _attend_row(
         return larger, total, h
 
     *shape, _ = q.shape
-    lowest, nothing = jnp.full((*shape, 1), -jnp.inf), jnp.zeros((*shape, 1))
-    lowest, nothing = (lowest, nothing) if z is None else (jnp.broadcast_to(z, lowest.shape), nothing + 1)
-    start = (lowest, nothing, jnp.zeros(q.shape))
+    lowest, zeros = jnp.full((*shape, 1), -jnp.inf), jnp.zeros((*shape, 1))
+    lowest, zeros = (lowest, zeros) if z is None else (jnp.broadcast_to(z, lowest.shape), zeros + 1)
+    start = (lowest, zeros, jnp.zeros(q.shape))
     begin = jnp.int32(0) if window is None else jnp.maximum(first - window + 1, 0) // page
     _, total, h = lax.fori_loop(begin, last // page + 1, step, start)
     return h / jnp.where(total == 0, 1, total)

@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
 from llamaspec.model.forward import forward
 from llamaspec.model.insight.cost import decode_cost
-from llamaspec.model.ops.choice import Choice
+from llamaspec.model.ops.choice import OpsChoice
 from llamaspec.model.parallel.partition import Partition
 from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
@@ -35,7 +35,7 @@ class ParallelBackend(JaxBackend):
         *,
         local: Params,
         partition: Partition,
-        choice: Choice,
+        choice: OpsChoice,
         layout: Layout,
         device: Device,
         sharding: Sharding = TENSOR,

@@ -7,7 +7,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device, room
-from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.choice import OpsChoice, ops_for
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import RunOptions
 from llamaspec.model.parallel.backend import ParallelBackend, load_shares
@@ -115,7 +115,7 @@ def plan_parallel(
     device: Device,
     kernels: str,
     sharding: Sharding = TENSOR,
-) -> tuple[Partition, Choice]:
+) -> tuple[Partition, OpsChoice]:
     """Choose how arrays are cut and which ops run on each device; `shapes` are the weights of one device's share."""
     choice = ops_for(
         kernels,

@@ -55,7 +55,7 @@ def layouts(params: Params, config: Config) -> Params:
     return jax.tree.map(layout, array_names(config, params.rope), params)
 
 
-def _whole(tree: Any) -> Any:
+def _replicated(tree: Any) -> Any:
     return jax.tree.map(lambda _: P(), tree)
 
 
@@ -148,7 +148,7 @@ class Program(NamedTuple):
         """Lower for arguments that have these shapes on each device."""
         partition = self.partition
         first, cache, *more = arguments
-        layout_of_all = partition.shapes(_whole((first, more)), (first, more))
+        layout_of_all = partition.shapes(_replicated((first, more)), (first, more))
         shapes = (
             partition.shapes(partition.weights, params),
             layout_of_all[0],

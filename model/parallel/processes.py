@@ -29,7 +29,7 @@ BEAT = 0.5  # seconds
 GRACE = 2.0  # seconds to wait after an error, so that the watch can name a process that is gone
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes that run a model, and the number of this one among them."""
 
     coordinator: str  # HOST:PORT of process 0
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 @contextmanager
-def joined(group: Group) -> Iterator["Watch"]:
+def joined(group: ProcessGroup) -> Iterator["Watch"]:
     """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
     Yields the `Watch`, which holds the connections to the other processes. Raises ConnectionError if some process does
@@ -70,14 +70,14 @@ def joined(group: Group) -> Iterator["Watch"]:
 def _silent_stdout() -> Iterator[None]:
     """Drop what C++ writes to standard output while the body runs."""
     sys.stdout.flush()
-    stdout, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
+    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
     try:
         yield
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
-        os.close(nothing)
+        os.close(null)
 
 
 def agreed(number: int) -> int:
@@ -93,10 +93,10 @@ def all_min(number: int) -> int:
 class Watch:
     """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: ProcessGroup):
         """Connect, and start to send beats. Raises as `joined` does."""
         self._group = group
-        self._left = False
+        self._finished = False
         self._done: set[int] = set()  # processes that have said that they are done
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # lines that process 0 has sent, then None
         try:
@@ -111,7 +111,7 @@ class Watch:
 
     def leave(self) -> None:
         """Tell the others that this process is done, so that they do not treat its end as a failure."""
-        self._left = True
+        self._finished = True
         self._send(b"done\n")
 
     def shared(self, lines: Iterable[str]) -> Iterator[str]:
@@ -126,7 +126,7 @@ class Watch:
 
     def end(self) -> None:
         """End the process at once if it has not left."""
-        if not self._left:
+        if not self._finished:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

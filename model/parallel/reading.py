@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
-from llamaspec.model.parallel.share import Cut, cut, held, share
+from llamaspec.model.parallel.share import Cut, cut, share, weights_on
 from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.reference.config import Config
 
@@ -29,7 +29,7 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
     head = {HEAD: checkpoint.tensors[EMBEDDING]} if checkpoint.config.tied else {}
     tensors = {
         name: _part(weight.name, tensor, part, checkpoint)
-        for name, weight in held(untied, device=device, devices=devices)
+        for name, weight in weights_on(untied, device=device, devices=devices)
         for tensor in [head.get(weight.name) or checkpoint.tensors[weight.name]]
         for part in [cut(weight, untied, device=device, devices=devices)]
     }
@@ -41,7 +41,7 @@ def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tens
     untied = replace(config, tied=False) if devices > 1 else config
     return {
         name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
-        for name, weight in held(untied, device=0, devices=devices)
+        for name, weight in weights_on(untied, device=0, devices=devices)
         for part in [cut(weight, untied, device=0, devices=devices)]
     }
 

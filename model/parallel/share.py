@@ -83,7 +83,7 @@ def cut_axis(weight: Weight) -> int | None:
     return next((i for i, axis in enumerate(weight.axes) if axis in shared), None)
 
 
-def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
+def weights_on(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
     """Yield the weights of the whole model that device number `device` holds, in whole or in part.
 
     A pair is the weight's name on the device, and the weight. Only norms of single heads have another name there, since

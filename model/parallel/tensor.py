@@ -51,8 +51,8 @@ def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
 def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:
     """Extend an op that gives the logits of a device's part of the vocabulary to the whole vocabulary."""
 
-    def whole(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
+    def all_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
         logits = norm_logits(x, params, config=config)
         return lax.all_gather(logits, AXIS, axis=logits.ndim - 1, tiled=True)[..., : config.vocab]
 
-    return whole
+    return all_logits

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from llamaspec.model.cache import Cache, LayerCache
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.ops.table import Ops, Positions
@@ -55,7 +55,7 @@ def walkable_on(
     rows: int,
     quantize: str | None = None,
     sharding: Sharding = TENSOR,
-) -> Walkable:
+) -> WalkableModel:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
     The ops of `table` compute on one share; `sharding` adds the communication between devices.
@@ -128,4 +128,4 @@ def walkable_on(
         for name, tensor in run.tensors.items()
     }
     exact = load_reference_params(replace(run, tensors=rounded_tensors), lazily=True)
-    return Walkable(params, exact, walked, cache, positions, partition.replicated)
+    return WalkableModel(params, exact, walked, cache, positions, partition.replicated)

@@ -14,7 +14,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
 from llamaspec.model.forward import DecodeState, forward, state_after
 from llamaspec.model.insight.cost import decode_cost
-from llamaspec.model.ops.choice import Choice, summarize
+from llamaspec.model.ops.choice import OpsChoice, summarize
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import gigabytes, shortage_named
@@ -33,7 +33,7 @@ class Drawing(NamedTuple):
     greedy: bool
 
 
-def describe_run(dtype: np.dtype, device: Device, choice: Choice) -> str:
+def describe_run(dtype: np.dtype, device: Device, choice: OpsChoice) -> str:
     """Say in one line how a model runs: its dtype, the device, and on a GPU how many ops are plain."""
     running = f"{dtype} on {device}"
     return running if device.platform == "cpu" else f"{running}; {summarize(choice)}"
@@ -43,7 +43,7 @@ class JaxBackend:
     """A `Backend` of compiled programs, for a batch of one sequence."""
 
     def __init__(
-        self, params: Params, programs: Programs, config: Config, *, choice: Choice, layout: Layout, device: Device
+        self, params: Params, programs: Programs, config: Config, *, choice: OpsChoice, layout: Layout, device: Device
     ):
         """Run `programs` of `layout`, compiled with the ops of `choice` for `device`, on `params`.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device, room
-from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.choice import OpsChoice, ops_for
 from llamaspec.model.ops.emulated import emulated_ops, with_roundings
 from llamaspec.model.options import RunOptions
 from llamaspec.model.running.jax_backend import JaxBackend
@@ -131,7 +131,7 @@ def _store(
     params: Params,
     config: Config,
     layout: Layout,
-    choice: Choice,
+    choice: OpsChoice,
     kernels: str,
     roundings: dict[str, str],
 ) -> ProgramStore:

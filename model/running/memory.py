@@ -45,7 +45,7 @@ class Memory(NamedTuple):
         return max(self.running, self.compiling)
 
     @property
-    def held(self) -> int:
+    def process_bytes(self) -> int:
         """The bytes that the process holds before it loads a model, which free memory does not include."""
         return PROCESS if self.process else 0
 
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
         """
-        return self.peak - self.held <= free
+        return self.peak - self.process_bytes <= free
 
 
 def memory_of(
@@ -134,9 +134,9 @@ def check_fits(memory: Memory, *, context: int, available: int, other_programs: 
         free += f": other programs hold {gigabytes(other_programs)} of this device"
     if memory.compiling > memory.running:
         raise MemoryError(
-            f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"
+            f"compiling takes up to {gigabytes(memory.compiling - memory.process_bytes)} and does not fit in {free}"
         )
-    remainder = memory.running - memory.held - memory.weights - memory.cache
+    remainder = memory.running - memory.process_bytes - memory.weights - memory.cache
     raise MemoryError(
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
         f"and {gigabytes(remainder)} to compute do not fit in {free}"

@@ -31,7 +31,9 @@ BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache ent
 
 
 def prepare_process(*, debug: bool = False) -> None:
-    """Have JAX take a GPU's memory on demand, and keep XLA's messages off stderr unless `debug`.
+    """Have JAX take a GPU's memory on demand, and keep XLA's messages and NumPy's warnings off stderr unless `debug`.
+
+    NumPy warns about numbers that are not finite. We check such numbers ourselves, and refuse them in one line.
 
     Importing JAX sets a log level, so a command must call this function before it imports JAX. Variables that the user
     has set win; an empty variable for memory counts as not set. If the user lets JAX take memory at the start, JAX
@@ -43,6 +45,7 @@ def prepare_process(*, debug: bool = False) -> None:
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fatal errors only
         os.environ.setdefault("TF_CPP_MAX_VLOG_LEVEL", "0")
+        warnings.filterwarnings("ignore", category=RuntimeWarning)
 
 
 def keep_compiled(folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from llamaspec.model.cache import cache_bytes
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CodesWithMinima
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.ops.emulated import RoundingArray
 from llamaspec.model.options import SAMPLING, SamplingOptions
@@ -28,7 +28,7 @@ from llamaspec.reference.llama import (
     LayerCache,
     Linear,
     Params,
-    Shared,
+    SharedExpert,
     empty_cache,
     forward,
     hidden_states,
@@ -176,7 +176,7 @@ def load_reference_params(
 
     def minima(names: Sequence[str]) -> np.ndarray:
         parts = (part for name in names if (codes := checkpoint.tensors[name].codes) for part in codes.parts())
-        return np.concatenate([part.minima.astype(np.float64) for part in parts if isinstance(part, Shifted)])
+        return np.concatenate([part.minima.astype(np.float64) for part in parts if isinstance(part, CodesWithMinima)])
 
     def tensor(name: str) -> np.ndarray:
         stored = checkpoint.tensors[name]
@@ -227,7 +227,7 @@ def load_reference_params(
         if config.shared_ffn:
             [score] = parts[i]["shared_score"]
             matrices = (tensors[f"shared_{name}"].weight for name in ("gate", "up", "down"))
-            attention["shared"] = Shared(tensor(score.name), *matrices)
+            attention["shared"] = SharedExpert(tensor(score.name), *matrices)
         attention |= {name: tensors[name] for name in Layer._fields if name in tensors}
         attention |= {name: biases[name] for name in Layer._fields if name in biases}
         if config.parallel_residual:

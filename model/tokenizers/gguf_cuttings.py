@@ -25,19 +25,19 @@ class Cutting(NamedTuple):
 
 
 DIGIT, CONTRACTION = r"\p{N}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-BEFORE, REST = r"[^\r\n\p{L}\p{N}]?", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+BEFORE, SPACES = r"[^\r\n\p{L}\p{N}]?", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CAPITALS, SMALLS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 GPT4O = (
     rf"{BEFORE}{CAPITALS}*{SMALLS}+{CONTRACTION}?|{BEFORE}{CAPITALS}+{SMALLS}*{CONTRACTION}?"
-    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{REST}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 )
-QWEN35 = rf"{CONTRACTION}|{BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{REST}"
-SEED_CODER = rf"{CONTRACTION}|{BEFORE}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{REST}"
+QWEN35 = rf"{CONTRACTION}|{BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
+SEED_CODER = rf"{CONTRACTION}|{BEFORE}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}"
 WORDS_WITHOUT_PUNCTUATION = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 CHINESE, JAPANESE = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{REST}"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )
 # The letters with upper and lower case, as DeepSeek's tokenizer.json lists them (about Unicode 11).
 CASED = (

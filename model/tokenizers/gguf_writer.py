@@ -33,7 +33,7 @@ END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
 LAST_SCORE = -1000.0  # score of tokens that no merge should make
 
 
-class Token(NamedTuple):
+class VocabularyToken(NamedTuple):
     """A token of a GGUF file: its text, its type and its score."""
 
     text: str
@@ -147,7 +147,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
             raise TypeError(f"a tokenizer of type {type(tokenizer).__name__} cannot be written to a GGUF file")
     # llama.cpp requires one token for each row of the embedding, which may have more or fewer rows than we have tokens.
     del tokens[checkpoint.config.vocab :]
-    tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
+    tokens += [VocabularyToken(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
         "tokenizer.ggml.tokens": [token.text for token in tokens],
         "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
@@ -164,7 +164,9 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
     return keys
 
 
-def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _sentencepiece(
+    checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer
+) -> tuple[list[VocabularyToken], dict[str, Value]]:
     """Convert the pieces of a SentencePiece model to tokens, and return them with the keys for this kind of tokenizer.
 
     In user-defined pieces, spaces replace "▁", since llama.cpp searches for these pieces in the unchanged text.
@@ -175,16 +177,16 @@ def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) ->
     pieces = proto.pieces
     names = {piece.piece for piece in pieces}
 
-    def token(piece: Any) -> Token:
+    def token(piece: Any) -> VocabularyToken:
         if piece.piece not in added and piece.type != USER_DEFINED:
-            return Token(piece.piece, piece.type, piece.score)
+            return VocabularyToken(piece.piece, piece.type, piece.score)
         spaced = piece.piece if piece.piece in added else piece.piece.replace("▁", " ")
-        return Token(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
+        return VocabularyToken(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
 
     return [token(piece) for piece in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
-def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[VocabularyToken], dict[str, Value]]:
     """Convert a tokenizer with ranks (Llama 3 or Mistral) to tokens and keys; we derive the merges from the ranks."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
@@ -194,7 +196,7 @@ def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[T
     names = {id: name for name, id in tokenizer.special.items()}
     ranks = {tokenizer.bytes_of(id): id for id in range(tokenizer.vocab) if id not in names}
     tokens = [
-        Token(names[id], CONTROL) if id in names else Token(spelled(tokenizer.bytes_of(id)))
+        VocabularyToken(names[id], CONTROL) if id in names else VocabularyToken(spelled(tokenizer.bytes_of(id)))
         for id in range(tokenizer.vocab)
     ]
     merges = [f"{spelled(first)} {spelled(second)}" for first, second in _merges(ranks)]
@@ -222,7 +224,9 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
             yield parts[0], parts[1]
 
 
-def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _huggingface(
+    checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer
+) -> tuple[list[VocabularyToken], dict[str, Value]]:
     spec = tokenizer.spec()
     model = spec["model"]
     if model["type"] != "BPE":
@@ -233,16 +237,16 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
         a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))
     }  # If several merges make a token, the first of them determines the score.
 
-    def token(id: int) -> Token:
+    def token(id: int) -> VocabularyToken:
         piece = tokenizer.piece(id)
         if not piece:
-            return Token(f"[PAD{id}]", UNUSED, LAST_SCORE)
+            return VocabularyToken(f"[PAD{id}]", UNUSED, LAST_SCORE)
         if piece == model.get("unk_token"):
-            return Token(piece, UNKNOWN)
+            return VocabularyToken(piece, UNKNOWN)
         if id in added:
-            return Token(piece, CONTROL if added[id]["special"] else USER_DEFINED)
+            return VocabularyToken(piece, CONTROL if added[id]["special"] else USER_DEFINED)
         byte = not tokenizer.byte_level and is_byte(piece)
-        return Token(piece, BYTE if byte else NORMAL, 0.0 if byte else scores.get(piece, LAST_SCORE))
+        return VocabularyToken(piece, BYTE if byte else NORMAL, 0.0 if byte else scores.get(piece, LAST_SCORE))
 
     tokens = [token(id) for id in range(tokenizer.vocab)]
     if not tokenizer.byte_level:

@@ -23,7 +23,7 @@ FIRST_BYTE = 3  # the id of <0x00>
 FIRST_PIECE = FIRST_BYTE + 256
 
 
-class Piece(NamedTuple):
+class PieceRecord(NamedTuple):
     """A piece and its score, as the file stores them."""
 
     text: str
@@ -72,10 +72,10 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
     return from_proto(proto, path=path)
 
 
-def _parse(data: bytes, path: str) -> list[Piece]:
+def _parse(data: bytes, path: str) -> list[PieceRecord]:
     """Read the pieces, and check the length of each against the number of remaining bytes."""
     longest = int.from_bytes(data[:4], "little")
-    pieces: list[Piece] = []
+    pieces: list[PieceRecord] = []
     at = 4
     while at < len(data):
         check_count(i := len(pieces), path)
@@ -93,6 +93,6 @@ def _parse(data: bytes, path: str) -> list[Piece]:
             text = data[at : at + length].decode()
         except UnicodeDecodeError:
             raise refused(path, f"piece {i} is not valid UTF-8: {data[at : at + length][:40]!r}") from None
-        pieces.append(Piece(text, score))
+        pieces.append(PieceRecord(text, score))
         at += length
     return pieces

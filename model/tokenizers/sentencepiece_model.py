@@ -13,6 +13,7 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.gguf.control_tokens import corrected_types
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
@@ -116,6 +117,10 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
        put a space in front of each part after an added token or a control token, unless the part begins with a space.
     3. SentencePiece itself finds the tokens that are user-defined in the model, after it has replaced spaces with "▁".
 
+    One more rule comes from llama.cpp, as for GGUF (`model.checkpoints.gguf.control_tokens`): a piece with the name of
+    a control token, such as `<|im_start|>`, becomes a control token even if its type in the model is normal or
+    user-defined. So a user's message cannot spell it.
+
     We differ from transformers 5 in one case: if the first part begins with a space, transformers 5 does not put
     another space in front. SentencePiece, llama.cpp, transformers 4 and this module do.
     """
@@ -129,7 +134,11 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     if not (proto.pieces and proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
         # Files have these fields in this order, so a file that is truncated between two of them still parses.
         raise refused(path, "is an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
+    for id, piece in enumerate(proto.pieces):
+        if isinstance(piece.piece, bytes):  # protobuf returns a string that is not valid UTF-8 as bytes
+            raise refused(path, f"piece {id} is not valid UTF-8: {piece.piece[:40]!r}")
     folder = Path(path).parent
+    _correct_types(proto)
     added = read_added(folder)
     _add(proto, added, path)
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
@@ -191,6 +200,15 @@ def from_proto(
         _first=first,
         _next=_processor(proto, path),
     )
+
+
+def _correct_types(proto) -> None:
+    """Make a control token of each normal or user-defined piece with the name of one."""
+    types = [piece.type for piece in proto.pieces]
+    ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
+    for piece, before, after in zip(proto.pieces, types, corrected_types(ids, types, named=()), strict=True):
+        if before in (NORMAL, USER_DEFINED) and after == CONTROL:
+            piece.type = after
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:

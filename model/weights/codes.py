@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from llamaspec.model.checkpoints.checkpoint import Codes, CodesWithMinima, Form, Part
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.weights.groups import LANES, PAIR, ROW, group_of
 from llamaspec.reference.quantizers.affine import Affine
@@ -139,7 +139,7 @@ class QuantizedMatrix(_Arrays):
         Subclasses for forms that have a code for NaN also check the codes.
         """
         check_finite(f"{name}'s scales", part.scales, path=path)
-        if isinstance(part, Shifted):
+        if isinstance(part, CodesWithMinima):
             check_finite(f"{name}'s minima", part.minima, path=path)
 
     @classmethod
@@ -174,7 +174,7 @@ class QuantizedMatrix(_Arrays):
             zeros = (spread(part.zeros).astype(np.int16) - cls.middle).astype(np.int8)
         elif cls.middle and cls.packed:
             bits = bits + np.int8(cls.middle)
-        minima = spread(part.minima) if isinstance(part, Shifted) else None
+        minima = spread(part.minima) if isinstance(part, CodesWithMinima) else None
         if isinstance(part, Affine) and not cls.packed:
             bits = bits ^ np.uint8(cls.middle)  # subtracts 128, in two's complement
         bits = np.pad(bits.view(np.uint8), [(0, 0), (0, padded - cols)])

@@ -35,7 +35,7 @@ class FeedForward(NamedTuple):
     down: Linear
 
 
-class Shared(NamedTuple):
+class SharedExpert(NamedTuple):
     """The shared expert, which processes every token."""
 
     score: Float[Array, "one dim"]
@@ -46,7 +46,7 @@ class Shared(NamedTuple):
 class Experts(NamedTuple):
     router: Float[Array, "experts dim"]
     experts: Sequence[FeedForward]
-    shared: Shared | None = None
+    shared: SharedExpert | None = None
     router_bias: Float[Array, " experts"] | None = None
 
 
@@ -188,7 +188,7 @@ def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             ffn=Experts(
                 fields["router"],
                 [feed_forward(by_block[i, e]) for e in range(config.experts)],
-                Shared(fields["shared_score"], fields["shared_gate_up"], fields["shared_down"])
+                SharedExpert(fields["shared_score"], fields["shared_gate_up"], fields["shared_down"])
                 if config.shared_ffn
                 else None,
                 fields.get("router_bias"),

@@ -72,7 +72,7 @@ def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "bat
     return runs.transpose(0, 1, 3, 5, 2, 4).reshape(rows, cols)
 
 
-class Codes(NamedTuple):
+class StagedCodes(NamedTuple):
     """Codes in shared memory, for 64 rows and the columns of a step."""
 
     bits: int
@@ -99,7 +99,7 @@ def transforms(bits: int) -> tuple[Any, ...]:
     return plgpu.TilingTransform((OCTET, line)), plgpu.SwizzleTransform(LINE)  # pyright: ignore[reportAbstractUsage]
 
 
-class Lane(NamedTuple):
+class RowLane(NamedTuple):
     """The position of a thread in the rows of A and in its quad."""
 
     warp: Any
@@ -107,7 +107,7 @@ class Lane(NamedTuple):
     place: Any
 
     @classmethod
-    def mine(cls) -> "Lane":
+    def mine(cls) -> "RowLane":
         thread = utils.thread_idx()
 
         def bit(at: int, to: int) -> Any:
@@ -119,7 +119,7 @@ class Lane(NamedTuple):
         return cls(arith.shrui(thread, word(5)), row, arith.andi(thread, word(3)))
 
 
-def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
+def decoded(codes: StagedCodes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
     """Decode `count` columns from `first` on, in pieces [64, piece] of A, in the order of `in_order`.
 
     The interpreter can only multiply from shared memory, so it puts the pieces in `scratch`.
@@ -131,7 +131,7 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
         return [scratch.at[:, pl.ds(first + at, piece)] for at in range(0, count, piece)]
 
     def run(_, refs):
-        lane, own_codes = Lane.mine(), codes._replace(**dict(zip(("codes", "low_bits"), refs, strict=False)))
+        lane, own_codes = RowLane.mine(), codes._replace(**dict(zip(("codes", "low_bits"), refs, strict=False)))
         registers_of = [_columns(own_codes, lane, half, first, count) for half in range(2)]  # registers, in order
         registers = list(zip(*registers_of, strict=True))  # by eight columns, then upper and lower rows
         size = piece // 8
@@ -147,7 +147,7 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
     return list(inlined(run)(refs))
 
 
-def _interpreted(codes: Codes) -> Any:
+def _interpreted(codes: StagedCodes) -> Any:
     values = plgpu.load(codes.codes, layout=None)
     if codes.bits < 8:
         least = None if codes.low_bits is None else plgpu.load(codes.low_bits, layout=None)
@@ -156,7 +156,7 @@ def _interpreted(codes: Codes) -> Any:
     return in_order(values.astype(jnp.bfloat16), codes.run)
 
 
-def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> list[Any]:
+def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: int) -> list[Any]:
     """Load and decode a lane's part of one of its rows, as words of two bfloat16 numbers."""
     size = codes.columns // (1 if codes.bits == 8 else 2)  # bytes of a row
     # Octets of rows follow each other: two per warp.
@@ -182,7 +182,7 @@ def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> lis
     return decoded_words
 
 
-def _low_bits(codes: Codes, lane: Lane, half: int, column: int) -> list[tuple[Any, int]]:
+def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list[tuple[Any, int]]:
     """Load the low bits of a block of a lane's columns: for each run the word, and the shift of its bits in the word.
 
     Codes of four bits have no low bits.
@@ -236,7 +236,7 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
     groups = ref.shape[-1]
 
     def run(_, ref):
-        lane = Lane.mine()
+        lane = RowLane.mine()
         start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups), word(4 * first))
         halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), count) for half in range(2)]
         return [
@@ -257,7 +257,7 @@ def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
     width, groups = ref.shape[-2:]
 
     def run(_, ref):
-        lane, loaded_sums = Lane.mine(), []
+        lane, loaded_sums = RowLane.mine(), []
         start = times(lane.place, 2 * 4 * groups)
         for column in [8 * eight + which for eight in range(width // 8) for which in range(2)]:
             at = total(start, word(4 * (column * groups + first)))
@@ -278,7 +278,7 @@ def row_scales(ref: Any, target: Target) -> Any:
         return plgpu.load(ref, layout=None)
 
     def run(_, ref):
-        lane = Lane.mine()
+        lane = RowLane.mine()
         start = total(times(lane.warp, 2 * OCTET), lane.row)
         row_values = []
         for half in range(2):
@@ -299,7 +299,7 @@ def store_turned(ref: Any, y: Any, stride: int, target: Target) -> None:
     vectors = y.shape[1]
 
     def run(_, ref, y):
-        lane = Lane.mine()
+        lane = RowLane.mine()
         base = total(times(lane.warp, 2 * OCTET), lane.row, times(lane.place, 2 * stride))
         registers = iter(y.registers.flat)
         for eight in range(vectors // 8):

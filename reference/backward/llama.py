@@ -35,7 +35,7 @@ from llamaspec.reference.rope import rotated
 from llamaspec.reference.swiglu import swiglu
 
 
-class Kept(NamedTuple):
+class AttentionValues(NamedTuple):
     """Forward values of the attention half of a block, for its backward pass."""
 
     x: Float[np.ndarray, "seq dim"]
@@ -90,7 +90,7 @@ def loss_and_gradient(
     return loss, Params(embedding_backward(tokens, dx, vocab=config.vocab), layers[::-1], dnorm, dhead)
 
 
-def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> Kept:
+def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> AttentionValues:
     """`reference.llama.attend` without a cache, up to the output projection."""
     seq = len(x)
     assert layer.attention_norm is not None
@@ -101,10 +101,12 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
     q, k = (rotated(part, np.arange(seq), config.rotation()) for part in (q, k))
     mask = causal_mask(seq, seq, window=window)
-    return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
+    return AttentionValues(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
 
-def _attend_backward(saved: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
+def _attend_backward(
+    saved: AttentionValues, layer: Layer, dy: np.ndarray, *, config: Config
+) -> tuple[np.ndarray, Layer]:
     """The gradient through attention for the block's input, and a `Layer` with the gradients of its weights."""
     seq = len(dy)
     dheads, o = _linear_backward(saved.heads, layer.o, dy)

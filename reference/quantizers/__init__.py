@@ -3,7 +3,7 @@
 Read `blocks`, `symmetric` and `packing` first: the groups of weights with a common scale, the simplest codes, and the
 layout of codes in bytes. Every other page applies one of these ideas:
 
-    equal steps         affine, and with it ggml_blocks, llama2c, hqq, torchao_int4, bitnet, ggml_ternary, binary
+    equal steps         affine, and with it ggml_blocks, llama2c, hqq, torchao_int4, mlx, bitnet, ggml_ternary, binary
     unequal steps       nf4, minifloat, kmeans, ggml_codebooks; mx and nvfp4 are minifloats with small scales
     scales of scales    double_quantization, ggml_superblocks
     points of a table   ggml_lattices with its ggml_grids

@@ -34,7 +34,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ALPHAS = tuple(k / 20 for k in range(20))
 
 
-class Packed(NamedTuple):
+class PackedTensors(NamedTuple):
     """The tensors of a checkpoint."""
 
     qweight: Int32[np.ndarray, "cols words"]
@@ -89,15 +89,15 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
     return s / np.sqrt(np.max(s) * np.min(s))
 
 
-def pack(q: Affine) -> Packed:
+def pack(q: Affine) -> PackedTensors:
     """Pack for a checkpoint. Scales are rounded to float16, as in autoawq: to 0 below 2^-25.
 
     Raises ValueError if the number of rows is not a multiple of 8, or a scale exceeds float16.
     """
-    return Packed(_words(q.codes.T), _words(q.zeros.T), in_float16(q.scales.T))
+    return PackedTensors(_words(q.codes.T), _words(q.zeros.T), in_float16(q.scales.T))
 
 
-def unpack(packed: Packed) -> Affine:
+def unpack(packed: PackedTensors) -> Affine:
     """Read the tensors of a checkpoint, with float32 scales.
 
     >>> w = np.arange(16.0).reshape(8, 2)

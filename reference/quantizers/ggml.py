@@ -17,7 +17,7 @@ from llamaspec.reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
 
 
 @runtime_checkable
-class Readable(Protocol):
+class BlockReader(Protocol):
     """Conversion from bytes to blocks of codes and scales, and from these to rows of weights."""
 
     @property
@@ -29,8 +29,8 @@ class Readable(Protocol):
 
 
 @runtime_checkable
-class Type(Readable, Protocol):
-    """A `Readable` that also converts rows of weights to blocks of codes and scales, and these to bytes."""
+class Type(BlockReader, Protocol):
+    """A `BlockReader` that also converts rows of weights to blocks of codes and scales, and these to bytes."""
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
     def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
@@ -52,7 +52,7 @@ TYPES: dict[str, Type] = {
     "TQ2_0": TQ2_0,
     "MXFP4": MXFP4,
 }
-READABLE: dict[str, Readable] = {
+READABLE: dict[str, BlockReader] = {
     **TYPES,  # we can only read the other types: they have no `quantize`
     "IQ1_S": IQ1_S,
     "IQ1_M": IQ1_M,

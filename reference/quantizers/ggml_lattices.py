@@ -60,7 +60,7 @@ class Lattice:
 
 
 @dataclass(frozen=True)
-class Levels:
+class LevelBlocks:
     """IQ4_XS: the levels of IQ4_NL, with scales of six bits.
 
     >>> block = np.zeros((1, 1, 136), np.uint8)
@@ -214,4 +214,4 @@ IQ3_XXS = Lattice(98, _iq3_xxs_scales, _iq3_xxs_levels)
 IQ3_S = Lattice(110, lambda packed: _halves_of_scales(packed, 106, 1), _iq3_s_levels)
 IQ1_S = Lattice(50, _iq1_s_scales, _iq1_s_levels)
 IQ1_M = Lattice(56, _iq1_m_scales, _iq1_m_levels)
-IQ4_XS = Levels()
+IQ4_XS = LevelBlocks()

@@ -38,7 +38,7 @@ from llamaspec.reference.quantizers.blocks import finite, in_float16, spread
 DAMP = 0.01  # as in the paper
 
 
-class Packed(NamedTuple):
+class PackedTensors(NamedTuple):
     """The tensors of a checkpoint."""
 
     qweight: Int32[np.ndarray, "words rows"]
@@ -98,7 +98,7 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
     return np.linalg.cholesky(np.linalg.inv(h)).T
 
 
-def pack(q: Affine, *, bits: int, version: int) -> Packed:
+def pack(q: Affine, *, bits: int, version: int) -> PackedTensors:
     """Pack for a checkpoint. Version 1 stores zero points minus one, modulo 2^bits; version 2 stores them unchanged.
 
     Scales are rounded to float16, below 2^-25 to 0. Raises ValueError if codes do not fill 32-bit words, or a scale
@@ -108,10 +108,10 @@ def pack(q: Affine, *, bits: int, version: int) -> Packed:
     groups = q.scales.shape[1]
     g_idx = np.repeat(np.arange(groups, dtype=np.int32), q.codes.shape[1] // groups)
     qzeros = _words(zeros.T.astype(np.uint8), bits)
-    return Packed(_words(q.codes, bits).T, qzeros, in_float16(q.scales.T), g_idx)
+    return PackedTensors(_words(q.codes, bits).T, qzeros, in_float16(q.scales.T), g_idx)
 
 
-def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
+def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
     """Read the tensors of a checkpoint, with float32 scales per group, or per input if g_idx is not in plain order.
 
     Raises ValueError if g_idx names a group that does not exist.

@@ -27,7 +27,7 @@ from llamaspec.reference.quantizers.blocks import finite, join, split, spread
 LEAST = np.float32(1e-6)
 
 
-class Int4(NamedTuple):
+class TorchaoInt4(NamedTuple):
     """Codes from -8 to 7; for each group a scale and the weight of code 0, before rounding."""
 
     codes: Int8[np.ndarray, "*batch cols"]
@@ -35,7 +35,7 @@ class Int4(NamedTuple):
     zeros: Float32[np.ndarray, "*batch groups"]
 
 
-def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> Int4:
+def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> TorchaoInt4:
     """Quantize. Raises ValueError for weights that are not finite, and incomplete groups.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 16.0]]), group=4)
@@ -47,10 +47,10 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> Int4:
     low = np.min(groups, axis=-1)
     scales = np.maximum(np.max(groups, axis=-1) - low, LEAST) / np.float32(15)
     codes = np.clip(np.rint((groups - low[..., None]) / scales[..., None]), 0, 15) - 8
-    return Int4(join(codes, block).astype(np.int8), scales, low + scales * np.float32(8))
+    return TorchaoInt4(join(codes, block).astype(np.int8), scales, low + scales * np.float32(8))
 
 
-def dequantize(q: Int4) -> Float64[np.ndarray, "*batch cols"]:
+def dequantize(q: TorchaoInt4) -> Float64[np.ndarray, "*batch cols"]:
     """Return q s + z."""
     scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
     return q.codes * scales + zeros

@@ -27,8 +27,8 @@ from llamaspec.model.insight import machine, timing
 from llamaspec.model.insight.cost import decode_bytes, decode_cost, prefill_cost
 from llamaspec.model.insight.describe import EMBEDDING, describe, matrix_weights
 from llamaspec.model.insight.machine import (
+    ArraySizes,
     Ceilings,
-    Sizes,
     keep_read_rate,
     kept_read_rate,
     last_level_cache,
@@ -44,7 +44,7 @@ from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
 from tests.benchmarks.charts import rectangles
 
-SMALL = Sizes(1 << 18, 32, Effort(2))
+SMALL = ArraySizes(1 << 18, 32, Effort(2))
 TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)
 MOE = replace(TINY, experts=4, experts_per_token=2)
 CEILINGS = Ceilings(copy=8e9, read=10e9, flops={"float32": 1e12, "bfloat16": 2e12})

@@ -27,13 +27,13 @@ from llamaspec.benchmarks.common.report import skipped, timed
 from llamaspec.benchmarks.suites.gpu import report as gpu_report
 from llamaspec.benchmarks.suites.gpu import right, suite, tuning
 from llamaspec.benchmarks.suites.gpu import scale as tiny_scale
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.drawing import draw
 from llamaspec.benchmarks.suites.gpu.kernels import time_kernels
 from llamaspec.benchmarks.suites.gpu.models import decoding, params_of, programs_of, time_models
 from llamaspec.benchmarks.suites.gpu.right import check, spoiled, unseen
 from llamaspec.benchmarks.suites.gpu.scale import dry, full
-from llamaspec.benchmarks.suites.gpu.suite import GRACE, Found, Part, plan, run_part
+from llamaspec.benchmarks.suites.gpu.suite import GRACE, SectionRow, SuitePart, plan, run_part
 from llamaspec.benchmarks.suites.gpu.tuning import listed, product_of, tune
 from llamaspec.commands.interrupt import CommandHandler
 from llamaspec.model.insight.cost import decode_cost
@@ -97,11 +97,11 @@ def test_all_parts_together_fit_into_nine_minutes():
 @pytest.mark.parametrize(
     ("part", "seconds", "why"),
     [
-        (Part("memory", 1), 0.2 - GRACE, "it took too long, and was ended"),
-        (Part("starting", 1, {"unknown": 1}), 60.0, "it ended with 1: TypeError"),
+        (SuitePart("memory", 1), 0.2 - GRACE, "it took too long, and was ended"),
+        (SuitePart("starting", 1, {"unknown": 1}), 60.0, "it ended with 1: TypeError"),
     ],
 )
-def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: float, why: str, tmp_path: Path):
+def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: SuitePart, seconds: float, why: str, tmp_path: Path):
     (result,) = run_part(part, scale="dry", seconds=seconds, cache=str(tmp_path))
     assert result.section == part.section
     assert result.row["skipped"] == part.name
@@ -113,11 +113,11 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
     scale = dry()
     chosen = [case for case in scale.checked if case.op in ("attention_decode", "softmax") and case.dtype == "float32"]
     scale = replace(scale, checked=tuple(chosen))
-    *rows, canaries = check(scale, Clock(600))
+    *rows, canaries = check(scale, Deadline(600))
     assert [(row["case"], row["outcome"]) for row in rows] == [(case.name, "right") for case in chosen]
     assert all(row["share_of_bound"] <= 1 and row["differing"] == 0 for row in rows)
     assert canaries["outcome"] == "right"
-    *rows, _ = check(scale, Clock(0))
+    *rows, _ = check(scale, Deadline(0))
     assert rows == [skipped(case.name) for case in chosen]
 
 
@@ -133,7 +133,7 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     def off(x, weight):
         return norm.plain(x, weight).at[0, 3].add(0.01)
 
-    rows = check(replace(scale, checked=(replace(norm, function=off), replace(norm, function=unsteady))), Clock(600))
+    rows = check(replace(scale, checked=(replace(norm, function=off), replace(norm, function=unsteady))), Deadline(600))
     wrong, racing, _ = rows
     assert (wrong["outcome"], wrong["differing"]) == ("wrong", 0) and wrong["share_of_bound"] > 1
     assert racing["outcome"] == "wrong" and racing["differing"] > 0
@@ -146,7 +146,7 @@ def test_what_a_kernel_refuses_is_told():
     def refuse(x, weight):
         raise Unsupported("rmsnorm takes no 256 elements")
 
-    row, _ = check(replace(scale, checked=(replace(norm, function=refuse),)), Clock(600))
+    row, _ = check(replace(scale, checked=(replace(norm, function=refuse),)), Deadline(600))
     assert (row["outcome"], row["words"]) == ("refused", "rmsnorm takes no 256 elements")
 
 
@@ -158,10 +158,12 @@ def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
 
     cases = replace(norm, function=fall), replace(norm, function=norm.plain)
     scale = replace(dry(), running=nullcontext, checked=cases)
-    failed, right_one, _ = check(scale, Clock(600))
+    failed, right_one, _ = check(scale, Deadline(600))
     assert failed == {"case": norm.name, "outcome": "failed", "words": "RuntimeError: no such layout"}
     assert right_one["outcome"] == "right"
-    report = gpu_report.as_report([Found("memory", MACHINE), Found("right", failed)], suite="kernels", dry=True)
+    report = gpu_report.as_report(
+        [SectionRow("memory", MACHINE), SectionRow("right", failed)], suite="kernels", dry=True
+    )
     assert gpu_report.wrong(report) == [norm.name]
 
 
@@ -190,7 +192,7 @@ def test_no_query_sees_what_is_before_its_window(monkeypatch: pytest.MonkeyPatch
         assert (
             np.isnan(unseen(candidate, drawn)[1].astype(np.float32)).sum() > np.isnan(drawn[1].astype(np.float32)).sum()
         )
-    *rows, _ = check(replace(dry(), varied=tuple(cases)), Clock(600), varied=True)
+    *rows, _ = check(replace(dry(), varied=tuple(cases)), Deadline(600), varied=True)
     assert [row["outcome"] for row in rows] == ["right"] * 3
 
 
@@ -257,12 +259,12 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
     norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
     norm = replace(norm, function=norm.plain)
     scale = replace(scale, running=nullcontext, timed=(replace(timed, function=fall), norm), prepared=prepared)
-    rows = list(time_kernels(scale, Clock(600), backwards=True))
+    rows = list(time_kernels(scale, Deadline(600), backwards=True))
     assert rows[0]["case"] == norm.name
     assert rows[1] == skipped(timed.name, "RuntimeError: no such layout")
 
 
-class EndingClock(Clock):
+class EndingClock(Deadline):
     """A clock that runs out of time once `over` was read `looks` times."""
 
     def __init__(self, looks: int):
@@ -313,7 +315,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     decoding(model, params, programs, scale, context=context)
     assert results == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
+    with pytest.raises(ValueError, match=r"\b5 .*\b4\b"):
         model_speed.decoding(programs, params, context=context)(5)
 
 
@@ -321,7 +323,7 @@ def test_several_sequences_decode_at_once():
     """`bench --suite models --batch 3` counts the tokens and bytes of all three sequences, and times no prompt."""
     scale = replace(dry(), models=(replace(dry().models[0], by=("XLA",)),))
     (part,) = (part for part in suite.plan("models", dry=True, batch=3) if part.section == "models")
-    rows = list(time_models(scale, Clock(600), **part.options))
+    rows = list(time_models(scale, Deadline(600), **part.options))
     assert [(row["what"], row["tokens"]) for row in rows] == [("decode, greedy", 3), ("decode, top-p", 3)]
     (single, three) = (
         decode_cost(params_of(scale.models[0], scale), scale.models[0].config, position=8.5, batch=batch).bytes
@@ -331,7 +333,10 @@ def test_several_sequences_decode_at_once():
 
 
 def test_models_that_do_not_fit_are_named():
-    assert list(time_models(dry(), Clock(0))) == [skipped("tiny bfloat16 by kernels"), skipped("tiny bfloat16 by XLA")]
+    assert list(time_models(dry(), Deadline(0))) == [
+        skipped("tiny bfloat16 by kernels"),
+        skipped("tiny bfloat16 by XLA"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -353,12 +358,12 @@ def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, expected: tupl
 @pytest.mark.slow  # 5 s
 def test_tiles_are_timed():
     scale = dry()
-    (row,) = tune(scale, Clock(600))
+    (row,) = tune(scale, Deadline(600))
     assert row["key"] == "norm_qkv 192x256 bfloat16"
     now = tile_for("norm_qkv", 192, 256, BFLOAT16)
     assert row["tile"] == row["now"] == listed(now) == [16]  # the only tile of a dry run
     assert not row["faster"]
-    report = gpu_report.as_report([Found("memory", MACHINE), Found("tuning", row)], suite="kernels", dry=True)
+    report = gpu_report.as_report([SectionRow("memory", MACHINE), SectionRow("tuning", row)], suite="kernels", dry=True)
     assert "norm_qkv 192x256 bfloat16 | 16 " in gpu_report.as_text(report)
     assert gpu_report.tuned({"a": [8, 8]}, report) == {"a": [8, 8]}
 
@@ -380,11 +385,11 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
     model = {"case": "tiny float32", "by": "XLA", "what": "decode, greedy", "context": 128, "tokens": 1}
     seconds = Seconds(0.02, 0.01, 0.03)
     results = [
-        Found("memory", MACHINE),
-        Found("right", {"case": "add 3 float32", "outcome": "wrong", "share_of_bound": 2.0, "differing": 0}),
-        Found("kernels", large | timed(seconds, bytes=80e6, flops=0, dtype="bfloat16")),
-        Found("kernels", skipped("gemv 9x9 bfloat16")),
-        Found("models", model | timed(seconds, bytes=40e6, flops=0, dtype="float32")),
+        SectionRow("memory", MACHINE),
+        SectionRow("right", {"case": "add 3 float32", "outcome": "wrong", "share_of_bound": 2.0, "differing": 0}),
+        SectionRow("kernels", large | timed(seconds, bytes=80e6, flops=0, dtype="bfloat16")),
+        SectionRow("kernels", skipped("gemv 9x9 bfloat16")),
+        SectionRow("models", model | timed(seconds, bytes=40e6, flops=0, dtype="float32")),
     ]
     report = gpu_report.as_report(results, suite="gpu", dry=False)
     text = gpu_report.as_text(report)
@@ -397,9 +402,9 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
 
 
 def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.MonkeyPatch):
-    died = [Found("memory", skipped("memory", "it ended with -6: out of memory"))]
+    died = [SectionRow("memory", skipped("memory", "it ended with -6: out of memory"))]
     monkeypatch.setattr(suite, "run_part", lambda *_, **__: died)
-    with pytest.raises(ValueError, match="the machine could not be measured: it ended with -6: out of memory"):
+    with pytest.raises(ValueError, match="-6: out of memory"):
         list(suite.run_suite("gpu", dry=False))
 
 
@@ -408,11 +413,11 @@ TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3)
 
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
-    def parts(part: Part, **_):
+    def parts(part: SuitePart, **_):
         assert isinstance(
             signal.getsignal(signal.SIGINT), CommandHandler
         )  # otherwise the process would end soon after Ctrl-C
-        yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
+        yield SectionRow("memory", MACHINE) if part.section == "memory" else SectionRow(part.section, TIMED)
         if part.section == "kernels":
             raise end
 
@@ -439,21 +444,21 @@ def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_i
     processes = {0: Process(), 1: Process()}
     other_began = Event()
 
-    def share_of(part: Part, *, started):
+    def share_of(part: SuitePart, *, started):
         share = part.options["share"]
         started(processes[share])
-        yield Found("right", {"case": f"of share {share}"})
+        yield SectionRow("right", {"case": f"of share {share}"})
         if share == 0:
             assert other_began.wait(PATIENCE)
             raise KeyboardInterrupt
         other_began.set()
         assert processes[share].ended.wait(PATIENCE)
-        yield Found("right", skipped("right", "it ended with -9"))
+        yield SectionRow("right", skipped("right", "it ended with -9"))
 
     monkeypatch.setattr(suite, "run_part", share_of)
     rows = []
     with pytest.raises(KeyboardInterrupt):
-        rows.extend(result.row for result in suite.run_shares(Part("right", 10, shares=2)))
+        rows.extend(result.row for result in suite.run_shares(SuitePart("right", 10, shares=2)))
     assert rows == [{"case": "of share 0"}, {"case": "of share 1"}]
     assert all(process.ended.is_set() for process in processes.values())
 

@@ -176,7 +176,7 @@ def test_a_server_is_waited_for_and_ended(tmp_path: Path):
     assert processor_seconds(server.pid) is None
     with pytest.raises(OSError):
         urlopen(f"{server.url}/health", timeout=PATIENCE)
-    with pytest.raises(ValueError, match="did not start: no such model"):
+    with pytest.raises(ValueError, match="no such model"):
         with served([sys.executable, "-c", "raise SystemExit('no such model')"]):
             pass
 

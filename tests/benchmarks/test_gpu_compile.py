@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelLimits
 from llamaspec.benchmarks.gates import kernel, program, report, sass
 from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, instructions_per_weight
 from llamaspec.benchmarks.gates.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
 from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kernels
-from llamaspec.benchmarks.gates.program import Launch, Program, launches
+from llamaspec.benchmarks.gates.program import Launch, ProgramFacts, launches
 from llamaspec.benchmarks.gates.sass import read
-from llamaspec.benchmarks.gates.workers import Failure, call_each
+from llamaspec.benchmarks.gates.workers import CallFailure, call_each
 
 # The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
 # that must try the barrier again does so in code after the exit.
@@ -85,7 +85,7 @@ KERNEL = Kernel(
     narrow=0,
     waits=True,
     eager=True,
-    kept=0,
+    cached_loads=0,
 )
 
 
@@ -138,7 +138,7 @@ def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_s
 def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
     early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
     for code, cached in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
-        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=cached)]
+        assert kernels_read(tmp_path, code) == [replace(KERNEL, cached_loads=cached)]
 
 
 def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
@@ -298,11 +298,11 @@ def test_a_program_launches_what_its_loops_and_branches_do(update):
 
 
 CASE = Case(
-    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)},
+    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": KernelLimits(88, 2.3)},
     plain=lambda: None, exact=lambda: (), bits=16,
 )  # fmt: skip
 SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
-PROGRAM = Program(
+PROGRAM = ProgramFacts(
     (Launch("gemv", by_us=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
 )
 
@@ -331,10 +331,10 @@ def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], lin
 
 
 def test_a_kernel_that_does_other_than_planned_is_named():
-    tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
+    tensor = replace(CASE, kernels={"gemv": KernelLimits(wgmma=True)})
     assert list(broken_by(tensor, PROGRAM, [SOUND])) == ["gemv: no wgmma in a loop"]
     assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
-    short = replace(CASE, kernels={"gemv": Limits(loop=35)})
+    short = replace(CASE, kernels={"gemv": KernelLimits(loop=35)})
     assert list(broken_by(short, PROGRAM, [SOUND])) == ["gemv: 36 instructions in the main loop where 35 are allowed"]
     assert list(broken_by(CASE, PROGRAM, [])) == ["expected gemv to be compiled, got nothing"]
     padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", by_us=False, bytes=1 << 20)))
@@ -342,7 +342,7 @@ def test_a_kernel_that_does_other_than_planned_is_named():
 
 
 def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
-    early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": Limits(eager=False)})
+    early, reads_none = replace(SOUND, cached_loads=2), replace(CASE, kernels={"gemv": KernelLimits(eager=False)})
     assert list(broken_by(CASE, PROGRAM, [early])) == []
     assert list(broken_by(reads_none, PROGRAM, [early])) == [
         "gemv: 2 loads before it waits for the kernel before it, whose results the first cache keeps"
@@ -350,7 +350,7 @@ def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_
 
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
-    def step(layers: int, a_layer: int, **facts: Any) -> Program:
+    def step(layers: int, a_layer: int, **facts: Any) -> ProgramFacts:
         done = tuple(Launch("gemv", by_us=True, bytes=8192) for _ in range(40 + layers * a_layer))
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
@@ -372,10 +372,10 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
     ("function", "argument", "limit", "answer"),
     [
         (len, "abc", 60, 3),
-        (len, 3, 60, Failure("TypeError: object of type 'int' has no len()")),
-        (time.sleep, 600, 0.2, Failure("took longer than 0.2 s")),
-        (os._exit, 3, 60, Failure("ended with exit code 3")),
-        (signal.raise_signal, signal.SIGKILL, 60, Failure("died of signal 9")),
+        (len, 3, 60, CallFailure("TypeError: object of type 'int' has no len()")),
+        (time.sleep, 600, 0.2, CallFailure("took longer than 0.2 s")),
+        (os._exit, 3, 60, CallFailure("ended with exit code 3")),
+        (signal.raise_signal, signal.SIGKILL, 60, CallFailure("died of signal 9")),
     ],
 )
 def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(function, argument, limit, answer):
@@ -384,4 +384,4 @@ def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(fu
 
 def test_calls_are_answered_in_order_whatever_becomes_of_one():
     answers = call_each(os._exit, [1, 2, 3], limit=60, at_once=2)
-    assert list(answers) == [Failure(f"ended with exit code {code}") for code in (1, 2, 3)]
+    assert list(answers) == [CallFailure(f"ended with exit code {code}") for code in (1, 2, 3)]

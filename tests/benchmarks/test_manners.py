@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from llamaspec.benchmarks.audits import manners
-from llamaspec.benchmarks.audits.manners import Ended, agreeing, beside_another, interruption, noise, quiet, refused
+from llamaspec.benchmarks.audits.manners import (
+    CommandResult,
+    agreeing,
+    beside_another,
+    interruption,
+    noise,
+    quiet,
+    refused,
+)
 
 
 def test_examples():
@@ -33,37 +41,37 @@ def test_what_the_libraries_below_us_write_is_told_from_our_own_words():
 
 def test_a_command_that_fails_or_lets_a_line_of_theirs_through_is_not_right():
     line = "E0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out"
-    assert quiet("story", Ended(0, "text", "32 new in 0.1 s\n", 1.0))["right"]
-    assert not quiet("story", Ended(1, "", "error: no\n", 1.0))["right"]
-    verdict = quiet("story", Ended(0, "text", f"{line}\n32 new in 0.1 s\n", 1.0))
+    assert quiet("story", CommandResult(0, "text", "32 new in 0.1 s\n", 1.0))["right"]
+    assert not quiet("story", CommandResult(1, "", "error: no\n", 1.0))["right"]
+    verdict = quiet("story", CommandResult(0, "text", f"{line}\n32 new in 0.1 s\n", 1.0))
     assert (verdict["right"], verdict["noise"]) == (False, [line])
 
 
 def test_two_at_once_are_right_only_if_they_say_the_same():
-    row = quiet("story", Ended(0, "text", "", 1.0))
+    row = quiet("story", CommandResult(0, "text", "", 1.0))
     assert agreeing(row, True)["right"] and not agreeing(row, False)["right"]
     assert not agreeing({**row, "right": False}, True)["right"]
 
 
 def test_a_refusal_is_a_last_line_that_names_memory():
     line = "error: 1.95 GB of weights do not fit"
-    assert refused(Ended(1, "", f"reading\r{line}\n", 1.0), 0.97)["right"]
+    assert refused(CommandResult(1, "", f"reading\r{line}\n", 1.0), 0.97)["right"]
     for code, stderr in ((0, line), (1, ""), (1, "killed"), (1, f"Traceback: no\n{line}")):
-        assert not refused(Ended(code, "", stderr, 1.0), 0.97)["right"]
+        assert not refused(CommandResult(code, "", stderr, 1.0), 0.97)["right"]
 
 
 def test_a_command_that_ended_before_ctrl_c_is_right_if_it_ended_well():
-    ended, interrupted = Ended(0, "text", "", 0.0), Ended(130, "", "", 0.5)
+    ended, interrupted = CommandResult(0, "text", "", 0.0), CommandResult(130, "", "", 0.5)
     assert interruption("Ctrl-C", interrupted, running=True)["right"]
     assert interruption("Ctrl-C", ended, running=False)["right"]
-    for done, running in ((ended, True), (interrupted, False), (Ended(1, "", "error: no", 0.0), False)):
+    for done, running in ((ended, True), (interrupted, False), (CommandResult(1, "", "error: no", 0.0), False)):
         assert not interruption("Ctrl-C", done, running=running)["right"]
-    assert not interruption("Ctrl-C", Ended(130, "", "", 9.0), running=True)["right"]
+    assert not interruption("Ctrl-C", CommandResult(130, "", "", 9.0), running=True)["right"]
 
 
 @pytest.mark.parametrize(("model", "code", "right"), [("stories", 0, True), ("stories", 1, False), ("model", 0, False)])
 def test_a_model_that_fits_beside_another_process_must_run(monkeypatch, model, code, right):
     monkeypatch.setattr(manners, "holding", lambda share: nullcontext())
-    runner = SimpleNamespace(run=lambda *words: Ended(code, "text", "", 1.0))
+    runner = SimpleNamespace(run=lambda *words: CommandResult(code, "text", "", 1.0))
     *_, row = beside_another(runner, model)  # type: ignore[arg-type]
     assert row["right"] == right

@@ -79,7 +79,7 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
 def test_ours_answers_as_generate_runs(tmp_path: Path):
     config = replace(TINY, dim=64, heads=2, kv_heads=2, head_dim=32, layers=1, ffn=96, vocab=128, context=64)
     commands_by_name = commands(tmp_path, random_checkpoint(config), llama_cpp=None, transformers=None, cores=1)
-    assert list(commands_by_name) == [f"ours {form}" for form in peers.OURS]
+    assert list(commands_by_name) == [f"ours {form}" for form in peers.OUR_FORMS]
     *_, directory, form = commands_by_name["ours q8"]
     own_engine = OurEngine(directory, form)
     assert own_engine.prefill(40)["seconds"] > 0
@@ -92,7 +92,7 @@ def test_ours_answers_as_generate_runs(tmp_path: Path):
 def test_a_tiny_run_shows_that_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(peers, "OURS", ("float32",))
+    monkeypatch.setattr(peers, "OUR_FORMS", ("float32",))
     monkeypatch.setattr(peers, "LLAMA_CPP", {})  # this Python may have llama.cpp
     monkeypatch.setattr(peers, "PAUSE", 0)
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests need all cores
@@ -130,11 +130,11 @@ def llama_cpp(tmp_path):
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
     """The next model file is written before our engine runs. Measured files are deleted, except for the BF16 file."""
 
-    def ours(model: Path, form: str, context: int, *, wait, **options):
+    def ask_our_engine(model: Path, form: str, context: int, *, wait, **options):
         wait()
         return {"form": form, "context": context, "files": sorted(file.name for file in model.parent.iterdir())}
 
-    monkeypatch.setattr(beside, "ours", ours)
+    monkeypatch.setattr(beside, "ask_our_engine", ask_our_engine)
     folder = tmp_path / "models"
     folder.mkdir()
     sizes = {"prompts": [16], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from llamaspec.benchmarks.common.kernel_cases import gated_cases, kernel_cases, refusal
-from llamaspec.benchmarks.common.kernel_cases.case import Case, Work
+from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelWork
 from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES
 from llamaspec.model.checkpoints.checkpoint import Codes
@@ -33,7 +33,7 @@ LAUNCHES = {
     for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
 }
 GROUPS = (16, 32, 64, 96, 128, 256)  # sizes that checkpoints may have; kernels refuse some
-WORK = Work()
+WORK = KernelWork()
 
 
 class Call(NamedTuple):

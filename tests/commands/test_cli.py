@@ -344,6 +344,13 @@ def test_convert_there_and_back(run, stories, tmp_path):
     assert_refused(run("convert", model, str(folder), "--to", "safetensors"), "hf", "exists")
 
 
+@pytest.mark.parametrize("backend", ["jax", "reference"])
+def test_a_temperature_beyond_float32_prints_no_warning(backend):
+    options = ["--temperature", "1e39", "--seed", "1", "--max-new-tokens", "2", "--backend", backend]
+    done = run_llamaspec("generate", "Once", *options)
+    assert done.code == 0 and len(done.err.splitlines()) == 1 and "2 new" in done.err
+
+
 def test_doctor(run, monkeypatch):
     """`doctor` prints all its sections, and names the ops for one model. The next test covers the ops of all models."""
     monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})

@@ -62,7 +62,7 @@ def test_ids_and_texts_go_into_each_other():
     llama = llamaspec.load("stories", backend="reference", context=16)
     ids = llama.encode("Once upon a time")
     assert llama.decode(ids) == llama.decode(iter(ids[1:])) == "Once upon a time"
-    with pytest.raises(ValueError, match="a token id must be between 0 and"):
+    with pytest.raises(ValueError, match=r"token id.* 0\b"):
         llama.decode([10_000])
 
 

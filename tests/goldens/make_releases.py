@@ -25,7 +25,7 @@ from llamaspec.model.checkpoints.huggingface.config import read_config
 from llamaspec.model.checkpoints.huggingface.quantized import read_rule
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
 from llamaspec.model.device import HOPPER, Device
-from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.choice import OpsChoice, ops_for
 from llamaspec.model.options import choose_context
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.tensors import QUANTIZABLE, Role, weights
@@ -151,7 +151,7 @@ def _form(params: Params) -> str:
     return "experts from codes" if experts else "in float32"
 
 
-def _how(choice: Choice) -> str:
+def _how(choice: OpsChoice) -> str:
     """Describe which ops run as kernels, and why the other ops do not."""
     if not choice.plain:
         return "kernels"

@@ -21,7 +21,7 @@ from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_prod
 from llamaspec.model.weights.forms.integers import Int8
 from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.model.weights.gpu_codes import arranged
-from llamaspec.pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
+from llamaspec.pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, BlockGrid, coded_gemm, cut_for, geometry_of
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
@@ -30,7 +30,7 @@ from llamaspec.reference.config import Config
 from tests.support.strategies import Noise, assert_within, noises
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
-CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)]
+CUTS = [BlockGrid(stages=2), BlockGrid(stages=2, turn=256), BlockGrid(blocks=2, parts=2, stages=2)]
 
 
 def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
@@ -51,7 +51,7 @@ def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
     )
 
 
-def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:
+def multiply(w: ScaledCodes, x: np.ndarray, cut: BlockGrid | None = None) -> np.ndarray:
     with interpreter():
         return np.asarray(coded_gemm(w, jnp.asarray(x), cut=cut))
 
@@ -108,10 +108,10 @@ def of_the_next_group(ref, first: int, count: int, target) -> list:
 
 @pytest.mark.parametrize(("name", "mutant"), [("in_order", unordered), ("scales_of", of_the_next_group)])
 def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
-    """A mutant of the kernel exceeds the error bound. No other test uses this `Cut`, so no cached program is reused."""
+    """A mutant exceeds the error bound. No other test uses this `BlockGrid`, so no cached program is reused."""
     monkeypatch.setattr("llamaspec.pallas_kernels.coded_gemm." + name, mutant)
     w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(2, 1024, dtype=BFLOAT16)
-    cut = Cut(stages=3, turn=64 if name == "scales_of" else 128)
+    cut = BlockGrid(stages=3, turn=64 if name == "scales_of" else 128)
     with pytest.raises(AssertionError):
         check(w, x, multiply(w, x, cut))
 
@@ -168,9 +168,9 @@ def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtyp
         (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),
         (refused(codes=(96, 1024), scales=(96, 16)), "rows in multiples of 64"),
         (refused(codes=(64, 1088), scales=(64, 17), x=(3, 1088)), "columns of 256"),
-        (refused(cut=Cut(blocks=2)), "cannot cut"),
-        (refused(cut=Cut(parts=3)), "cannot cut"),
-        (refused(cut=Cut(turn=96)), "cannot cut"),
+        (refused(cut=BlockGrid(blocks=2)), "cannot cut"),
+        (refused(cut=BlockGrid(parts=3)), "cannot cut"),
+        (refused(cut=BlockGrid(turn=96)), "cannot cut"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

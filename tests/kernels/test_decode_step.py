@@ -146,7 +146,7 @@ def test_a_cache_of_codes_is_refused_by_name():
     codes = jnp.zeros((1, TINY.kv_heads, 8, TINY.head_dim + 4), jnp.int8)
     at = Positions(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 32)), jnp.zeros((1, 1, 32)))
     cache, x, q = LayerCache(codes, codes), jnp.ones((1, 1, TINY.dim)), jnp.ones((1, 1, TINY.heads, TINY.head_dim))
-    with pytest.raises(Unsupported, match="a cache in the model's own float32, not in int8"):
+    with pytest.raises(Unsupported, match=r"cache.*float32.*int8"):
         KERNEL_OPS.norm_qkv(x, params.layers[0], cache, at, config=TINY)
-    with pytest.raises(Unsupported, match="a cache in the model's own float32, not in int8"):
+    with pytest.raises(Unsupported, match=r"cache.*float32.*int8"):
         KERNEL_OPS.attend(q, cache, at, window=None, config=TINY)

@@ -247,8 +247,8 @@ def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsign
     if bits in (6, 5):
         stored, least = int4.packed_apart(plain_codes, order, bits=bits)
         least = in_lines(least.view(np.uint8), 32 * (bits - 4))
-    codes = decoded_codes.Codes(bits, unsigned, 512, run, in_lines(stored.view(np.uint8)), least)
-    lane = decoded_codes.Lane.mine()
+    codes = decoded_codes.StagedCodes(bits, unsigned, 512, run, in_lines(stored.view(np.uint8)), least)
+    lane = decoded_codes.RowLane.mine()
     expected = plain_codes.astype(int) if unsigned else np.asarray(int4.signed(plain_codes.astype(int), bits))
     expected = np.asarray(decoded_codes.in_order(jnp.asarray(expected, jnp.float32), run))
     for half in range(2):

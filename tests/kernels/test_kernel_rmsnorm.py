@@ -51,9 +51,9 @@ def test_rows_do_not_know_of_each_other():
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input():
     x, weight = jnp.ones((2, 128)), jnp.ones(128)
-    with pytest.raises(ValueError, match=r"rmsnorm takes a weight \[128\] in float32, got \[64\] in float32"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*weight \[128\].*float32.*\[64\]"):
         rmsnorm(x, weight[:64], eps=EPS)
-    with pytest.raises(ValueError, match=r"rmsnorm takes a weight \[128\] in float32, got \[128\] in bfloat16"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*weight.*float32.*bfloat16"):
         rmsnorm(x, weight.astype(jnp.bfloat16), eps=EPS)
-    with pytest.raises(ValueError, match="rmsnorm takes rows of at most 8192 elements, got 8193"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*8192.*8193"):
         rmsnorm(jnp.ones((1, 8193)), jnp.ones(8193), eps=EPS)

@@ -84,7 +84,7 @@ def test_rows_do_not_know_of_each_other():
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input():
-    with pytest.raises(ValueError, match="softmax takes rows of at most 1048576 elements, got 1048577"):
+    with pytest.raises(ValueError, match=r"softmax.*1048576.*1048577"):
         softmax(jnp.ones((1, MAX_SCORES + 1)))
-    with pytest.raises(ValueError, match="softmax takes float32 or bfloat16, got int32"):
+    with pytest.raises(ValueError, match=r"softmax.*float32.*bfloat16.*int32"):
         softmax(jnp.ones((1, 128), jnp.int32))

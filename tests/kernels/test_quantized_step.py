@@ -308,7 +308,7 @@ def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the
 def test_integers_that_kernels_cannot_read_are_refused_by_name():
     codes, scales = jnp.zeros((8, 512), jnp.uint8), jnp.ones((8, 16))
     rows = arranged(Int8(jnp.zeros((8, 1024), jnp.int8), jnp.ones((8, 1)), jnp.zeros((8, 1), jnp.int8)))
-    with pytest.raises(Unsupported, match=r"read int8 weights .* with zero points of groups"):
+    with pytest.raises(Unsupported, match=r"int8.*zero points"):
         operand(rows)
-    with pytest.raises(Unsupported, match=r"read int4 weights as model/weights/gpu_codes\.py arranges them"):
+    with pytest.raises(Unsupported, match=r"int4.*model/weights/gpu_codes\.py"):
         operand(Int4(codes, scales, None))

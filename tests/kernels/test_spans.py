@@ -52,10 +52,10 @@ def test_short_rows_are_padded(length):
 
 
 def test_what_no_kernel_takes():
-    with pytest.raises(ValueError, match="op takes float32 or bfloat16, got float16"):
+    with pytest.raises(ValueError, match=r"op.*float32.*bfloat16.*float16"):
         check_rows("op", jnp.ones(4, jnp.float16))
     for shape in ((), (0,), (3, 0), (0, 3)):
         with pytest.raises(ValueError, match="op takes rows of at least one element"):
             check_rows("op", jnp.ones(shape))
-    with pytest.raises(ValueError, match="op takes rows of at most 3 elements, got 4"):
+    with pytest.raises(ValueError, match=r"op.*\b3\b.*\b4\b"):
         check_rows("op", jnp.ones((2, 4)), most=3)

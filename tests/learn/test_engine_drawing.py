@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from llamaspec.learn.site import engine
-from llamaspec.learn.site.engine import COLORS, KEPT, LIMITS, OUT, REQUESTS, STILL, draw, record
+from llamaspec.learn.site.engine import COLORS, IDLE_PAGE, LIMITS, OUT, REQUESTS, STILL, draw, record
 from tests.support.browser import silent_page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,7 +42,7 @@ def test_the_run_has_one_of_everything(steps):
     for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
         assert what in log
     assert any(len(requests) > 1 for step in steps for requests in step.pages)  # both requests read this page
-    assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
+    assert any(IDLE_PAGE in step.pages for step in steps) and any("" in step.pages for step in steps)
     assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
     assert set(steps[-1].states) <= set(REQUESTS) and len(COLORS) == len(REQUESTS)
     # docs/engine.md describes these steps.
@@ -53,7 +53,7 @@ def test_the_run_has_one_of_everything(steps):
 
 def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
     for step in steps:
-        holders = set("".join(step.pages)) - {KEPT}
+        holders = set("".join(step.pages)) - {IDLE_PAGE}
         running = {name for name, state in step.states.items() if state != "waits"}
         assert holders <= running and len(running) <= LIMITS.rows
         assert [*step.states.values()].count("reads") <= 1
@@ -64,10 +64,10 @@ def test_at_every_plan_it_shows_what_stood_then(steps):
     drawing = ElementTree.parse(OUT).getroot()
     for plan, step in enumerate(steps):
         labels = texts(shown(drawing, plan))
-        used_pages = [page for page in step.pages if page not in ("", KEPT)]
+        used_pages = [page for page in step.pages if page not in ("", IDLE_PAGE)]
         assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.sentences, *used_pages])
         rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
-        assert len(rings) == step.pages.count(KEPT)
+        assert len(rings) == step.pages.count(IDLE_PAGE)
 
 
 def test_a_lane_has_a_bar_for_every_plan_that_computes_for_it(steps):

@@ -15,20 +15,20 @@ NOTHING = {"binary"}  # no guarantee for a single weight
 @given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
 def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
     w = noise(2, cols).astype(np.float32).astype(np.float64)
-    result = SCHEMES[name].kept(w)
+    result = SCHEMES[name].store(w)
     np.testing.assert_array_equal(result.restored, SCHEMES[name].rounded(w))
-    assert result.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in result.shown)
-    assert (result.shown.within is None) == (name in NOTHING)
-    if result.shown.within is not None:
-        assert (np.abs(result.restored - w) <= result.shown.within).all()
+    assert result.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in result.details)
+    assert (result.details.within is None) == (name in NOTHING)
+    if result.details.within is not None:
+        assert (np.abs(result.restored - w) <= result.details.within).all()
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in NOTHING])
 def test_a_guarantee_is_nearly_reached(name):
     w = np.random.default_rng(7).standard_normal((16, 1024)).astype(np.float32).astype(np.float64)
-    result = SCHEMES[name].kept(w)
-    assert result.shown.within is not None
-    share = np.abs(result.restored - w) / np.where(result.shown.within == 0, 1, result.shown.within)
+    result = SCHEMES[name].store(w)
+    assert result.details.within is not None
+    share = np.abs(result.restored - w) / np.where(result.details.within == 0, 1, result.details.within)
     assert 0.5 < share.max() <= 1
 
 
@@ -43,7 +43,7 @@ WITH_STEPS = [
 @pytest.mark.parametrize("name", WITH_STEPS)
 def test_a_code_times_its_scale_is_the_weight_but_for_a_number_of_the_block(name):
     w = np.random.default_rng(7).standard_normal((2, 512)).astype(np.float32).astype(np.float64)
-    restored, (codes, scales, _) = SCHEMES[name].kept(w)
+    restored, (codes, scales, _) = SCHEMES[name].store(w)
     assert codes is not None and scales is not None
     levels = IQ4_NL_LEVELS[codes] if name == "GGUF IQ4_NL" else codes.astype(np.float64)
     zeros = (restored - levels * scales).reshape(2, -1, 16 if name.endswith("K") else 32)

@@ -36,7 +36,7 @@ def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
     if most in (3, 5):
         assert read_text(path, most=most) == "abc"
     else:
-        with pytest.raises(CheckpointError, match=r"text: is not UTF-8: its byte 3 is 0xe2$"):
+        with pytest.raises(CheckpointError, match=r"text: .*UTF-8.*byte 3.*0xe2"):
             read_text(path, most=most)
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_
     with open(path, "wb") as file:
         file.write(b"abc")
         file.truncate(LARGEST + 1)
-    with pytest.raises(CheckpointError, match=r"text: has 1,073,741,825 bytes, expected at most 1,073,741,824"):
+    with pytest.raises(CheckpointError, match=r"text: .*1,073,741,825.*1,073,741,824"):
         read_text(path)
     assert read_text(path, most=3) == "abc"
 
@@ -76,5 +76,5 @@ def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch)
     second.write_text(json.dumps(swapped(json.loads(spec))))
     models = [replace(checkpoint, path=str(file)) for file in (first, second)]
     monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
-    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
+    with pytest.raises(ValueError, match=r"token 0\b.*--tokenizer"):
         text_for(models, path)

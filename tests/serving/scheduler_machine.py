@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from llamaspec.serving.pages import NULL_PAGE, PagePool
 from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Request
-from llamaspec.serving.scheduler import Draws, Ended, Limits, Plan, Scheduler
+from llamaspec.serving.scheduler import Draws, Limits, Plan, RequestEnd, Scheduler
 
 EOS = 3
 BEST = -1  # priority
@@ -51,7 +51,7 @@ class Watched:
         self.read: dict[int, set[int]] = {}  # positions that prefill chunks computed
         self.began: dict[int, int] = {}  # plan
         self.cancelled: set[int] = set()
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, RequestEnd] = {}
         self.under_way: Plan | None = None
         self.fed = 0  # tokens
         self.gave_way = 0  # requests preempted in the latest plan
@@ -185,7 +185,7 @@ class Watched:
                 place = pages[before // size], before % size
                 assert self.memory.get(place) == history[: before + 2], "another's keys"
 
-    def _note(self, end: Ended) -> None:
+    def _note(self, end: RequestEnd) -> None:
         assert end.number not in self.ended, "an end is told twice"
         self.ended[end.number] = end
         request, text = self.requests[end.number], self.texts[end.number]

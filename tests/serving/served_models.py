@@ -12,7 +12,7 @@ from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.executor import JaxExecutor, Reports
-from llamaspec.serving.programs import ServingPrograms, Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, ServingPrograms, compile_serving
 from llamaspec.serving.request import FinishReason, Request
 from llamaspec.serving.scheduler import Limits, Scheduler
 from tests.support.random_models import CONFIGS, random_checkpoint
@@ -33,7 +33,7 @@ class Served:
     config: Config
     params: Params
     programs: ServingPrograms
-    sizes: Sizes
+    sizes: ProgramSizes
 
     def executor(self) -> JaxExecutor:
         """Create an executor with empty pages."""
@@ -47,7 +47,7 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
     checkpoint = random_checkpoint(config, seed=0)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
     params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore
-    sizes = Sizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
+    sizes = ProgramSizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
     shapes = abstract_params(config, dtype=dtype, positions=CONTEXT + CHUNK, tensors=checkpoint.tensors)
     programs = compile_serving(shapes, config, ops=CPU, sizes=sizes, platform="cpu")
     assert jax.tree.structure(shapes) == jax.tree.structure(params)

@@ -275,7 +275,7 @@ def test_a_field_of_openai_that_is_null_says_nothing(site):
 
 def test_another_model_is_not_found(client):
     for ask in (partial(client.completions.create, prompt="a"), client.models.retrieve):
-        with pytest.raises(openai.NotFoundError, match="no model named gpt-4: this server has stories") as raised:
+        with pytest.raises(openai.NotFoundError, match=r"gpt-4.*stories") as raised:
             ask(model="gpt-4")
         assert raised.value.code == "model_not_found"
 

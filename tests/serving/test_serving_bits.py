@@ -16,7 +16,7 @@ from llamaspec.model.options import RunOptions
 from llamaspec.model.running.compile import UNTUNED, compiler_options
 from llamaspec.model.weights.loading import abstract_params
 from llamaspec.serving import loading
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 from tests.support.processes import REPOSITORY
 from tests.support.random_models import CONFIGS, random_checkpoint
 
@@ -126,7 +126,7 @@ def test_a_program_for_several_devices_is_not_tuned(monkeypatch):
     passed: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, options: passed.append(options))
     config = CONFIGS["2 to 1, wide, tied"]
-    sizes = Sizes(2, 8, 4, 4, 8, 3, np.dtype(np.float32))
+    sizes = ProgramSizes(2, 8, 4, 4, 8, 3, np.dtype(np.float32))
     spread: list[Callable[..., Any]] = []
 
     def over_devices(run: Callable[..., Any], arguments: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 from llamaspec.commands.serve import _run, serve
 from llamaspec.serving.engine import FAILED, BatchingEngine
-from llamaspec.serving.executor import Outcome
+from llamaspec.serving.executor import PlanResult
 from llamaspec.serving.http import Site
 from llamaspec.serving.request import Finished, Request
 from llamaspec.serving.scheduler import Draws, Limits
@@ -46,13 +46,13 @@ class Dying:
         self.waits, self.dies = threading.Event(), threading.Event()
         self.goes_on = False  # True: the step ends normally after hanging
 
-    def run(self, plan, requests, masks) -> Outcome:
+    def run(self, plan, requests, masks) -> PlanResult:
         if any(row.start >= len(requests[row.number].prompt) for row in plan.rows):
             self.waits.set()
             assert self.dies.wait(PATIENCE)
             if not self.goes_on:
                 raise MemoryError("no room\nfor 5 GB")
-        return Outcome({row.number: Draws(WORDS[: row.steps], None) for row in plan.rows}, {}, None)
+        return PlanResult({row.number: Draws(WORDS[: row.steps], None) for row in plan.rows}, {}, None)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llamaspec.serving.engine import FAILED, NO_RULE, BatchingEngine
-from llamaspec.serving.executor import Outcome, Reports
+from llamaspec.serving.executor import PlanResult, Reports
 from llamaspec.serving.request import (
     Engine,
     Event,
@@ -35,7 +35,7 @@ class Fake:
         self.texts: dict[int, list[int]] = {}
         self.goes_on.set()
 
-    def run(self, plan, requests, masks) -> Outcome:
+    def run(self, plan, requests, masks) -> PlanResult:
         self.goes_on.wait(PATIENCE)
         if self.error:
             raise self.error
@@ -60,7 +60,7 @@ class Fake:
         prompt = None
         if plan.chunk and requests[plan.chunk.number].prompt_logprobs is not None:
             prompt = report(plan.chunk.tokens)
-        return Outcome(draws, reports, prompt)
+        return PlanResult(draws, reports, prompt)
 
 
 def report(tokens) -> Reports:
@@ -145,7 +145,7 @@ def test_what_cannot_be_served_is_refused(engine, fake):
     with pytest.raises(PromptTooLong, match="41 tokens, the context 40"):
         engine.submit(Request((1,) * 41, 1), Client())
     for wrong in (Request((9,), 1), Request((1,), 1, stop_ids=frozenset([9])), Request((1,), 1, logit_bias={-1: 1.0})):
-        with pytest.raises(ValueError, match="a token id must be between 0 and 8"):
+        with pytest.raises(ValueError, match=r"token id.*\b0\b.*\b8\b"):
             engine.submit(wrong, Client())
     clients = [Client() for _ in range(40)]
     with pytest.raises(QueueFull, match="20 requests are already waiting"):

@@ -122,7 +122,7 @@ def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most,
     reader = CallReader(HERMES, NAMES, most=most)
     reader.feed(text)
     reader.finish()
-    assert reader.whole == complete
+    assert reader.is_complete == complete
 
 
 FRAGMENTS = [

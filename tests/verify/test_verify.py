@@ -232,7 +232,7 @@ def test_draws_can_be_narrowed():
 
     run(watched, only={"rows": [2], "dim": [128], "eps": [1e-6]})
     assert {shape for shape, _ in seen if shape[0] == 2} == {(2, 128)}
-    with pytest.raises(ValueError, match="rmsnorm draws rows, dim, x, weight, eps; got width"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*rows, dim, x, weight, eps.*width"):
         run(right, only={"width": [3]})
 
 
@@ -327,13 +327,11 @@ def test_narrowing_that_is_misspelt(text):
 
 
 def test_an_op_without_a_contract():
-    with pytest.raises(
-        ValueError, match=r"is it partial_rope or rope_halves or rope_halves_backward or rope_interleaved\?"
-    ):
+    with pytest.raises(ValueError, match=r"partial_rope.*rope_halves.*rope_halves_backward.*rope_interleaved"):
         contract_for("rope")
-    with pytest.raises(ValueError, match=r"is it rmsnorm or rmsnorm_backward\?"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*rmsnorm_backward"):
         contract_for("RMS_norm")
-    with pytest.raises(ValueError, match=r"no contract is called softmx: is it softmax\? `--list` has all"):
+    with pytest.raises(ValueError, match=r"softmx.*softmax.*--list"):
         contract_for("softmx")
-    with pytest.raises(ValueError, match="no contract is called conv: there are"):
+    with pytest.raises(ValueError, match=r"\bconv\b"):
         contract_for("conv")

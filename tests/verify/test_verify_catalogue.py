@@ -93,7 +93,7 @@ def test_a_module_in_mutants_is_found(drop):
 def test_a_module_in_candidates_is_found(drop):
     drop(candidates, "halve", CANDIDATE)
     known = {candidate.function for candidate in table.CANDIDATES}
-    [new] = [candidate for candidate in table.found() if candidate.function not in known]
+    [new] = [candidate for candidate in table.listed_candidates() if candidate.function not in known]
     assert new[:2] == ("halve", "llamaspec.model.candidates.halve:by_shift")
 
 

@@ -258,7 +258,7 @@ def test_a_replay_that_asks_for_too_much(folder, tmp_path, draw, error):
 def test_a_replay_file_that_is_too_long(folder, tmp_path):
     path = tmp_path / "r.json"
     path.write_text("[" * 2_000_000)
-    with pytest.raises(click.UsageError, match="is not a replay file: it has more than 1048576 characters"):
+    with pytest.raises(click.UsageError, match="1048576 characters"):
         llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
     path.write_text("[" * 100_000)
     with pytest.raises(click.UsageError, match="is not a replay file"):

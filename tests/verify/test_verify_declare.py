@@ -144,11 +144,11 @@ def test_a_declaration_that_leaves_something_open():
         return x * weight * factor
 
     arrays, options = {"x": "rows dim", "weight": "dim"}, {"factor": [2.0]}
-    with pytest.raises(ValueError, match="scaled takes factor, which neither arrays nor options describe"):
+    with pytest.raises(ValueError, match=r"scaled.*factor.*arrays.*options"):
         declare(scaled, arrays=arrays, sizes={"rows": [1], "dim": [3]})
-    with pytest.raises(ValueError, match="an array's shape names dim, which sizes does not have"):
+    with pytest.raises(ValueError, match=r"\bdim\b.*sizes"):
         declare(scaled, arrays=arrays, sizes={"rows": [1]}, options=options)
-    with pytest.raises(ValueError, match="scaled has no argument bias"):
+    with pytest.raises(ValueError, match=r"scaled.*bias"):
         declare(scaled, arrays={**arrays, "bias": "dim"}, sizes={"rows": [1], "dim": [3]}, options=options)
     contract = declare(scaled, arrays=arrays, sizes={"rows": [1, 2], "dim": sizes(8, most=17)}, options=options)
     wrong = Direct(lambda x, weight, *, factor: (x * weight * factor)[:1040])

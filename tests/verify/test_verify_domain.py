@@ -133,7 +133,7 @@ def test_padding_may_be_nan():
 
 @pytest.mark.parametrize("value", ["none", []])
 def test_python_is_told_that_a_draw_takes_a_list(value):
-    with pytest.raises(ValueError, match="softmax: expected a list of values for hidden, got"):
+    with pytest.raises(ValueError, match=r"softmax: .*hidden"):
         narrowed(SOFTMAX, {"hidden": value})
 
 
@@ -142,7 +142,7 @@ def test_a_list_that_is_too_long_is_told_how_long_it_may_be():
     decode = CONTRACTS["attention_decode"]
     [(actual,)] = narrowed(decode, choices([f"lengths={longest}"])).values()
     assert actual == tuple(longest)
-    with pytest.raises(ValueError, match=r"of at most 1,024 whole numbers .*, 1,025 entries$") as refused:
+    with pytest.raises(ValueError, match=r"1,024.*1,025") as refused:
         narrowed(decode, choices([f"lengths={[*longest, 3]}"]))
     assert len(str(refused.value)) < 500
 
@@ -199,9 +199,7 @@ def test_a_verdict_needs_a_number_that_was_compared():
         assert isinstance(expected, Expected)
         return expected._replace(hard=np.full(x.shape, 1e30), alarm=np.full(x.shape, 1e30))
 
-    with pytest.raises(
-        NoVerdict, match=r"softmax float32: no verdict, because no number was compared in 60 examples.*rows=1"
-    ):
+    with pytest.raises(NoVerdict, match=r"softmax float32.*no verdict.*60 examples.*rows=1"):
         run(right, contract=replace(SOFTMAX, expect=any_value_will_do, laws=()))
 
 
@@ -218,7 +216,7 @@ def test_the_report_says_how_much_of_a_contract_is_left():
 
 
 def test_inputs_that_cannot_be_made_are_no_verdict():
-    with pytest.raises(NoVerdict, match="x would be 1048576 x 1048576, 1099511627776 numbers; an array has at most"):
+    with pytest.raises(NoVerdict, match=r"\bx\b.*1048576 x 1048576"):
         run(always_nan, ["rows=1048576", "n=1048576"])
 
 

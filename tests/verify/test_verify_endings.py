@@ -20,7 +20,7 @@ import pytest
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Campaign, Job, _exit_on_sigterm, _run_all
+from llamaspec.verify.campaign import Campaign, CandidateJob, _exit_on_sigterm, _run_all
 from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -130,7 +130,7 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
 
     monkeypatch.setattr(examination, "judge", judge)
     if kind == "always":
-        with pytest.raises(Unjudged, match=r"add: the result for .* cannot be judged: KeyError: 'no such thing'"):
+        with pytest.raises(Unjudged, match=r"add: .*KeyError: 'no such thing'"):
             run("add", lambda x, y: x + y)
         return
     report = run("add", lambda x, y: x + y)
@@ -261,7 +261,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_exit_on_sigterm) as pool:
-            pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
+            pool.submit(_run_all, CandidateJob("add", "candidates:hangs"), campaign)
             until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
             pid = int(pid_file.read_text())
             remove_what_is_unfinished()

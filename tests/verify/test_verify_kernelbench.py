@@ -121,14 +121,14 @@ class ModelNew(Model):
 
 
 def test_what_no_contract_knows_is_no_verdict(run):
-    with pytest.raises(click.UsageError, match="Model, with 1 inputs of 5 axes, meets no contract"):
+    with pytest.raises(click.UsageError, match=r"Model.*\b1\b.*\b5\b"):
         run(SINE)
-    with pytest.raises(click.UsageError, match=r"problem\.py:Model cannot be imported: AttributeError"):
+    with pytest.raises(click.UsageError, match=r"problem\.py:Model.*AttributeError"):
         run("")
 
 
 def test_wrong_usage(run, tmp_path, monkeypatch):
-    with pytest.raises(click.UsageError, match="takes a FILE with Model and ModelNew, and no other candidate"):
+    with pytest.raises(click.UsageError, match=r"FILE.*Model.*ModelNew"):
         run(PRODUCT, "--candidate", "problem.py:f")
-    with pytest.raises(click.UsageError, match=r"there is no file none\.py"):
+    with pytest.raises(click.UsageError, match=r"none\.py"):
         llamaspec.main(["verify", "kernelbench", "none.py", *FEW], standalone_mode=False)

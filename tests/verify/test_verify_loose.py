@@ -180,9 +180,9 @@ def test_what_is_no_weaker_contract_is_refused(own_file, arguments, error):
 
 
 def test_an_op_that_no_weaker_contract_is_derived_for(own_file):
-    with pytest.raises(click.UsageError, match=r"can be derived for argmax: cannot derive a bound for np\.argmax"):
+    with pytest.raises(click.UsageError, match=r"argmax.*np\.argmax"):
         run("argmax", "--candidate", "mine.py:softmax", "--loose", "u=float16")
-    with pytest.raises(click.UsageError, match="--loose is for your own function"):
+    with pytest.raises(click.UsageError, match="--loose"):
         run("softmax", "--loose", "u=float16")
 
 
@@ -190,5 +190,5 @@ def test_in_pytest():
     contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(plain_softmax)()
     with pytest.raises(AssertionError, match="a weaker contract: each intermediate"):
         contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(lambda x: plain_softmax(-x))()
-    with pytest.raises(ValueError, match="expected arrays of float16 for a weaker contract in float16, got bfloat16"):
+    with pytest.raises(ValueError, match=r"float16.*bfloat16"):
         contract("softmax", loose="u=float16", dtype=["bfloat16"])

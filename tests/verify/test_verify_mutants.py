@@ -104,5 +104,5 @@ def test_every_contract_has_mutants():
 def test_a_change_that_does_not_apply_is_an_error():
     """A mutant with a change that does not apply is an error: it would survive, and make the contract look weak."""
     changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
-    with pytest.raises(ValueError, match="answer, typo: expected 'runn =' exactly once in the function"):
+    with pytest.raises(ValueError, match=r"answer, typo: .*'runn ='"):
         changes.mutated(changes.mutants[0])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.campaign import Campaign, CandidateJob, run
 from llamaspec.verify.catalogue import CONTRACTS
 
 CAUSAL = """
@@ -40,7 +40,7 @@ def judged(tmp_path):
     def judged(op: str, function: str, **only):
         campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=60, seconds=300.0, timeout=60.0)
         [(report, lines)] = run(
-            [Job(op, f"{file}:{function}", only=only)], campaign, progress=lambda _, total=None: lambda _: None
+            [CandidateJob(op, f"{file}:{function}", only=only)], campaign, progress=lambda _, total=None: lambda _: None
         )
         return report, "\n".join(lines)
 

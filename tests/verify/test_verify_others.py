@@ -11,10 +11,10 @@ import pytest
 
 from llamaspec.benchmarks.audits.others.refused import REFUSED
 from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_of
-from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.benchmarks.audits.others.table import ACCEPTED, FOREIGN_JOBS, GGUF, JAX, ONNXRUNTIME, TRITON
 from llamaspec.reference.losses import cross_entropy
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.candidates.candidate import Candidate, Direct, Worker
 from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
@@ -28,11 +28,11 @@ from tests.verify.other_pythons import python_with
 FOUND = sorted((REPOSITORY / "docs" / "found").glob("*.json"))
 
 
-def each(jobs: list[Job]) -> list[tuple[Job, str]]:
+def each(jobs: list[CandidateJob]) -> list[tuple[CandidateJob, str]]:
     return [(job, dtype) for job in jobs for dtype in job.dtypes]
 
 
-def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int, shapes: int | None) -> None:
+def assert_accepted(job: CandidateJob, dtype: str, candidate: Candidate, *, examples: int, shapes: int | None) -> None:
     contract = contract_for(job.op)
     report = verify(
         contract,
@@ -115,7 +115,7 @@ def test_everything_found_is_told_of():
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
     """docs/found/kernels.md has a row for every judged function, and a replay file or a reason for each refusal."""
     text = (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
-    there = {":".join(library_of(job.candidate)) for job in OTHERS}
+    there = {":".join(library_of(job.candidate)) for job in FOREIGN_JOBS}
     assert set(REFUSED) <= there
     for name in there:
         library, _, function = name.partition(":")

@@ -86,9 +86,9 @@ def test_every_dtype_that_is_violated_is_shown():
         test()
     with pytest.raises(ValueError, match="expected at least one dtype"):
         contract("softmax", dtype=[])
-    with pytest.raises(ValueError, match="expected a dtype of float32, bfloat16, float16; got float8"):
+    with pytest.raises(ValueError, match=r"float32, bfloat16, float16.*float8"):
         contract("softmax", dtype=["float32", "float8"])
-    with pytest.raises(ValueError, match="no contract is called softmax: there are layernorm"):
+    with pytest.raises(ValueError, match=r"softmax.*layernorm"):
         contract("softmax", file=LAYERNORM)
 
 
@@ -136,9 +136,7 @@ def test_a_candidate_cannot_change_what_it_is_judged_by(monkeypatch):
 def test_a_definition_that_was_changed_before_the_test_is_seen(monkeypatch):
     test = contract("add", arrays="numpy", seed=0, examples=20)(lambda x, y: x + y)
     monkeypatch.setattr("llamaspec.verify.contracts.add.add", lambda x, y: x - y)
-    with pytest.raises(
-        AssertionError, match=r"definition: llamaspec.verify.contracts.add.add was changed, but it judges"
-    ):
+    with pytest.raises(AssertionError, match=r"definition: llamaspec\.verify\.contracts\.add\.add"):
         test()
     test()
 
@@ -149,7 +147,7 @@ def test_a_convention_is_named_with_what_leaves_it_out():
             e = np.exp(x - x.max(axis=-1, keepdims=True))
             return e / e.sum(axis=-1, keepdims=True)
 
-    with pytest.raises(AssertionError, match="expects zeros for a row of only -inf: --set hidden=none leaves it out"):
+    with pytest.raises(AssertionError, match=r"-inf.*--set hidden=none"):
         contract("softmax", arrays="numpy", seed=0, examples=50)(nan_for_a_row_of_minus_infinity)()
 
 
@@ -179,7 +177,7 @@ def test_what_is_only_suspicious_fails_where_strict():
 
 
 def test_an_op_without_a_contract():
-    with pytest.raises(ValueError, match="no contract is called conv"):
+    with pytest.raises(ValueError, match=r"\bconv\b"):
         contract("conv")
 
 
@@ -241,5 +239,5 @@ def test_another_layout():
 
 
 def test_an_argument_that_the_reference_has_not():
-    with pytest.raises(ValueError, match="rmsnorm has the arguments x, weight, eps; got gamma"):
+    with pytest.raises(ValueError, match=r"rmsnorm.*x, weight, eps.*gamma"):
         adapt("rmsnorm", "x", "gamma")

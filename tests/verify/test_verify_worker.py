@@ -151,7 +151,7 @@ def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
 
 
 def test_a_device_that_is_not_here_is_no_verdict(worker):
-    with pytest.raises(NoVerdict, match=r"no arrays of jax on tpu: RuntimeError: "):
+    with pytest.raises(NoVerdict, match=r"jax.*tpu.*RuntimeError"):
         worker("right", arrays="jax", device="tpu").start()
 
 
@@ -174,7 +174,7 @@ def test_a_candidate_in_a_file(tmp_path, monkeypatch):
     for name in ("some kernels/mine.py:f", f"{folder}/mine.py:f"):
         with Worker(name, arrays="numpy") as candidate:
             np.testing.assert_array_equal(call(candidate).arrays[0], 3 * X)
-    with pytest.raises(ImportError, match=r"none.py:f cannot be imported: FileNotFoundError: there is no file none.py"):
+    with pytest.raises(ImportError, match=r"none\.py:f.*FileNotFoundError"):
         Worker("none.py:f", arrays="numpy").start()
 
 
@@ -200,17 +200,17 @@ def test_what_cannot_be_imported(worker, name, message):
 def test_a_module_that_ends_the_process(worker, tmp_path):
     worker("right")
     (tmp_path / "ends.py").write_text("import os\nos._exit(7)")
-    with pytest.raises(ImportError, match="ends:right: importing it ended the process: exit status 7"):
+    with pytest.raises(ImportError, match=r"ends:right.*exit status 7"):
         Worker("ends:right", arrays="numpy").start()
 
 
 def test_another_python_that_is_none(worker):
-    with pytest.raises(ImportError, match="/nowhere/python cannot be run: No such file or directory"):
+    with pytest.raises(ImportError, match=r"/nowhere/python.*No such file or directory"):
         worker("right", python="/nowhere/python").start()
 
 
 def test_a_library_that_is_unknown():
-    with pytest.raises(ValueError, match="expected arrays of jax, numpy, torch, cupy; got tensorflow"):
+    with pytest.raises(ValueError, match=r"jax, numpy, torch, cupy.*tensorflow"):
         check_library("tensorflow")
 
 

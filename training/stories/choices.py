@@ -47,15 +47,15 @@ class Choices:
         raise AssertionError("random() is below 1")
 
 
-class Replay(Choices):
+class ReplayedChoices(Choices):
     """Repeat the choices of a trail. Beyond its end, always take the first option."""
 
     def __init__(self, trail: Sequence[int]):
         super().__init__(random.Random(0))
-        self._given = trail
+        self._recorded = trail
         self.weights: list[list[int]] = []  # for each choice, the weights of its options
 
     def _draw(self, weights: Sequence[int]) -> int:
         self.weights.append(list(weights))
         position = len(self.trail)
-        return self._given[position] if position < len(self._given) else 0
+        return self._recorded[position] if position < len(self._recorded) else 0

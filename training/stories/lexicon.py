@@ -116,7 +116,7 @@ THINGS = tuple(Thing(**_shared(row, "losses")) for row in _TABLE["things"])
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class StoryPlace:
     """A place to go to, and the kinds of spots there."""
 
     noun: str
@@ -125,7 +125,7 @@ class Place:
     water: str = ""
 
 
-PLACES = tuple(Place(**row) for row in _TABLE["places"])
+PLACES = tuple(StoryPlace(**row) for row in _TABLE["places"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ QUESTIONS: tuple[str, ...] = _TABLE["questions"]
 
 def unknown_question(choices: Choices) -> str:
     """Make a question that no story answers."""
-    return choices.pick(QUESTIONS).format_map(Words(choices))
+    return choices.pick(QUESTIONS).format_map(BraceWords(choices))
 
 
 def unknown_noun(choices: Choices) -> str:
@@ -45,7 +45,7 @@ def made_up(choices: Choices) -> str:
     return syllables + choices.pick(ENDINGS[1:])
 
 
-class Words(dict):
+class BraceWords(dict):
     """Words for the braces of a question. A word that is not in `words` is chosen when it is needed."""
 
     def __init__(self, choices: Choices, words: Mapping[str, str] | None = None):

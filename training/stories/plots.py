@@ -27,9 +27,9 @@ from llamaspec.training.stories.lexicon import (
     TREATS,
     Character,
     Dish,
-    Place,
     Plant,
     Skill,
+    StoryPlace,
     Thing,
     Weather,
     a,
@@ -454,7 +454,7 @@ def befriend(w: World) -> None:
     w.set(m=friend.name, friend=friend.introduced, m_they=friend.they, m_them=friend.them, m_their=friend.their)
 
 
-def fitting(thing: Thing, place: Place) -> list[str]:
+def fitting(thing: Thing, place: StoryPlace) -> list[str]:
     """List the kinds of spots where this thing can get lost at this place."""
     return [spot for spot in thing.spots if spot in place.spots]
 

@@ -9,7 +9,7 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.data import Example
 from llamaspec.training.recipe import Recipe
 from llamaspec.training.stories import vocabulary
-from llamaspec.training.stories.talk import Message
+from llamaspec.training.stories.talk import TalkMessage
 from llamaspec.training.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
 
 HELD_OUT = 400  # documents for measuring the loss
@@ -58,7 +58,7 @@ class Stories:
         """Return held-out questions about stories, with their answers."""
         return questions(self.tokenizer, QUESTIONS)
 
-    def _example(self, conversation: list[Message], *, answers: float) -> Example:
+    def _example(self, conversation: list[TalkMessage], *, answers: float) -> Example:
         """Turn a conversation into an example. Answers about stories have weight `answers`, other text has weight 1."""
         ids, counted, _ = encode(conversation, self.tokenizer)
         weights = [float(c) for c in counted]

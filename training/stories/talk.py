@@ -29,7 +29,7 @@ from llamaspec.training.stories.lexicon import (
     capital,
     names,
 )
-from llamaspec.training.stories.outside import Words, unknown_noun, unknown_person, unknown_question
+from llamaspec.training.stories.outside import BraceWords, unknown_noun, unknown_person, unknown_question
 from llamaspec.training.stories.phrases import (
     ABILITIES,
     ABOUT_IT,
@@ -57,7 +57,7 @@ NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
 HELPERS = tuple(sorted({helper for spot in SPOTS.values() for helper in spot.helpers} - set(ANIMALS)))
 
 
-class Message(NamedTuple):
+class TalkMessage(NamedTuple):
     """A part of a conversation."""
 
     role: str  # user, assistant; "story" for a story by itself
@@ -70,16 +70,16 @@ class Talk:
     """A conversation under construction."""
 
     def __init__(self, choices: Choices):
-        self.messages: list[Message] = []
+        self.messages: list[TalkMessage] = []
         self.stories: list[Story] = []
         self._choices = choices
 
     def turn(self, question_text: str, answer: Callable[[], str], *, of_story: bool = False) -> None:
         """Add a person's message and the answer. Only choices in the answer count in its surprisal."""
-        self.messages.append(Message("user", casually(self._choices, question_text), 0.0))
+        self.messages.append(TalkMessage("user", casually(self._choices, question_text), 0.0))
         before = self._choices.nats
         content = answer()
-        self.messages.append(Message("assistant", content, self._choices.nats - before, of_story))
+        self.messages.append(TalkMessage("assistant", content, self._choices.nats - before, of_story))
 
     def social(self, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
         """Add a greeting, thanks or similar, and its answer."""
@@ -112,9 +112,11 @@ class Talk:
         kinds = ("told", "not told", "other plot", "not in it", "more", "outside", "remark", "social")
         match self._choices.pick(kinds, (18, 4, 3, 2, 1, 3, 1, 1)):
             case "told":
-                open_questions = [question for question in self.stories[-1].questions if question not in self._asked]
+                open_questions = [
+                    question for question in self.stories[-1].questions if question not in self._questions
+                ]
                 question = self._choices.pick(open_questions)
-                self._asked.append(question)
+                self._questions.append(question)
                 self.turn(self._choices.pick(question.wordings), lambda: question.answer, of_story=True)
             case "not told":
                 self._not_told(NOT_TOLD)
@@ -137,7 +139,7 @@ class Talk:
 
     def questions(self, least: int, most: int) -> None:
         """Add `least` to `most` questions."""
-        self._asked = []
+        self._questions = []
         for _ in range(self._choices.pick(range(least, most + 1))):
             self.question()
 
@@ -183,11 +185,11 @@ class Talk:
                 with_known = pick(("", f" and {a(pick(THINGS).noun)}", f" and {a(unknown)}"))
                 what = f"{what} about {hero}{with_known}"
             case "subject":
-                verb = f"{Words(self._choices)['verb']} {a(unknown)}"
+                verb = f"{BraceWords(self._choices)['verb']} {a(unknown)}"
                 subject = pick((f"and {a(unknown)}", f"and {pick(COLORS)} {unknown}s", f"who wants to {verb}"))
                 what = f"{what} about {a(known_hero)} {subject}"
             case _:
-                what = pick(UNKNOWN).format_map(Words(self._choices))
+                what = pick(UNKNOWN).format_map(BraceWords(self._choices))
         return capital(pick(REQUESTS).format(what))
 
     def _about_the_story(self, ways: tuple[str, ...]) -> str:
@@ -199,7 +201,7 @@ class Talk:
         )
         words = facts | {"someone": self._choices.pick(characters or [facts["m"]]), "own": f"the {own}"}
         words = {word: words[word] for word in ("n", "they", "them", "their", "kind", "someone", "own")}
-        return capital(self._choices.pick(ways).format_map(Words(self._choices, words)))
+        return capital(self._choices.pick(ways).format_map(BraceWords(self._choices, words)))
 
     def _not_told(self, ways: tuple[str, ...]) -> None:
         """Add a question that the last story does not answer."""
@@ -235,7 +237,7 @@ class Talk:
         )
 
 
-def conversation(rng: random.Random) -> list[Message]:
+def conversation(rng: random.Random) -> list[TalkMessage]:
     """Make a conversation: mostly requests for stories, and questions about them.
 
     >>> for role, content, *_ in conversation(random.Random(11)):

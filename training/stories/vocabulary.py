@@ -23,7 +23,7 @@ from sentencepiece import SentencePieceTrainer
 
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.stories.corpus import story
-from llamaspec.training.stories.talk import Message, conversation
+from llamaspec.training.stories.talk import TalkMessage, conversation
 
 VOCAB = 1024
 SEEDS = range(0, 8_000, 2)  # documents for training the tokenizer
@@ -68,16 +68,16 @@ def write_tokenizer(path: str | Path) -> None:
     Path(path).write_bytes(train_tokenizer())
 
 
-def messages(seed: int) -> list[Message]:
+def messages(seed: int) -> list[TalkMessage]:
     """Make the document of a seed: a single story, with the role "story", or a conversation."""
     rng = random.Random(seed)
     if seed % 4 < 2:  # half of the even seeds (training) and half of the odd ones (evaluation)
         tale = story(rng)
-        return [Message("story", tale.text, tale.nats)]
+        return [TalkMessage("story", tale.text, tale.nats)]
     return conversation(rng)
 
 
-def encode(turns: Iterable[Message], tokenizer: Tokenizer) -> Document:
+def encode(turns: Iterable[TalkMessage], tokenizer: Tokenizer) -> Document:
     """Encode a conversation or a single story."""
     ids, counted, nats = [BOS], [False], 0.0
     for role, content, surprisal, _ in turns:

@@ -13,8 +13,8 @@ from typing import Any
 
 from llamaspec.verify.candidates.candidate import Candidate, Failure, Outputs
 
-OURS = ("llamaspec.reference", "llamaspec.verify")  # these packages and the modules under them
-JUDGES = (*OURS, "numpy", "math")
+OWN_PACKAGES = ("llamaspec.reference", "llamaspec.verify")  # these packages and the modules under them
+JUDGES = (*OWN_PACKAGES, "numpy", "math")
 
 CODE = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -25,7 +25,7 @@ def snapshot() -> Snapshot:
     """Record the attributes of all modules and classes that a verdict depends on, and the code of their functions."""
     parts: Snapshot = []
     for name, module in list(sys.modules.items()):
-        if name in JUDGES or name.startswith(tuple(f"{package}." for package in OURS)):
+        if name in JUDGES or name.startswith(tuple(f"{package}." for package in OWN_PACKAGES)):
             attributes = {key: value for key, value in vars(module).items() if not key.startswith("__")}
             parts.append((name, module, attributes))
             for key, value in attributes.items():

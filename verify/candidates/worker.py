@@ -124,7 +124,7 @@ class Caller:
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
         self.function, self.library, self.device = function, library, device
-        self._held: list[list[tuple[Array, Any]]] = []  # recent results, newest first
+        self._recent: list[list[tuple[Array, Any]]] = []  # recent results, newest first
 
     def __call__(
         self,
@@ -135,13 +135,13 @@ class Caller:
     ) -> Reply:
         """Call the function, through `call` unless it is None. Read the results back if `read` returns True."""
 
-        def given(value: Any) -> Any:
+        def handed_over(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
-        earlier_results, self._held = self._held, []  # a failed call may have left any state
+        earlier_results, self._recent = self._recent, []  # a failed call may have left any state
         try:
-            arguments = [given(value) for value in positional]
-            named = {name: given(value) for name, value in keyword.items()}
+            arguments = [handed_over(value) for value in positional]
+            named = {name: handed_over(value) for name, value in keyword.items()}
         except Exception as error:
             return Reply([], [], unavailable=_no_arrays(self.library, self.device, error))
         try:
@@ -159,10 +159,10 @@ class Caller:
         after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
         changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
         at = next((n for n, arrays in enumerate(earlier_results, 1) if any(_changed(*pair) for pair in arrays)), 0)
-        self._held = [list(zip(outputs, results, strict=True)), *earlier_results[: at - 1 if at else None]]
-        earlier = [sum(len(array.bytes) for array, _ in arrays) for arrays in self._held[1:]]
-        while len(self._held) > (1 if call else HELD) or sum(earlier[: len(self._held) - 1]) > MOST_HELD:
-            self._held.pop()
+        self._recent = [list(zip(outputs, results, strict=True)), *earlier_results[: at - 1 if at else None]]
+        earlier = [sum(len(array.bytes) for array, _ in arrays) for arrays in self._recent[1:]]
+        while len(self._recent) > (1 if call else RECENT) or sum(earlier[: len(self._recent) - 1]) > RECENT_BYTES:
+            self._recent.pop()
         return Reply(outputs, changed, overwritten=at)
 
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
@@ -284,7 +284,7 @@ def write_frame(stream: Writable, message: Any) -> None:
 
 
 HEADER = 2**24  # most bytes of JSON in a frame
-HELD, MOST_HELD = 4, 2**28  # how many recent results we keep, and most bytes of all but the newest
+RECENT, RECENT_BYTES = 4, 2**28  # how many recent results we keep, and most bytes of all but the newest
 
 
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:

@@ -17,8 +17,8 @@ def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: flo
 
 def expect(x: np.ndarray) -> Expected:
     value = argmax(x)
-    nothing = np.zeros(value.shape)
-    return Expected(value, nothing, nothing, nothing, rounded=False)
+    zeros = np.zeros(value.shape)
+    return Expected(value, zeros, zeros, zeros, rounded=False)
 
 
 def _twice(trial: Trial) -> Claim:

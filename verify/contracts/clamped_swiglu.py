@@ -14,7 +14,7 @@ def _limits(trial: Trial) -> Claim:
     return Claim(trial.again(gate=np.minimum(gate, limit), up=np.clip(up, -limit, limit))[0], trial.outputs[0], 0.0)
 
 
-def _nothing(trial: Trial) -> Claim:
+def _zero_output(trial: Trial) -> Claim:
     up = np.full_like(trial.arguments["up"], -1)
     return Claim(trial.again(up=up)[0], np.zeros_like(up), 0.0)
 
@@ -26,6 +26,6 @@ CONTRACT = gating_contract(
     bound="hard and alarm: (9 + 5 max(-1.702 gate, 1)) u |y|, from the slope, exp, sums, quotient and two products",
     laws=[
         Law("what lies beyond the limits is of no account, bit for bit", _limits),
-        Law("an up of -1 lets nothing through", _nothing),
+        Law("an up of -1 lets nothing through", _zero_output),
     ],
 )

@@ -17,8 +17,8 @@ def arguments(*, precision: Precision, count: int, vocab: int, dim: int, tokens:
 
 def expect(tokens: np.ndarray, table: np.ndarray) -> Expected:
     value = embedding(tokens, table)
-    nothing = np.zeros(value.shape)
-    return Expected(value, nothing, nothing, np.abs(value), rounded=False)
+    zeros = np.zeros(value.shape)
+    return Expected(value, zeros, zeros, np.abs(value), rounded=False)
 
 
 def _repeated(trial: Trial) -> Claim:

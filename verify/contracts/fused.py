@@ -190,9 +190,9 @@ def _residual_alone(trial: Trial) -> Claim | None:
     """Allow for flushing subnormal float32 numbers to zero."""
     if trial.arguments["bias"] is not None:
         return None
-    nothing, residual = np.zeros_like(trial.arguments["x"]), trial.arguments["residual"]
+    zeros, residual = np.zeros_like(trial.arguments["x"]), trial.arguments["residual"]
     flushed = np.where(np.abs(as_float64(residual)) < TINY, TINY, 0.0)
-    return Claim(trial.again(x=nothing)[0], residual, flushed)
+    return Claim(trial.again(x=zeros)[0], residual, flushed)
 
 
 def _gate_of_zeros(trial: Trial) -> Claim | None:

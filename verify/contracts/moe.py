@@ -146,8 +146,8 @@ def expect_biased(
 ) -> Expected:
     added = Biases(*(as_float64(bias) for bias in biases))
     experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down), added)
-    unit, nothing = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
-    y = mixed(exactly(x), experts, nothing, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
+    unit, zeros = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
+    y = mixed(exactly(x), experts, zeros, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
     # Each output of an expert is a sum of a bias and of terms that clamping limits to 7 * 8.
     sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added.down).max(axis=0)
     return Expected(y.value, y.error, y.error, np.broadcast_to(sizes, x.shape))

@@ -62,7 +62,7 @@ def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, mag
     return Expected(partial_rope(x, positions, turns, magnitude=magnitude), bound, bound, size)
 
 
-def _kept(trial: Trial) -> Claim:
+def _unrotated(trial: Trial) -> Claim:
     first = 2 * len(trial.arguments["frequencies"])
     return Claim(trial.outputs[0][..., first:], trial.arguments["x"][..., first:], 0.0)
 
@@ -98,7 +98,7 @@ CONTRACT = Contract(
     "that are kept",
     laws=[
         independent("a sequence", "x", "positions"),
-        Law("features beyond the pairs stay as they are, bit for bit", _kept),
+        Law("features beyond the pairs stay as they are, bit for bit", _unrotated),
         Law("twice the magnitude gives twice the result", _twice, sets=("magnitude",)),
     ],
     large=Large(

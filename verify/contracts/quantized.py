@@ -58,8 +58,8 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
         either = np.maximum(either, np.abs(nudged - codes))
     scales = q.scales
     if scales.dtype.kind != "f":
-        nothing = np.zeros(scales.shape)
-        scale = Expected(scales, nothing, nothing, nothing, rounded=False)
+        zeros = np.zeros(scales.shape)
+        scale = Expected(scales, zeros, zeros, zeros, rounded=False)
     else:
         scale = Expected(as_float64(scales), 3 * U * scales, 3 * U * scales, as_float64(scales))
     return Expected(codes, either, either, np.zeros(codes.shape), rounded=False), scale
@@ -126,8 +126,8 @@ def unpack_arguments(*, precision: Precision, rows: int, pairs: int, w: Values, 
 
 
 def _exact(value: np.ndarray) -> Expected:
-    nothing = np.zeros(value.shape)
-    return Expected(value.astype(np.int64), nothing, nothing, nothing, rounded=False)
+    zeros = np.zeros(value.shape)
+    return Expected(value.astype(np.int64), zeros, zeros, zeros, rounded=False)
 
 
 def encode_arguments(*, precision: Precision, rows: int, blocks: int, w: Values, name: str) -> Arguments:

@@ -58,7 +58,7 @@ def _shift(trial: Trial) -> Claim | None:
     return Claim(trial.again(x=shifted)[0], p, 2 * trial.bounds[0] + 64 * U * p)
 
 
-def _alone(trial: Trial) -> Claim:
+def _single_score(trial: Trial) -> Claim:
     """Hide all scores but one: this reveals a number added to the sum, such as an epsilon in the divisor."""
     x = np.full_like(trial.arguments["x"], -np.inf)
     x[:, -1] = 0
@@ -84,7 +84,7 @@ CONTRACT = Contract(
         Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
         Law("softmax of the scores in reverse is softmax in reverse", _order),
         Law("softmax(x + 4) is softmax(x)", _shift),
-        Law("a score alone has probability 1", _alone),
+        Law("a score alone has probability 1", _single_score),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [17]}

@@ -46,7 +46,7 @@ def _constant(trial: Trial) -> Claim:
     return Claim(again, product, tolerance)
 
 
-def _nothing(trial: Trial) -> Claim | None:
+def _zero_probability(trial: Trial) -> Claim | None:
     """Check that a probability of 0 has a gradient of 0, bit for bit."""
     seen = as_float64(trial.arguments["p"]) != 0
     return None if seen.all() else Claim(np.where(seen, 0, as_float64(trial.outputs[0])), np.zeros(seen.shape), 0.0)
@@ -63,7 +63,7 @@ CONTRACT = Contract(
     laws=[
         independent("a row", "p", "dp"),
         Law("the same slope for all probabilities changes nothing", _constant),
-        Law("a probability of 0 has a gradient of 0", _nothing),
+        Law("a probability of 0 has a gradient of 0", _zero_probability),
     ],
     large=Large({"rows": beyond(1024, 8192), "n": beyond(1024, 8192)}, beside={"rows": [2], "n": [5]}),
 )

@@ -20,7 +20,7 @@ from llamaspec.verify.draws.draw import Values
 
 LARGEST_SIZE = 2**20  # most value of an integer that is drawn from a list
 LONGEST = 1024  # most entries of a list of integers
-SHOWN = 200  # characters of a refused value that we print
+PRINTED = 200  # characters of a refused value that we print
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Domain:
         """Convert `choice`, from Python or typed, to a value of the draw. Raises ValueError for any other."""
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)
-            if value is not _NOTHING:
+            if value is not _MISSING:
                 return value
         got = written(choice) or "an empty text"
-        if len(got) > SHOWN:
-            got = f"{got[:SHOWN]}..."
+        if len(got) > PRINTED:
+            got = f"{got[:PRINTED]}..."
         if isinstance(choice, list | tuple):
             got += f", {len(choice):,} entries"
         raise ValueError(f"expected one of {self}; got {got}{self._guess(choice)}")
@@ -93,34 +93,34 @@ class Domain:
                 return None
             if isinstance(value, float) and math.isnan(value) and _is_nan(choice):
                 return value
-        return _NOTHING
+        return _MISSING
 
     def _array(self, choice: Any) -> Any:
         if self.arrays is None:
-            return _NOTHING
+            return _MISSING
         if isinstance(choice, str):
             try:
                 choice = Values.parse(choice)
             except ValueError:
-                return _NOTHING
-        return choice if isinstance(choice, Values) and self.arrays.holds(choice) else _NOTHING
+                return _MISSING
+        return choice if isinstance(choice, Values) and self.arrays.holds(choice) else _MISSING
 
     def _list(self, choice: Any) -> Any:
         if self.lists is None or not isinstance(choice, list | tuple) or not 0 < len(choice) <= LONGEST:
-            return _NOTHING
+            return _MISSING
         low, high = self.lists
-        return tuple(choice) if all(type(entry) is int and low <= entry <= high for entry in choice) else _NOTHING
+        return tuple(choice) if all(type(entry) is int and low <= entry <= high for entry in choice) else _MISSING
 
     def _number(self, choice: Any) -> Any:
         if isinstance(choice, str):
             choice = _as_number(choice)
         if isinstance(choice, bool) or not isinstance(choice, int | float) or not math.isfinite(choice):
-            return _NOTHING
+            return _MISSING
         if self.integers and isinstance(choice, int) and self.integers[0] <= choice <= self.integers[1]:
             return choice
         if self.real and self.real[0] <= choice <= self.real[1]:
             return float(choice)
-        return _NOTHING
+        return _MISSING
 
     def _guess(self, choice: Any) -> str:
         texts = [value for value in self.drawn if isinstance(value, str)] + list(
@@ -129,7 +129,7 @@ class Domain:
         return did_you_mean(choice, texts) if isinstance(choice, str) else ""
 
 
-_NOTHING = object()
+_MISSING = object()
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.candidates.candidate import Candidate, Failure, NoVerdict, Outputs
-from llamaspec.verify.candidates.worker import HELD
+from llamaspec.verify.candidates.worker import RECENT
 from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from llamaspec.verify.draws.draw import AGAIN, LAW, SEEDS, Draw, Values
 from llamaspec.verify.judging.judge import Finding, Point, broken, judge, returned_precision
@@ -190,9 +190,9 @@ def _called_again(
 
 
 def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
-    """Call with new numbers until a candidate that rotates up to `HELD` buffers would overwrite one."""
-    while call.made <= HELD:
-        outputs = call(_other_numbers(call.contract, precision, draw, call.made))
+    """Call with new numbers until a candidate that rotates up to `RECENT` buffers would overwrite one."""
+    while call.calls <= RECENT:
+        outputs = call(_other_numbers(call.contract, precision, draw, call.calls))
         if isinstance(outputs, Finding):
             return outputs if outputs.kind == REUSED else outputs._replace(condition=OTHER_SEEDS)
     return None
@@ -201,10 +201,10 @@ def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None
 def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
     """Make arguments of the same shapes and kinds with other numbers: every seed plus `by`."""
 
-    def other(value: Any) -> Any:
+    def reseeded(value: Any) -> Any:
         return replace(value, seed=(value.seed + by) % SEEDS) if isinstance(value, Values) else value
 
-    return contract.arguments(precision=precision, **{k: other(v) for k, v in draw.items() if k != LAW})
+    return contract.arguments(precision=precision, **{k: reseeded(v) for k, v in draw.items() if k != LAW})
 
 
 def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
@@ -238,18 +238,18 @@ class _Calls:
 
     def __init__(self, contract: Contract, candidate: Candidate):
         self.contract, self.candidate = contract, candidate
-        self.made = 0
+        self.calls = 0
 
     def __call__(self, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
         outcome = self.candidate.call(*self.contract.split(arguments))
-        self.made += 1
+        self.calls += 1
         if isinstance(outcome, Failure):
             return Finding(outcome.kind, outcome.message, _of_another_library(outcome))
         if outcome.changed:
             return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
-        if outcome.overwritten == 1 < self.made:
+        if outcome.overwritten == 1 < self.calls:
             return Finding(REUSED, "wrote to the result of the previous call: two calls share a buffer")
-        if 1 < outcome.overwritten < self.made:
+        if 1 < outcome.overwritten < self.calls:
             return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls earlier: calls share buffers")
         return tuple(_at_most_float32(array) for array in outcome.arrays)
 

@@ -121,7 +121,9 @@ class _Turn:
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
         """Judge results, unless their bits equal the last judged ones. Raises NoVerdict for a wrong result."""
-        unjudged = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
+        unjudged = {
+            name: arrays for name, arrays in results.items() if not _bits_equal(arrays, self._judged.get(name, ()))
+        }
         expected = self.contract.expected(self.arguments) if unjudged else ()
         for name, arrays in unjudged.items():
             finding = judge(arrays, expected, self.precision).finding
@@ -130,7 +132,7 @@ class _Turn:
         self._judged.update(unjudged)
 
 
-def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+def _bits_equal(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
     """Compare arrays bit by bit: NaN equals NaN."""
     return len(first) == len(second) and all(
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

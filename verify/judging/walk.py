@@ -47,7 +47,7 @@ class OpError(NamedTuple):
 
 @runtime_checkable
 class Walkable(Protocol):
-    """A model with ops that can be called one by one, such as `model.candidates.walking.Walkable`.
+    """A model with ops that can be called one by one, such as `model.candidates.walking.WalkableModel`.
 
     NumPy must be able to read its arrays.
     """

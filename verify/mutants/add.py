@@ -36,7 +36,7 @@ inputs in float16
     + f16(x[row, span]) + f16(y[row, span])
 tail never written
     - spans(dim, BLOCK)
-    + whole(dim, BLOCK)
+    + full_spans(dim, BLOCK)
 first row of y for every row
     - y[row, span]
     + y[0, span]

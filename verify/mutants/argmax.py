@@ -59,7 +59,7 @@ index in bfloat16
     + best[row] = bf16(span.start + at)
 tail left out
     - spans(n, BLOCK)
-    + whole(n, BLOCK)
+    + full_spans(n, BLOCK)
 last score left out
     - scores = f32(x[row, span])
     + scores = np.where(np.arange(span.start, span.stop) < max(n - 1, 1), f32(x[row, span]), -np.inf)

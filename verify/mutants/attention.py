@@ -173,7 +173,7 @@ total not rescaled
     + total = total +
 tail of the keys left out
     - spans(keys, BLOCK)
-    + whole(keys, BLOCK)
+    + full_spans(keys, BLOCK)
 last key left out
     - spans(keys, BLOCK)
     + spans(max(keys - 1, 1), BLOCK)
@@ -297,7 +297,7 @@ keys of this chunk alone
     + first = offset if window is None
 last tile of queries never written
     - spans(queries, BLOCK)
-    + whole(queries, BLOCK)
+    + full_spans(queries, BLOCK)
 hidden scores of -10,000
     - query @ f32(k[row, span, shared]).T, -np.inf
     + query @ f32(k[row, span, shared]).T, -1e4
@@ -377,7 +377,7 @@ window taken for a length
     + first, length = 0, length if window is None else min(length, window)
 last split left out
     - spans(length - first, BLOCK)
-    + whole(length - first, BLOCK)
+    + full_spans(length - first, BLOCK)
 sums of splits not rescaled
     - part[2] * np.exp(part[0] - highest)
     + part[2]

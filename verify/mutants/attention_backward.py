@@ -81,10 +81,10 @@ heads dealt out in turn
     + head % kv_heads
 tail of the keys left out
     - for tile in spans(keys, BLOCK)
-    + for tile in whole(keys, BLOCK)
+    + for tile in full_spans(keys, BLOCK)
 tail left out of the forward pass
     - for span in spans(keys, BLOCK)
-    + for span in whole(keys, BLOCK)
+    + for span in full_spans(keys, BLOCK)
 mask left out
     - scores = queried @ near.T * scale + f32(mask[row, :, tile])
     + scores = queried @ near.T * scale

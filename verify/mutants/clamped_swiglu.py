@@ -77,7 +77,7 @@ sigmoid in bfloat16
     + passed = a * bf16(1 / (1 + np.exp(-np.float32(1.702) * a)))
 tail never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 first row of up for every row
     - up[row, span]
     + up[0, span]

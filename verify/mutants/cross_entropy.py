@@ -73,7 +73,7 @@ sum not rescaled by a new maximum
     + total + np.sum
 tail of the vocabulary left out
     - for span in spans(vocab, BLOCK)
-    + for span in whole(vocab, BLOCK)
+    + for span in full_spans(vocab, BLOCK)
 last token left out
     - np.sum(f32(weights) * nats)
     + np.sum((f32(weights) * nats)[: max(tokens - 1, 1)])
@@ -126,10 +126,10 @@ target of the first token for all
     + == targets[0]
 tail left out of the sum
     - for span in spans(vocab, BLOCK)
-    + for span in whole(vocab, BLOCK)
+    + for span in full_spans(vocab, BLOCK)
 tail never written
     - for out in spans(vocab, BLOCK)
-    + for out in whole(vocab, BLOCK)
+    + for out in full_spans(vocab, BLOCK)
 sum not rescaled by a new maximum
     - total * np.exp(top - larger) + np.sum
     + total + np.sum

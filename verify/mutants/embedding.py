@@ -46,7 +46,7 @@ table read transposed
     + table.reshape(dim, len(table)).T[token, span]
 tail never written
     - spans(dim, BLOCK)
-    + whole(dim, BLOCK)
+    + full_spans(dim, BLOCK)
 rows pass through bfloat16
     - x[i, span] = table[token, span]
     + x[i, span] = bf16(table[token, span])

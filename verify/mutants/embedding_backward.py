@@ -26,7 +26,7 @@ lost updates, as without atomics
     + table[tokens[i]] = f32(dx[i]) + table[tokens[i]] * (i == some.start or tokens[i] != tokens[i - 1])
 tail of the tokens left out
     - for some in spans(len(tokens), BLOCK)
-    + for some in whole(len(tokens), BLOCK)
+    + for some in full_spans(len(tokens), BLOCK)
 last token left out
     - table[tokens[i]] += f32(dx[i])
     + table[tokens[i]] += f32(dx[i]) * (i < max(len(tokens) - 1, 1))

@@ -83,7 +83,7 @@ sums in 16 bits
     + total = f32(sums[0].astype(np.int16)) + np
 tail group left out
     - spans(cols, group)
-    + whole(cols, group)
+    + full_spans(cols, group)
 right up to 64 groups
     - y += total
     + y += (g < 64) * total

@@ -211,7 +211,7 @@ bias where there is no residual alone
     + (total if not np.any(residual[b]) else sums) + f32(residual[b])
 tail of the columns left out
     - spans(cols, BLOCK)
-    + whole(cols, BLOCK)
+    + full_spans(cols, BLOCK)
 sums not reset between vectors
     - sums = np.zeros(rows, np.float32)
     + sums = np.zeros(rows, np.float32) if b == 0 else sums
@@ -283,7 +283,7 @@ gate and up rounded to bfloat16
     + bf16(gate) / (1 + np.exp(-bf16(gate))) * bf16(up)
 last tile never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 right up to 1,024 rows of gate
     - f32(weight[tile]) @ staged, f32
     + f32(weight[tile if tile.stop <= 1024 else slice(tile.stop - tile.start)]) @ staged, f32

@@ -69,7 +69,7 @@ up plus one
     + gelu * (b + 1)
 tail never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 first row of up for every row
     - up[row, span]
     + up[0, span]

@@ -56,7 +56,7 @@ cut off at 7
     + a = np.minimum(f32(x[row, span]), 7)
 tail never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 first row for every row
     - x[row, span]
     + x[0, span]

@@ -95,7 +95,7 @@ sums not reset between rows
     + lanes, squares = (np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)) if row == 0 else (lanes, squares)
 tail never written
     - for out in spans(dim, BLOCK)
-    + for out in whole(dim, BLOCK)
+    + for out in full_spans(dim, BLOCK)
 mean in bfloat16
     - mean = np.sum(lanes) / np.float32(dim)
     + mean = bf16(np.sum(lanes) / np.float32(dim))

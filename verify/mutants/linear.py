@@ -44,7 +44,7 @@ GEMV = implementation(
     """
 tail left out
     - for span in spans(cols, BLOCK)
-    + for span in whole(cols, BLOCK)
+    + for span in full_spans(cols, BLOCK)
 last column left out
     - f32(x[span])
     + np.where(np.arange(span.start, span.stop) < max(cols - 1, 1), f32(x[span]), 0)
@@ -103,13 +103,13 @@ GEMM = implementation(
     """
 tail of the columns left out
     - spans(cols, BLOCK)
-    + whole(cols, BLOCK)
+    + full_spans(cols, BLOCK)
 tail of the rows never written
     - spans(rows, 16)
-    + whole(rows, 16)
+    + full_spans(rows, 16)
 tail of the batch never written
     - spans(batch, 8)
-    + whole(batch, 8)
+    + full_spans(batch, 8)
 tile overwritten by each block
     - tile += f32
     + tile = f32

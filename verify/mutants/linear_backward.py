@@ -24,10 +24,10 @@ IMPLEMENTATION = implementation(
     """
 tail of the rows left out of dx
     - for span in spans(rows, BLOCK)
-    + for span in whole(rows, BLOCK)
+    + for span in full_spans(rows, BLOCK)
 tail of the batch left out of dW
     - for some in spans(batch, BLOCK)
-    + for some in whole(batch, BLOCK)
+    + for some in full_spans(batch, BLOCK)
 blocks of rows overwritten
     - dx += f32(dy[:, span])
     + dx = f32(dy[:, span])

@@ -55,7 +55,7 @@ maximum of the first span for every span
     + top = maxima[0]
 last span left out
     - spans(n, SPAN)
-    + whole(n, SPAN)
+    + full_spans(n, SPAN)
 last score left out
     - scores = f32(x[row, span])
     + scores = np.where(np.arange(span.start, span.stop) < max(n - 1, 1), f32(x[row, span]), -np.inf)

@@ -242,7 +242,7 @@ groups of half the size
     + spans(cols, size(scheme, cols) // 2 or 1)[: scales.shape[1]]
 tail group never written
     - spans(cols, size(scheme, cols))
-    + whole(cols, size(scheme, cols))
+    + full_spans(cols, size(scheme, cols))
 codes without signs
     - LEVELS[scheme][codes[:, span].view(np.uint8)]
     + np.abs(LEVELS[scheme][codes[:, span].view(np.uint8)])
@@ -277,7 +277,7 @@ scale of the first group for the row
     + y[row] += (scale if g == 0 or scheme == "mxfp4" else scales[row, 0]) *
 tail group left out
     - spans(cols, size(scheme, cols))
-    + whole(cols, size(scheme, cols))
+    + full_spans(cols, size(scheme, cols))
 groups of 32 for 64
     - spans(cols, size(scheme, cols))
     + spans(cols, 32)[: scales.shape[1]]

@@ -69,10 +69,10 @@ weight of the first block for every block
     + weight[: out.stop - out.start]
 tail left out of the sum (Liger #519)
     - for span in spans(dim, BLOCK)
-    + for span in whole(dim, BLOCK)
+    + for span in full_spans(dim, BLOCK)
 tail never written
     - for out in spans(dim, BLOCK)
-    + for out in whole(dim, BLOCK)
+    + for out in full_spans(dim, BLOCK)
 last feature left out of the sum
     - part * part
     + part * part * (np.arange(len(part)) + span.start < max(dim - 1, 1))

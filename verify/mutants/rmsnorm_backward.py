@@ -75,7 +75,7 @@ eps outside the root
     + (np.sqrt(squares / np.float32(dim)) + np.float32(eps))
 tail left out of both sums
     - for span in spans(dim, BLOCK)
-    + for span in whole(dim, BLOCK)
+    + for span in full_spans(dim, BLOCK)
 scale left out of the weight's
     - f32(dy[row]) * f32(x[row]) * scale
     + f32(dy[row]) * f32(x[row])

@@ -90,7 +90,7 @@ mask left out
     + np.maximum(f32(mask[row][:, span]), -1e4)
 tail of the keys left out
     - spans(keys, BLOCK)
-    + whole(keys, BLOCK)
+    + full_spans(keys, BLOCK)
 head h to key head h % kv_heads
     - head // (heads // kv_heads)
     + head % kv_heads

@@ -51,13 +51,13 @@ first score for the maximum
     + new = max(maximum, scores[0])
 tail left out
     - for span in spans(n, BLOCK)
-    + for span in whole(n, BLOCK)
+    + for span in full_spans(n, BLOCK)
 tail padded with zeros
     - scores = f32(x[row, span])
     + scores = np.append(f32(x[row, span]), np.zeros(-n % BLOCK if span.stop == n else 0, np.float32))
 tail never written
     - for out in spans(n, BLOCK)
-    + for out in whole(n, BLOCK)
+    + for out in full_spans(n, BLOCK)
 last score left out
     - scores = f32(x[row, span])
     + scores = np.where(np.arange(span.start, span.stop) < max(n - 1, 1), f32(x[row, span]), -np.inf)

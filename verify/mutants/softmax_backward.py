@@ -45,10 +45,10 @@ derivative of a sigmoid
     + f32(dp[row, out]) * (1 - f32(p[row, out]))
 tail left out of the sum
     - for span in spans(n, BLOCK)
-    + for span in whole(n, BLOCK)
+    + for span in full_spans(n, BLOCK)
 tail never written
     - for out in spans(n, BLOCK)
-    + for out in whole(n, BLOCK)
+    + for out in full_spans(n, BLOCK)
 sum of the last block alone
     - total += np.sum
     + total = np.sum

@@ -55,7 +55,7 @@ square of bfloat16
     + bf16(np.maximum(f32(x[row, span]), 0))
 tail never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 first row for every row
     - x[row, span]
     + x[0, span]

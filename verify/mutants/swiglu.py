@@ -62,7 +62,7 @@ exponential in float16
     + f16(np.exp(-a))
 tail never written
     - spans(ffn, BLOCK)
-    + whole(ffn, BLOCK)
+    + full_spans(ffn, BLOCK)
 first row of up for every row
     - up[row, span]
     + up[0, span]

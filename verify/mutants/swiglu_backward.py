@@ -55,7 +55,7 @@ gradients swapped
     + return dup, dgate
 tail never written
     - for span in spans(ffn, BLOCK)
-    + for span in whole(ffn, BLOCK)
+    + for span in full_spans(ffn, BLOCK)
 first row of up for every row
     - (f32(x[row, span]) for x in (gate, up, dy))
     + (f32(x[r, span]) for x, r in ((gate, row), (up, 0), (dy, row)))

@@ -152,10 +152,10 @@ def short(value: Any) -> str:
     """
     if isinstance(value, tuple) and len(value) > FEW and len(set(value)) == 1:
         return f"({value[0]},)*{len(value)}"
-    return _whole(value)
+    return _value_text(value)
 
 
-def _whole(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
 
 
@@ -222,7 +222,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
-                "draw": {name: _whole(value) for name, value in report.worst.draw.items()},
+                "draw": {name: _value_text(value) for name, value in report.worst.draw.items()},
                 "finding": report.worst.finding._asdict() if report.worst.finding else None,
             }
             for report in reports

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from llamaspec.benchmarks.audits.others.rows import table
-from llamaspec.benchmarks.audits.others.table import OTHERS
+from llamaspec.benchmarks.audits.others.table import FOREIGN_JOBS
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
@@ -27,12 +27,12 @@ from llamaspec.verify.reports.replay import Replay, digest, save
 from llamaspec.verify.reports.report import counterexample
 
 
-def chosen(names: Sequence[str]) -> list[Job]:
+def chosen(names: Sequence[str]) -> list[CandidateJob]:
     """Choose the jobs with a candidate that has one of the `names` in its own."""
-    return [job for job in OTHERS if any(name in job.candidate for name in names)]
+    return [job for job in FOREIGN_JOBS if any(name in job.candidate for name in names)]
 
 
-def judged(job: Job, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
+def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Yield a row and the lines of a report for each dtype of a job; write a replay for one that is refused."""
     contract, function = contract_for(job.op), load(job.candidate)
     for dtype in job.dtypes:

@@ -119,7 +119,7 @@ def negated(a):
     return a == 0 if isinstance(a, tl.tensor) else not a
 
 
-class Words(interpreter.ASTTransformer):
+class BooleanRewriter(interpreter.ASTTransformer):
     """Replaces `and`, `or` and `not`, so that they work on tensors element by element, as in compiled kernels."""
 
     def visit_Assign(self, node):
@@ -165,7 +165,7 @@ def launched(method):
 def mend():
     """Patch Triton's interpreter as the docstring of this module says."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
-    interpreter.FunctionRewriter.ast_transformer = Words()
+    interpreter.FunctionRewriter.ast_transformer = BooleanRewriter()
     for name in ("binary_op", "unary_op", "ternary_op"):
         setattr(BUILDER, name, on_numbers(getattr(BUILDER, name)))
     for name in ("cast_impl", "create_fp_to_fp"):
@@ -231,7 +231,7 @@ def package(name, **members):
     vars(module).update(members)
 
 
-def alone(name):
+def without_packages(name):
     """Import one module of kernels without the `__init__` of the packages around it."""
     *parents, _ = accumulate(name.split("."), "{}.{}".format)
     for parent in parents:

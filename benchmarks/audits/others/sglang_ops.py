@@ -29,18 +29,18 @@ here.package("sglang.srt.layers.dp_attention", is_dp_attention_enabled=lambda: F
 here.stand_ins("sglang.srt.environ")
 
 OPS = "sglang.kernels.ops"
-decoding = here.alone(f"{OPS}.attention.decode_attention")
-embeddings = here.alone(f"{OPS}.embeddings.vocab_parallel_embedding")
-fused_rmsnorm = here.alone(f"{OPS}.layernorm.fused_rmsnorm")
-infer = here.alone(f"{OPS}.diffusion.norm.norm_triton")
-int8 = here.alone(f"{OPS}.quantization.int8_kernel")
-merging = here.alone(f"{OPS}.attention.merge_state")
-onepass = here.alone(f"{OPS}.diffusion.norm.rmsnorm_onepass_triton")
-prefilling = here.alone(f"{OPS}.attention.prefill_attention")
-rotary = here.alone(f"{OPS}.diffusion.rope.rotary_triton")
-router = here.alone(f"{OPS}.moe.router")
-row_argmax = here.alone(f"{OPS}.speculative.row_argmax")
-softcap = here.alone(f"{OPS}.activation.softcap")
+decoding = here.without_packages(f"{OPS}.attention.decode_attention")
+embeddings = here.without_packages(f"{OPS}.embeddings.vocab_parallel_embedding")
+fused_rmsnorm = here.without_packages(f"{OPS}.layernorm.fused_rmsnorm")
+infer = here.without_packages(f"{OPS}.diffusion.norm.norm_triton")
+int8 = here.without_packages(f"{OPS}.quantization.int8_kernel")
+merging = here.without_packages(f"{OPS}.attention.merge_state")
+onepass = here.without_packages(f"{OPS}.diffusion.norm.rmsnorm_onepass_triton")
+prefilling = here.without_packages(f"{OPS}.attention.prefill_attention")
+rotary = here.without_packages(f"{OPS}.diffusion.rope.rotary_triton")
+router = here.without_packages(f"{OPS}.moe.router")
+row_argmax = here.without_packages(f"{OPS}.speculative.row_argmax")
+softcap = here.without_packages(f"{OPS}.activation.softcap")
 
 
 def argmax(x):

@@ -5,7 +5,7 @@ from typing import Any
 
 from llamaspec.benchmarks.audits.others.refused import REFUSED
 from llamaspec.benchmarks.audits.others.rows import library_of
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.catalogue import contract_for
 
 SEEING = {
@@ -17,25 +17,29 @@ SEEN: dict[str, Any] = {
     "queries": [1, 2, 3],
     "keys": [8, 9, 17, 33],
 }
-BOTH = ("float32", "bfloat16")
-ALL = ("float32", "bfloat16", "float16")
-ALONE = ("float32",)
+F32_BF16 = ("float32", "bfloat16")
+F32_BF16_F16 = ("float32", "bfloat16", "float16")
+F32 = ("float32",)
 FEW = {"rows": [1, 2, 3, 17], "tokens": [1, 2, 3, 17], "batch": [1, 2], "seq": [1, 2, 9, 17], "heads": [1, 3, 7]}
-ONE: dict[str, Any] = {"batch": [1]}  # one sequence, for kernels that take one table of angles
+ONE_SEQUENCE: dict[str, Any] = {"batch": [1]}  # one sequence, for kernels that take one table of angles
 VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row with nothing but -inf
 HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
 
-def _jax(op: str, function: str = "", **fields: Any) -> Job:
-    return Job(op, f"llamaspec.benchmarks.audits.others.jax_ops:{function or op}", arrays="jax", **fields)
+def _jax(op: str, function: str = "", **fields: Any) -> CandidateJob:
+    return CandidateJob(op, f"llamaspec.benchmarks.audits.others.jax_ops:{function or op}", arrays="jax", **fields)
 
 
-def _ort(op: str, **only: Any) -> Job:
-    return Job(op, f"llamaspec.benchmarks.audits.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only)
+def _ort(op: str, **only: Any) -> CandidateJob:
+    return CandidateJob(
+        op, f"llamaspec.benchmarks.audits.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=F32, only=only
+    )
 
 
-def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
-    return Job(
+def _torch(
+    op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = F32_BF16_F16, **only: Any
+) -> CandidateJob:
+    return CandidateJob(
         op,
         f"llamaspec.benchmarks.audits.others.{library}_ops:{function or op}",
         arrays="torch",
@@ -44,7 +48,9 @@ def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple
     )
 
 
-def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
+def _interpreted(
+    library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = F32_BF16_F16, **only: Any
+) -> CandidateJob:
     """Make the job of a Triton kernel, with few rows, because the interpreter takes a millisecond for each program."""
     few = {name: values for name, values in FEW.items() if name in contract_for(op).draws}
     return _torch(op, function, library=library, dtypes=dtypes, **{**few, **only})
@@ -52,39 +58,39 @@ def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str
 
 # The contracts accept all these functions. docs/found.md lists the functions that they do not accept, and why.
 JAX = [
-    _jax("add", dtypes=BOTH),
-    _jax("argmax", dtypes=BOTH),
-    _jax("attention", dtypes=BOTH, only=SEEN),
-    _jax("attention_decode", dtypes=BOTH, only={"padding": [0.0, 100.0], "lengths": [(1,), (7, 8), (33, 1, 16)]}),
-    _jax("attention_weights", dtypes=BOTH, only=SEEN),
-    _jax("embedding", dtypes=BOTH),
-    _jax("gemm", dtypes=BOTH),
-    _jax("gemv", dtypes=BOTH),
-    _jax("linear", dtypes=BOTH),
-    _jax("shared_expert", dtypes=BOTH),
-    _jax("softmax", dtypes=ALONE, only=SEEING),
-    _jax("softmax", "softmax_of_what_is_seen", dtypes=ALONE),
-    _jax("swiglu", dtypes=BOTH),
+    _jax("add", dtypes=F32_BF16),
+    _jax("argmax", dtypes=F32_BF16),
+    _jax("attention", dtypes=F32_BF16, only=SEEN),
+    _jax("attention_decode", dtypes=F32_BF16, only={"padding": [0.0, 100.0], "lengths": [(1,), (7, 8), (33, 1, 16)]}),
+    _jax("attention_weights", dtypes=F32_BF16, only=SEEN),
+    _jax("embedding", dtypes=F32_BF16),
+    _jax("gemm", dtypes=F32_BF16),
+    _jax("gemv", dtypes=F32_BF16),
+    _jax("linear", dtypes=F32_BF16),
+    _jax("shared_expert", dtypes=F32_BF16),
+    _jax("softmax", dtypes=F32, only=SEEING),
+    _jax("softmax", "softmax_of_what_is_seen", dtypes=F32),
+    _jax("swiglu", dtypes=F32_BF16),
 ]
 TRITON = [
-    _jax("softmax", "triton_softmax", dtypes=ALONE, only=SEEING),
-    _jax("rmsnorm", "triton_rmsnorm", dtypes=ALONE, only={"eps": [1e-5]}),
+    _jax("softmax", "triton_softmax", dtypes=F32, only=SEEING),
+    _jax("rmsnorm", "triton_rmsnorm", dtypes=F32, only={"eps": [1e-5]}),
     _jax(
         "attention_decode",
         "triton_attention_decode",
-        dtypes=ALONE,
+        dtypes=F32,
         only={**HEADS, "padding": [0.0], "lengths": [(1,), (7, 8), (33, 16)], "shift": [0.0]},
     ),
     _jax(
         "attention_prefill",
         "triton_attention_prefill",
-        dtypes=ALONE,
+        dtypes=F32,
         only={**HEADS, "group": [1], "offsets": [(0,), (0, 0)], "queries": [16], "spare": [0], "window": [None]},
     ),
     _jax(
         "attention_paged",
         "triton_attention_paged",
-        dtypes=ALONE,
+        dtypes=F32,
         only={**HEADS, "page": [16], "padding": [0.0], "lengths": [(1,), (7, 8), (33, 16)], "shift": [0.0]},
     ),
 ]
@@ -137,7 +143,7 @@ LIGER = [
     _interpreted("liger_kernel", "rmsnorm_backward"),
     _interpreted("liger_kernel", "rope_halves"),
     _interpreted("liger_kernel", "rope_halves_backward"),
-    _interpreted("liger_kernel", "rope_interleaved", **ONE),
+    _interpreted("liger_kernel", "rope_interleaved", **ONE_SEQUENCE),
     _interpreted("liger_kernel", "softmax", **VISIBLE),
     _interpreted("liger_kernel", "softmax_backward"),
     _interpreted("liger_kernel", "swiglu"),
@@ -153,9 +159,9 @@ FLA = [
     _interpreted("fla", "logsumexp"),
     _interpreted("fla", "rmsnorm"),
     _interpreted("fla", "rmsnorm_backward"),
-    _interpreted("fla", "rope_halves", **ONE),
-    _interpreted("fla", "rope_halves_backward", **ONE),
-    _interpreted("fla", "rope_interleaved", **ONE),
+    _interpreted("fla", "rope_halves", **ONE_SEQUENCE),
+    _interpreted("fla", "rope_halves_backward", **ONE_SEQUENCE),
+    _interpreted("fla", "rope_interleaved", **ONE_SEQUENCE),
     _interpreted("fla", "softmax", **VISIBLE),
     _interpreted("fla", "softmax_backward"),
     _interpreted("fla", "swiglu"),
@@ -166,16 +172,16 @@ FLASH_ATTN = [
     _interpreted("flash_attn", "cross_entropy_backward"),
     _interpreted("flash_attn", "rmsnorm"),
     _interpreted("flash_attn", "rmsnorm_backward"),
-    _interpreted("flash_attn", "rope_halves", **ONE),
-    _interpreted("flash_attn", "rope_halves_backward", **ONE),
-    _interpreted("flash_attn", "rope_interleaved", **ONE),
+    _interpreted("flash_attn", "rope_halves", **ONE_SEQUENCE),
+    _interpreted("flash_attn", "rope_halves_backward", **ONE_SEQUENCE),
+    _interpreted("flash_attn", "rope_interleaved", **ONE_SEQUENCE),
 ]
 UNSLOTH = [
     _interpreted("unsloth", "cross_entropy"),
     _interpreted("unsloth", "cross_entropy_backward"),
     _interpreted("unsloth", "rmsnorm"),
-    _interpreted("unsloth", "rope_halves", **ONE),
-    _interpreted("unsloth", "rope_halves_backward", **ONE),
+    _interpreted("unsloth", "rope_halves", **ONE_SEQUENCE),
+    _interpreted("unsloth", "rope_halves_backward", **ONE_SEQUENCE),
     _interpreted("unsloth", "swiglu"),
     _interpreted("unsloth", "swiglu_backward"),
 ]
@@ -183,7 +189,7 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "attention", mask=["none", "every other"], head_dim=[128]),
     _interpreted("flag_gems", "attention", "attention_of_booleans", mask=["none", "every other"], head_dim=[128]),
     _interpreted("flag_gems", "cross_entropy"),
-    _interpreted("flag_gems", "cross_entropy_backward", dtypes=ALONE),
+    _interpreted("flag_gems", "cross_entropy_backward", dtypes=F32),
     _interpreted("flag_gems", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
     _interpreted("flag_gems", "embedding_backward", count=[1, 2, 17], vocab=[1, 3, 17]),
     _interpreted("flag_gems", "gemm"),
@@ -215,7 +221,7 @@ VLLM = [
     _torch(
         "distribution",
         library="vllm",
-        dtypes=ALONE,
+        dtypes=F32,
         temperature=[1.0],
         top_k=[0],
         top_p=[1.0],
@@ -223,7 +229,7 @@ VLLM = [
     ),
     _interpreted("vllm", "gemm"),
     _interpreted("vllm", "linear"),
-    _interpreted("vllm", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("vllm", "quantize", dtypes=F32, scheme=["q8_row"]),
     _interpreted("vllm", "rmsnorm"),
     _interpreted("vllm", "rmsnorm", "rmsnorm_after_sum"),
     _interpreted("vllm", "rmsnorm", "rmsnorm_beam"),
@@ -234,7 +240,7 @@ VLLM = [
     _interpreted("vllm", "swiglu"),
 ]
 SGLANG = [
-    _interpreted("sglang", "argmax", dtypes=ALONE),
+    _interpreted("sglang", "argmax", dtypes=F32),
     _interpreted("sglang", "attention_decode", window=[None], **CACHE),
     _interpreted("sglang", "attention_paged", **CACHE),
     _interpreted(
@@ -243,12 +249,12 @@ SGLANG = [
     _interpreted("sglang", "capped"),
     _interpreted("sglang", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
     _interpreted("sglang", "layernorm"),
-    _interpreted("sglang", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("sglang", "quantize", dtypes=F32, scheme=["q8_row"]),
     _interpreted("sglang", "rmsnorm"),
     _interpreted("sglang", "rmsnorm", "rmsnorm_infer"),
     _interpreted("sglang", "rmsnorm", "rmsnorm_onepass"),
     _interpreted("sglang", "rmsnorm", "rmsnorm_twice"),
-    _interpreted("sglang", "rope_interleaved", **ONE),
+    _interpreted("sglang", "rope_interleaved", **ONE_SEQUENCE),
     _interpreted("sglang", "route", experts=[1, 2, 4, 8], shares=["of all"]),
     _interpreted(
         "sglang",
@@ -262,7 +268,7 @@ SGLANG = [
     ),
 ]
 GGUF = [
-    Job(op, f"llamaspec.benchmarks.audits.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE)
+    CandidateJob(op, f"llamaspec.benchmarks.audits.others.gguf_ops:{op}", arrays="numpy", dtypes=F32)
     for op in ("ggml_decode", "ggml_encode")
 ]
 TRANSFORMERS = [
@@ -278,21 +284,23 @@ TRANSFORMERS = [
     _torch("route", library="transformers", shares=["renormalized"]),
 ]
 BITSANDBYTES = [
-    _torch("quantize", library="bitsandbytes", dtypes=ALONE, scheme=["nf4", "q8_row"], cols=[64, 128]),
-    _torch("dequantize", library="bitsandbytes", dtypes=ALONE, scheme=["nf4"], cols=[64, 128]),
+    _torch("quantize", library="bitsandbytes", dtypes=F32, scheme=["nf4", "q8_row"], cols=[64, 128]),
+    _torch("dequantize", library="bitsandbytes", dtypes=F32, scheme=["nf4"], cols=[64, 128]),
 ]
 TORCHAO = [
-    _torch("quantize", library="torchao", dtypes=ALONE, scheme=["mxfp4"], cols=[32, 64, 128]),
-    _torch("quantize", library="torchao", dtypes=ALONE, scheme=["q8", "q8_row"], cols=[64, 128]),
+    _torch("quantize", library="torchao", dtypes=F32, scheme=["mxfp4"], cols=[32, 64, 128]),
+    _torch("quantize", library="torchao", dtypes=F32, scheme=["q8", "q8_row"], cols=[64, 128]),
 ]
 QUANTO = [
-    _torch(op, library="quanto", dtypes=ALONE, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
+    _torch(op, library="quanto", dtypes=F32, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
 ]
 SCIPY = [
-    Job("softmax", "llamaspec.benchmarks.audits.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
-    Job("logsumexp", "llamaspec.benchmarks.audits.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
+    CandidateJob(
+        "softmax", "llamaspec.benchmarks.audits.others.scipy_ops:softmax", arrays="numpy", dtypes=F32, only=VISIBLE
+    ),
+    CandidateJob("logsumexp", "llamaspec.benchmarks.audits.others.scipy_ops:logsumexp", arrays="numpy", dtypes=F32),
 ]
-OTHERS = [
+FOREIGN_JOBS = [
     *TORCH,
     *TRANSFORMERS,
     *SCIPY,
@@ -309,9 +317,9 @@ OTHERS = [
 ]
 
 
-def _accepted(job: Job) -> Job:
+def _accepted(job: CandidateJob) -> CandidateJob:
     refused, _ = REFUSED.get(":".join(library_of(job.candidate)), ((), ""))
     return replace(job, dtypes=tuple(dtype for dtype in job.dtypes if dtype not in refused))
 
 
-ACCEPTED = [job for job in map(_accepted, OTHERS) if job.dtypes]
+ACCEPTED = [job for job in map(_accepted, FOREIGN_JOBS) if job.dtypes]

@@ -47,18 +47,18 @@ here.stand_ins(
 )
 
 OPS = "vllm.v1.attention.ops"
-batch_invariant = here.alone("vllm.model_executor.determinism.batch_invariant")
-beam = here.alone("vllm.models.beam.nvidia.layernorm")
-decoding = here.alone(f"{OPS}.triton_decode_attention")
-int8 = here.alone("vllm.model_executor.layers.quantization.utils.int8_utils")
-logprob = here.alone("vllm.v1.worker.gpu.sample.logprob")
-merging = here.alone(f"{OPS}.triton_merge_attn_states")
-filtering = here.alone("vllm.v1.worker.gpu.sample.min_p")
-mrope = here.alone("vllm.model_executor.layers.rotary_embedding.mrope")
-norm = here.alone("vllm.models.inkling.nvidia.ops.norm")
-prefilling = here.alone(f"{OPS}.triton_prefill_attention")
-silu = here.alone("vllm.models.inkling.nvidia.ops.silu_and_mul")
-unified = here.alone(f"{OPS}.triton_unified_attention")
+batch_invariant = here.without_packages("vllm.model_executor.determinism.batch_invariant")
+beam = here.without_packages("vllm.models.beam.nvidia.layernorm")
+decoding = here.without_packages(f"{OPS}.triton_decode_attention")
+int8 = here.without_packages("vllm.model_executor.layers.quantization.utils.int8_utils")
+logprob = here.without_packages("vllm.v1.worker.gpu.sample.logprob")
+merging = here.without_packages(f"{OPS}.triton_merge_attn_states")
+filtering = here.without_packages("vllm.v1.worker.gpu.sample.min_p")
+mrope = here.without_packages("vllm.model_executor.layers.rotary_embedding.mrope")
+norm = here.without_packages("vllm.models.inkling.nvidia.ops.norm")
+prefilling = here.without_packages(f"{OPS}.triton_prefill_attention")
+silu = here.without_packages("vllm.models.inkling.nvidia.ops.silu_and_mul")
+unified = here.without_packages(f"{OPS}.triton_unified_attention")
 
 
 def softmax(x):

@@ -9,7 +9,7 @@ On a GPU we compare their results with exact numbers and time them (benchmarks/s
     exact.py      the exact numbers and their error bounds
     ...           cases, by family
 
-To add a kernel to the table, declare a `Family` in any module of this package: a function that makes cases from a
+To add a kernel to the table, declare a `CaseFamily` in any module of this package: a function that makes cases from a
 model's config, a dtype and an amount of work. For a feature that no published Llama has, declare a `Variant`.
 """
 
@@ -20,17 +20,25 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
-from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, TWO_MODELS, Case, Family, Variant, Work
+from llamaspec.benchmarks.common.kernel_cases.case import (
+    BFLOAT16,
+    FLOAT32,
+    TWO_MODELS,
+    Case,
+    CaseFamily,
+    KernelWork,
+    Variant,
+)
 from llamaspec.model.insight.shapes import SHAPES
 
 
-def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:
+def _declared[Kind: (CaseFamily, Variant)](kind: type[Kind]) -> Iterator[Kind]:
     """Yield the families or the variants that the modules of this package declare."""
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         yield from (value for value in vars(import_module(f"{__name__}.{name}")).values() if isinstance(value, kind))
 
 
-OPS = tuple(_declared(Family))
+OPS = tuple(_declared(CaseFamily))
 ONE_IN = 11  # the sample takes every 11th variant: these have each kind of codes, and a window
 
 # Kernels refuse some cases with these messages. XLA's ops run instead.
@@ -60,7 +68,7 @@ def kernel_cases() -> dict[str, Case]:
     """Build the table, by name. A case that several models share is listed once, with all their names."""
     cases: dict[str, Case] = {}
     for model, config in SHAPES.items():
-        work = Work(several=model == "llama-3.1-8b")
+        work = KernelWork(several=model == "llama-3.1-8b")
         for case in (case for op in OPS for dtype in (FLOAT32, BFLOAT16) for case in op(config, dtype, work)):
             known = cases.get(case.name, case)
             cases[case.name] = replace(known, models=(*known.models, model))
@@ -78,7 +86,7 @@ def variants() -> dict[str, Case]:
         replace(case, models=(meeting.model,))
         for variant in _declared(Variant)
         for meeting in variant.meetings
-        for case in variant(SHAPES[meeting.model], meeting.dtype, Work(), **meeting.options)
+        for case in variant(SHAPES[meeting.model], meeting.dtype, KernelWork(), **meeting.options)
     )
     return {case.name: case for case in cases if case.name not in kernel_cases()}
 

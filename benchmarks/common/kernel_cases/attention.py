@@ -12,10 +12,10 @@ from llamaspec.benchmarks.common.kernel_cases.case import (
     EVERYWHERE,
     LATE,
     Case,
-    Family,
-    Limits,
+    CaseFamily,
+    KernelLimits,
+    KernelWork,
     Variant,
-    Work,
     array,
     times,
 )
@@ -28,10 +28,10 @@ INT32 = np.dtype(np.int32)
 
 WINDOW = 1000  # positions; both ends fall inside tiles of 64 or 128 keys
 TURN = 518  # instructions for 64 keys and values of heads of 128; 128 keys of heads of 64 take fewer
-PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
+PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
 
 
-def decode_limits(config: Config, dtype: np.dtype) -> Limits:
+def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
     """Return limits for a decode kernel.
 
     In bfloat16 the tensor cores treat any group of query heads as 8 heads, and the output o takes registers in
@@ -39,15 +39,15 @@ def decode_limits(config: Config, dtype: np.dtype) -> Limits:
     kernel must not load keys and values before the previous kernel has ended, because that kernel writes some of them.
     """
     if config.head_dim not in (64, 128):
-        return Limits()  # the kernel refuses such heads
+        return KernelLimits()  # the kernel refuses such heads
     if dtype == BFLOAT16:
-        return Limits({64: 114, 128: 168}[config.head_dim], eager=False, wgmma=True, loop=TURN)
+        return KernelLimits({64: 114, 128: 168}[config.head_dim], eager=False, wgmma=True, loop=TURN)
     group = config.heads // config.kv_heads
-    return Limits(79 if group == 1 else 180 if group <= 4 else 255, eager=False)
+    return KernelLimits(79 if group == 1 else 180 if group <= 4 else 255, eager=False)
 
 
-@Family
-def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def attention_decode_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of one query for each sequence."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     for batch in work.batches(1, 64):
@@ -68,8 +68,8 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
         )
 
 
-@Family
-def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def attention_paged_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of one query for each of several sequences, with a paged cache."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     pages = work.capacity // work.page
@@ -99,8 +99,8 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterat
     )
 
 
-@Family
-def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def attention_prefill_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of the last chunk of a prompt, in bfloat16."""
     if dtype == BFLOAT16:
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
@@ -121,7 +121,7 @@ def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iter
 
 
 @partial(Variant, meetings=EVERYWHERE)
-def window_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+def window_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases with a sliding window, for one sequence or for several that share pages."""
     for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
         for case in cases(config, dtype, work._replace(several=False)):

@@ -15,7 +15,7 @@ from llamaspec.verify.bounds.running_error import Approx
 FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
 
-class Limits(NamedTuple):
+class KernelLimits(NamedTuple):
     """Limits on a compiled kernel: the numbers that its design had when we measured it."""
 
     registers: int = 255  # of a thread, at most
@@ -25,10 +25,10 @@ class Limits(NamedTuple):
     loop: int | None = None  # instructions of a main loop that does not read weights, at most
 
 
-LATE = Limits(eager=False)  # for a kernel without weights, which loads nothing early
+LATE = KernelLimits(eager=False)  # for a kernel without weights, which loads nothing early
 
 
-class Work(NamedTuple):
+class KernelWork(NamedTuple):
     """The amount of work that a model does at once."""
 
     several: bool = False  # several vectors, tokens and sequences, too
@@ -40,7 +40,7 @@ class Work(NamedTuple):
     def batches(self, *sizes: int) -> tuple[int, ...]:
         """Choose the sizes of a batch: all of `sizes` if `several`, otherwise only the first.
 
-        >>> Work().batches(1, 8), Work(several=True).batches(1, 8)
+        >>> KernelWork().batches(1, 8), KernelWork(several=True).batches(1, 8)
         ((1,), (1, 8))
         """
         return sizes if self.several else sizes[:1]
@@ -55,7 +55,7 @@ class Case:
     dtype: str
     function: Callable[..., Any]  # our kernels; products take a `tile`, too
     arrays: tuple[Any, ...]  # shapes and dtypes; `ScaledCodes` of them for a quantized matrix
-    kernels: Mapping[str, Limits]  # the kernels that it launches
+    kernels: Mapping[str, KernelLimits]  # the kernels that it launches
     plain: Callable[..., Any] = field(kw_only=True)  # the op in jax.numpy, which XLA compiles
     exact: Callable[..., Approx | tuple[Approx, ...]] = field(
         kw_only=True
@@ -84,12 +84,12 @@ def _bytes(a: jax.ShapeDtypeStruct) -> int:
 
 
 @dataclass(frozen=True)
-class Family:
+class CaseFamily:
     """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
 
-    cases: Callable[[Config, np.dtype, Work], Iterator[Case]]
+    cases: Callable[[Config, np.dtype, KernelWork], Iterator[Case]]
 
-    def __call__(self, config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    def __call__(self, config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
         return self.cases(config, dtype, work)
 
 
@@ -103,12 +103,12 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """Cases with a feature that no published Llama has: a function like a `Family`'s, and the models to call it for."""
+    """Cases with a feature that no published Llama has: a function as in `CaseFamily`, and its models."""
 
     cases: Callable[..., Iterator[Case]]
     meetings: tuple[Meeting, ...]
 
-    def __call__(self, config: Config, dtype: np.dtype, work: Work, **options: int) -> Iterator[Case]:
+    def __call__(self, config: Config, dtype: np.dtype, work: KernelWork, **options: int) -> Iterator[Case]:
         return self.cases(config, dtype, work, **options)
 
 

@@ -6,7 +6,16 @@ from functools import partial
 import numpy as np
 
 from llamaspec.benchmarks.common.kernel_cases import exact, plain
-from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, Case, Limits, Meeting, Variant, Work, array, times
+from llamaspec.benchmarks.common.kernel_cases.case import (
+    BFLOAT16,
+    Case,
+    KernelLimits,
+    KernelWork,
+    Meeting,
+    Variant,
+    array,
+    times,
+)
 from llamaspec.benchmarks.common.kernel_cases.products import EVERY_FORM, coded_matrix
 from llamaspec.pallas_kernels.coded_gemm import GROUPS, Geometry, coded_gemm, geometry_of
 from llamaspec.reference.config import Config
@@ -26,7 +35,7 @@ MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks s
         *(Meeting("llama-3.1-8b", BFLOAT16, {"batch": batch}) for batch in (8, 16, 32, 64)),
     ),
 )
-def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
+def coded_gemm_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
     """Yield cases of the products of a layer and of the head: all forms for eight vectors, q8 and q4 for more.
 
     For 64 vectors and more we leave out matrices that are cut along their columns. XLA adds up their parts, and in a
@@ -68,7 +77,7 @@ def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
     )
 
 
-def _limits(geometry: Geometry) -> Limits:
+def _limits(geometry: Geometry) -> KernelLimits:
     """Count instructions for each weight of a thread, of 64 rows and a group of columns at a time.
 
         1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
@@ -84,4 +93,4 @@ def _limits(geometry: Geometry) -> Limits:
     decoding = 1.75 if geometry.bits == 8 else 1.4 if geometry.bits == 4 else 2.5
     weights = geometry.tile_rows * geometry.columns / 128
     per_weight = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
-    return Limits(MOST_REGISTERS[geometry.width], round(per_weight + 0.05, 1), wgmma=True)
+    return KernelLimits(MOST_REGISTERS[geometry.width], round(per_weight + 0.05, 1), wgmma=True)

@@ -19,7 +19,7 @@ some addresses to a thread's registers.
 
 from math import ceil
 
-from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, KernelLimits
 from llamaspec.pallas_kernels.parts.compat import LANES, THREADS, WARPS
 from llamaspec.pallas_kernels.parts.integer_mma import QUARTER, SIDE, SIDES
 from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
@@ -36,11 +36,11 @@ TURN = 25  # instructions of a turn that a further chunk in the same turn does n
 # must. Two to four blocks share a processor, which leaves each thread 128 registers or more; with 40 rows two blocks
 # could.
 PLAIN = {
-    ("float32", 8): Limits(58, 8.4),
-    ("float32", 16): Limits(58, 3.9),
-    ("bfloat16", 8): Limits(56, 5.3),
-    ("bfloat16", 16): Limits(94, 3.7),
-    ("bfloat16", 40): Limits(194, 2.8),
+    ("float32", 8): KernelLimits(58, 8.4),
+    ("float32", 16): KernelLimits(58, 3.9),
+    ("bfloat16", 8): KernelLimits(56, 5.3),
+    ("bfloat16", 16): KernelLimits(94, 3.7),
+    ("bfloat16", 40): KernelLimits(194, 2.8),
 }
 # The design multiplied by the norm in the loop; now x is staged with its norm, in float32, and is not widened. The
 # design had a block for each tile; a block of several tiles looks up the next one. A pair of rows copies once more
@@ -48,22 +48,22 @@ PLAIN = {
 # more instructions to begin again. Four more registers hold a position, cosines and sines, read before the loop. One
 # more in bfloat16 holds a sum of squares, since its threads stage 32 numbers at once. A tile of 32 rows has that
 # register, too, and a block of its own; it takes no more than a tile of 40 rows, which widens its vector.
-NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
-NORMED_WIDE = Limits(152, 2.8)
-PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
+NORMED = {"float32": KernelLimits(96, 4.7), "bfloat16": KernelLimits(96, 3.9)}
+NORMED_WIDE = KernelLimits(152, 2.8)
+PAIRED = {"float32": KernelLimits(100, 6.2), "bfloat16": KernelLimits(101, 4.6)}
 STAGING = 12  # registers of a thread that stages a vector, in addition to the numbers it has read
 LOADED = 6  # registers for the numbers of another chunk
 E4M3 = 1.5  # instructions that widen a weight of eight bits, in addition to the ones for bfloat16
 
 
-def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
+def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> KernelLimits:
     """Return limits for the kernel of `product`."""
     if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
 
 
-def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
+def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
     dtype, rows = product.dtype, product.rows * product.runs
     pair, share = product.runs > 1, rows // WARPS
     widest = 16 // dtype.itemsize  # columns that a thread loads at once for one vector
@@ -72,7 +72,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     elif normed:
         limits = NORMED_WIDE if (dtype.name, rows) == ("bfloat16", 32) else NORMED[dtype.name]
     else:
-        limits = PLAIN.get((dtype.name, rows), Limits())
+        limits = PLAIN.get((dtype.name, rows), KernelLimits())
     if limits.instructions is not None:
         shared = TURN * (1 - 1 / product.chunks)
         limits = limits._replace(instructions=_up(limits.instructions + (FENCE - shared) / (share * widest)))
@@ -97,10 +97,12 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     flat = 1 if dtype == FLOAT32 else 2
     turn = share + 1 if pair else 0  # registers for its position, cosines and sines
     registers = limits.registers + more * (width * (share + 1) + share + turn + 4)
-    return Limits(min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector))
+    return KernelLimits(
+        min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector)
+    )
 
 
-def _of_codes(product: QuantizedProduct) -> Limits:
+def _of_codes(product: QuantizedProduct) -> KernelLimits:
     """Count the instructions of a warp in a step of 256 columns, with four tensor-core products for each 8 rows:
 
         2 to 16 / 8 rows        to load codes, 16 bytes at a time, or 8 in groups of 32 and 4 in groups of 16, and a
@@ -166,7 +168,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     total = codes + turn + pairs * two + single * per_octet
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
-    return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))
+    return KernelLimits(registers, _up(total * LANES / (8 * octets * QUARTER)))
 
 
 def _up(instructions: float) -> float:

@@ -14,11 +14,11 @@ from llamaspec.benchmarks.common.kernel_cases.case import (
     EVERYWHERE,
     FLOAT32,
     Case,
-    Family,
-    Limits,
+    CaseFamily,
+    KernelLimits,
+    KernelWork,
     Meeting,
     Variant,
-    Work,
     array,
     times,
 )
@@ -66,8 +66,8 @@ EVERY_FORM |= {"iq4_nl": Coded(4, 32, levels=LEVELS["iq4_nl"]), "fp4": Coded(4, 
 MIXED = ("q4_32_min+q6_16", "q5_32_min+q6_16")
 
 
-@Family
-def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def gemv_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of the output and down projections with their residuals, and of the LM head with the last norm."""
     rows, cols = config.dim, config.heads * config.head_dim
     for batch in work.batches(1, 2, 4, 8):
@@ -76,20 +76,20 @@ def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     yield _head(config, dtype)
 
 
-@Family
-def norm_gate_up_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def norm_gate_up_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     for batch in work.batches(1, 8):
         yield _norm_gate_up(config, dtype, batch=batch)
 
 
-@Family
-def norm_qkv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def norm_qkv_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     for batch in work.batches(1, 8):
         yield _norm_qkv(config, dtype, work, batch=batch)
 
 
-@Family
-def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def quantized_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of every product with quantized matrices, for an x in bfloat16."""
     if dtype != BFLOAT16:
         return
@@ -101,7 +101,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
 
 
 @partial(Variant, meetings=EVERYWHERE)
-def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+def form_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of every product with one vector, for matrices in every form that kernels take."""
     for scheme in EVERY_FORM:
         yield from _first_three(config, dtype, work, scheme=scheme)
@@ -112,7 +112,7 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 
 
 @partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
-def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+def bias_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield cases of every product that may have a bias, with one vector and matrices in every form."""
     for scheme in (None, *EVERY_FORM):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
@@ -128,7 +128,7 @@ def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
         Meeting("llama-3.1-8b", BFLOAT16, {"batch": 4}),
     ),
 )
-def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
+def several_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
     """Yield cases of every product with several vectors, with a bias if it may have one.
 
     Matrices have codes in every form, or floats for up to two vectors.
@@ -140,7 +140,7 @@ def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) ->
         yield _norm_qkv(config, dtype, work, batch=batch, scheme=schemes, bias=True)
 
 
-def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
+def _first_three(config: Config, dtype: np.dtype, work: KernelWork, **chosen: Any) -> Iterator[Case]:
     """Yield cases of three products. The down projection is left out: it is an output projection with longer rows."""
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
@@ -213,7 +213,7 @@ def _norm_gate_up(
 
 
 def _norm_qkv(
-    config: Config, dtype: np.dtype, work: Work, *, batch: int = 1, scheme: str | None = None, bias: bool = False
+    config: Config, dtype: np.dtype, work: KernelWork, *, batch: int = 1, scheme: str | None = None, bias: bool = False
 ) -> Case:
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     rows = (heads + 2 * kv_heads) * head_dim
@@ -261,16 +261,16 @@ def _with_bias(case: Case, rows: int) -> Case:
     return replace(case, op=f"{case.op} bias", arrays=(*case.arrays, bias), **forms)
 
 
-def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
+def _limits(op: str, w: Any, x: Any, **how: Any) -> KernelLimits:
     """Return limits for the kernel that multiplies W by the largest number of the vectors x that one launch takes."""
     if isinstance(w, tuple):  # a loop for each matrix
-        return Limits(max(_limits(op, part, x, **how).registers for part in w))
+        return KernelLimits(max(_limits(op, part, x, **how).registers for part in w))
     most = shares(w, len(x))[0].stop
     vectors: Any = array(most, x.shape[1], dtype=x.dtype)
     try:
         product = product_of(op, w, vectors, **how)
     except Unsupported:
-        return Limits()  # refused, and never compiled
+        return KernelLimits()  # refused, and never compiled
     return product_limits(product, normed=how["normed"])
 
 

@@ -6,14 +6,23 @@ from functools import partial
 import numpy as np
 
 from llamaspec.benchmarks.common.kernel_cases import exact, plain
-from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, LATE, Case, Family, Limits, Work, array, times
+from llamaspec.benchmarks.common.kernel_cases.case import (
+    FLOAT32,
+    LATE,
+    Case,
+    CaseFamily,
+    KernelLimits,
+    KernelWork,
+    array,
+    times,
+)
 from llamaspec.pallas_kernels.rmsnorm import rmsnorm
 from llamaspec.pallas_kernels.softmax import WHOLE, softmax
 from llamaspec.reference.config import Config
 
 
-@Family
-def norm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def norm_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield RMSNorm of one token and, if `work` has several, of 256 tokens."""
     for tokens in work.batches(1, 256):
         yield Case(
@@ -24,12 +33,12 @@ def norm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
             plain=partial(plain.rmsnorm, eps=config.eps),
             exact=partial(exact.rmsnorm, eps=config.eps),
             arrays=(array(tokens, config.dim, dtype=dtype), array(config.dim, dtype=dtype)),
-            kernels={"rmsnorm": Limits()},
+            kernels={"rmsnorm": KernelLimits()},
         )
 
 
-@Family
-def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+@CaseFamily
+def logit_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield softmax of a row of logits, which are float32."""
     if dtype == FLOAT32:
         kernels = ("softmax",) if config.vocab <= WHOLE else ("exp_sums", "softmax")

@@ -10,7 +10,7 @@ import jax
 
 from llamaspec.benchmarks.common.report import Row
 from llamaspec.benchmarks.suites.gpu import scale as scales
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.kernels import time_clearing, time_kernels
 from llamaspec.benchmarks.suites.gpu.launching import time_launches
 from llamaspec.benchmarks.suites.gpu.models import time_models
@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16")
 SCALES = {"full": scales.full, "dry": scales.dry}
 
 
-def measure_memory(scale: Scale, _: Clock) -> Iterator[Row]:
+def measure_memory(scale: Scale, _: Deadline) -> Iterator[Row]:
     """Measure the machine in one row. The shares in all other rows are relative to this row."""
     yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
 
@@ -62,7 +62,7 @@ def wrong_device(scale: Scale) -> str | None:
 @click.option("--options", default="{}", help="As JSON.")
 def main(part: str, name: str, seconds: float, options: str):
     """Run a part of the suite."""
-    clock, scale = Clock(seconds), SCALES[name]()
+    clock, scale = Deadline(seconds), SCALES[name]()
     if reason := wrong_device(scale):
         print(reason, file=sys.stderr)
         sys.exit(CANNOT_RUN)

@@ -3,16 +3,16 @@
 from time import monotonic
 
 
-class Clock:
+class Deadline:
     """A clock that starts when it is made and is over after `seconds`."""
 
     def __init__(self, seconds: float):
         self._end = monotonic() + seconds
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return self._end - monotonic()
 
     @property
     def over(self) -> bool:
-        return self.left <= 0
+        return self.remaining <= 0

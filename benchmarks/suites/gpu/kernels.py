@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.benchmarks.common.report import Row, in_a_line, skipped, timed
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.drawing import draw
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.benchmarks.suites.gpu.varied import clearing_cases
@@ -26,7 +26,7 @@ from llamaspec.pallas_kernels.parts.key_ring import TILE
 FRESH = 512 << 20  # bytes of all sets of arguments, which are used in turn: caches hold 60 MB
 
 
-def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
+def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
     """Time each case of the table, or each variant. `backwards` starts with the last cases, which may be skipped."""
     cases = scale.timed_variants if variants else scale.timed
     for some in batched(reversed(cases) if backwards else cases, scale.prepared):
@@ -37,7 +37,7 @@ def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variant
             yield from _rows(some, scale, clock)
 
 
-def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
+def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
     """Time decode attention that clears hidden rows in the last tile of V.
 
     All cases read the same number of tiles. The first case of each dtype and shape has no row to clear, and is the
@@ -48,14 +48,14 @@ def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
         if clock.over:
             yield skipped(case.name)
             continue
-        case_timed = Timing(case, scale)
+        case_timed = CaseTimer(case, scale)
         with scale.running():
             by_kernel = case_timed.seconds(case.function)
         first = totals.setdefault(f"{case.dtype} {case.arrays[1].shape}", by_kernel.least)
         yield {"case": case.name, "rows": -seen % TILE, **by_kernel._asdict(), "more": by_kernel.least - first}
 
 
-def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
+def _rows(cases: Sequence[Case], scale: Scale, clock: Deadline) -> Iterator[Row]:
     """Time a few cases, which are all compiled before the first is timed."""
     prepare = partial(_prepared, scale=scale, target=current_target())
     with ThreadPoolExecutor(len(cases)) as pool:
@@ -72,14 +72,14 @@ def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
             yield skipped(case.name, in_a_line(error))
 
 
-def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[Timing, list[Any]]":
+def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[CaseTimer, list[Any]]":
     """Draw the arguments of a case, and compile our kernel and XLA's program. A target is valid for one thread only."""
-    timing = Timing(case, scale)
+    timing = CaseTimer(case, scale)
     with use_target(target):
         return timing, compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
 
 
-def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
+def _row(case: Case, timing: "CaseTimer", programs: list[Any]) -> Row:
     by_kernel, plain = map(timing.of, programs)
     return {
         "case": case.name,
@@ -90,7 +90,7 @@ def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
     }
 
 
-class Timing:
+class CaseTimer:
     """A timer of a case. Calls use different sets of arguments, up to 512 MB in total, so no large matrix is cached."""
 
     def __init__(self, case: Case, scale: Scale):
@@ -136,13 +136,13 @@ def again_and_again(
 ) -> tuple[list[Any], list[Any]]:
     """Run `in_turn` for `turns` turns. Returns the updated arrays and the last results."""
 
-    def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+    def body(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         # The barrier ties the arguments to the state. Without it XLA would make the calls once, before the loop.
         (updated, _), constants = lax.optimization_barrier((state, fixed))
         return in_turn(case, form, calls, updated, constants)
 
     results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
-    return lax.fori_loop(0, turns, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
+    return lax.fori_loop(0, turns, body, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
 
 
 def in_turn(

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from llamaspec.benchmarks.common.report import Row, skipped
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.models import by_kernels, decoding, params_of, programs_of
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS, NO_GRAPHS
@@ -18,7 +18,7 @@ IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their n
 }
 
 
-def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
+def time_launches(scale: Scale, clock: Deadline) -> Iterator[Row]:
     """Time each setting, with PDL and without. The interpreter has no PDL."""
     model, context = scale.launched, scale.contexts[0]
     params = params_of(model, scale)

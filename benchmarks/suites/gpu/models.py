@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from llamaspec.benchmarks.common import model_speed
-from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
+from llamaspec.benchmarks.common.model_speed import GREEDY, TimedPrograms, compile_programs, prefill_seconds
 from llamaspec.benchmarks.common.random_model import random_params, random_shapes
 from llamaspec.benchmarks.common.report import Row, skipped, timed
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.scale import RandomModel, Scale
 from llamaspec.model.insight.cost import decode_cost, prefill_cost
 from llamaspec.model.insight.timing import Effort, Seconds, measure
@@ -29,7 +29,7 @@ SOME = 16  # tokens of a first call, which shows how many a session would draw a
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
-def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
+def time_models(scale: Scale, clock: Deadline, *, batch: int = 1) -> Iterator[Row]:
     """Time each model with each of its tables of ops, at each length.
 
     Several sequences at once decode after the shortest context, since their caches must fit, and read no prompts.
@@ -76,7 +76,7 @@ def by_kernels(model: RandomModel, params: Params, scale: Scale, batch: int = 1)
 
 def programs_of(
     model: RandomModel, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
-) -> Programs:
+) -> TimedPrograms:
     """Compile the model's programs, with other `options` of XLA if given. `scale` says whether to read prompts."""
     return compile_programs(
         params,
@@ -99,7 +99,7 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: RandomModel,
     params: Params,
-    programs: Programs,
+    programs: TimedPrograms,
     scale: Scale,
     *,
     context: int,
@@ -127,7 +127,7 @@ def decoding(
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
 
 
-def _rows(model: RandomModel, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
+def _rows(model: RandomModel, params: Params, programs: TimedPrograms, scale: Scale) -> Iterator[Row]:
     for context, (drawing, options) in product(scale.contexts, DRAWING.items()):
         if drawing == "greedy" or context == scale.contexts[0]:
             row = decoding(model, params, programs, scale, context=context, options=options)

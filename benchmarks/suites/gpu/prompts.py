@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from llamaspec.benchmarks.common.report import Row, skipped, timed
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.model.insight.machine import random_numbers
 from llamaspec.model.insight.timing import Seconds, measure_turns
@@ -18,7 +18,7 @@ from llamaspec.pallas_kernels.attention_prefill import attention_prefill
 from llamaspec.reference.config import Config
 
 
-def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:
+def time_attention(scale: Scale, clock: Deadline) -> Iterator[Row]:
     """Time attention for each model and length of a prompt, with an empty cache before the prompt."""
     for name, config in scale.attended:
         for tokens in scale.prompts:
@@ -53,12 +53,12 @@ def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *argumen
     """Time a call in a loop on the device. The result of a call is the q of the next call."""
 
     def chained(turns, q, *arguments):
-        def one(_, q):
+        def body(_, q):
             for _ in range(scale.chained):
                 q = attention(q, *arguments).reshape(q.shape)
             return q
 
-        return lax.fori_loop(0, turns, one, q)
+        return lax.fori_loop(0, turns, body, q)
 
     program = jax.jit(chained).lower(1, q, *arguments).compile(LOOPS_IN_GRAPHS)
     turn = measure_turns(lambda turns: program(turns, q, *arguments), scale.span, scale.effort)

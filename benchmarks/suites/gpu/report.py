@@ -6,7 +6,7 @@ from typing import Any
 
 from llamaspec.benchmarks.common import svg
 from llamaspec.benchmarks.common.report import Column, Row, machine_lines, skipped, table, with_shares
-from llamaspec.benchmarks.suites.gpu.suite import Found
+from llamaspec.benchmarks.suites.gpu.suite import SectionRow
 from llamaspec.model.insight.machine import Ceilings
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
@@ -95,7 +95,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 }
 
 
-def as_report(rows: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
+def as_report(rows: Iterable[SectionRow], *, suite: str, dry: bool) -> dict[str, Any]:
     """Collect rows into a report, and compute shares and speedups. The row of the machine comes first.
 
     If a run is interrupted after it measured the machine, the report has the rows so far, and its field `interrupted`

@@ -18,7 +18,7 @@ from jax import lax
 from llamaspec.benchmarks.common.kernel_cases.attention import WINDOW
 from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.benchmarks.common.report import Row, in_a_line, skipped
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.drawing import draw
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.model.running.compile import untuned_options
@@ -30,7 +30,7 @@ CANARIES = 64  # arrays
 CANARY = 1 << 14  # numbers in each
 
 
-def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
+def check(scale: Scale, clock: Deadline, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
     """Check each case: its largest error relative to its bound, and the number of repeats with other results.
 
     The cases come from the table, or with `varied` from options that no model of the table uses. The call checks every

@@ -12,7 +12,7 @@ from llamaspec.benchmarks.common.kernel_cases.attention import (
     attention_prefill_cases,
     window_cases,
 )
-from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, KernelWork
 from llamaspec.benchmarks.common.kernel_cases.products import (
     bias_cases,
     gemv_cases,
@@ -22,7 +22,7 @@ from llamaspec.benchmarks.common.kernel_cases.products import (
 )
 from llamaspec.benchmarks.common.kernel_cases.rows import logit_cases, norm_cases
 from llamaspec.benchmarks.suites.gpu.varied import in_two_launches, routed_cases, varied_cases
-from llamaspec.model.insight.machine import SIZES, Sizes
+from llamaspec.model.insight.machine import SIZES, ArraySizes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.running.programs import longest_burst
@@ -57,7 +57,7 @@ class Scale:
     name: str
     device: str  # JAX's name of the required device
     running: Callable[[], AbstractContextManager[Any]]  # makes the context for running kernels
-    memory: Sizes
+    memory: ArraySizes
     checked: tuple[Case, ...]  # compared with the exact numbers
     repeats: int  # of each case
     varied: tuple[Case, ...]  # the same for options that no published Llama uses
@@ -93,7 +93,7 @@ TINY = Config(
 # Rows of codes have at least 1024 columns: here are a few such rows, for products with a residual and with a norm.
 SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
 WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
-TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
+TINY_WORK = KernelWork(capacity=128, chunk=64, sequences=2)
 
 
 TIMED_FIRST = {"tinyllama-1.1b", "llama-3.1-8b"}
@@ -103,8 +103,8 @@ def checked_cases() -> Iterator[Case]:
     """Yield cases of every kernel in each of its dtypes, for one sequence and for several, with heads of 128 and 64."""
     for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
         for op in OPS:
-            yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
-    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, Work())  # tiles of 128 keys
+            yield from op(config, dtype, KernelWork(several=several, capacity=1024, chunk=333))
+    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, KernelWork())  # tiles of 128 keys
 
 
 def timed_cases() -> Iterator[Case]:
@@ -201,7 +201,7 @@ def dry() -> Scale:
         name="dry",
         device="cpu",
         running=interpreter,
-        memory=Sizes(1 << 20, 64, Effort(2)),
+        memory=ArraySizes(1 << 20, 64, Effort(2)),
         checked=once(tiny_cases()),
         repeats=1,
         varied=once(tiny_varied_cases()),

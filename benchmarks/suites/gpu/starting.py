@@ -7,12 +7,12 @@ import jax
 
 from llamaspec.benchmarks.common.model_speed import first_token_seconds
 from llamaspec.benchmarks.common.report import Row
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 from llamaspec.benchmarks.suites.gpu.models import by_kernels, params_of, programs_of
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 
 
-def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[Row]:
+def time_start(scale: Scale, _: Deadline, *, label: str, began: float) -> Iterator[Row]:
     """Time the start, in one row. `began` is `time.time()` at the start of the process."""
     ready = time.time()
     model = scale.launched

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamaspec.benchmarks.common.report import Row, skipped
-from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
 
 # By default the first process takes most of the GPU's memory, and each process has a NumPy thread for every core.
 BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
@@ -33,7 +33,7 @@ ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC
 
 
 @dataclass(frozen=True)
-class Part:
+class SuitePart:
     """The work of one process, or of several processes that share it."""
 
     section: str  # section of the report, and name in benchmarks/suites/gpu/__main__.py
@@ -44,7 +44,7 @@ class Part:
     starts: bool = False  # whether the part gets its start time, and the compile cache that such parts share
     shares: int = 1  # processes at once that share the work
 
-    def shared_out(self) -> list["Part"]:
+    def shared_out(self) -> list["SuitePart"]:
         """List a part for each share."""
         if self.shares == 1:
             return [self]
@@ -56,50 +56,53 @@ class Part:
         return ", ".join([self.section, *(f"{name} {value}" for name, value in self.options.items())])
 
 
-class Found(NamedTuple):
+class SectionRow(NamedTuple):
     """A row, and the section of the report that it belongs to."""
 
     section: str
     row: Row
 
 
-def plan(suite: str, *, dry: bool, batch: int = 1) -> list[Part]:
+def plan(suite: str, *, dry: bool, batch: int = 1) -> list[SuitePart]:
     """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
 
     The most important part comes first, since the last is left out if time runs out. All take 530 seconds at most.
     `batch` is for `models`.
     """
     if suite == "tuning":
-        return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
+        return [SuitePart("memory", 25, grace=PATIENCE), SuitePart("tuning", 505)]
     if suite == "models":
-        return [Part("memory", 25, grace=PATIENCE), Part("models", 230, {"batch": batch} if batch > 1 else {})]
+        return [
+            SuitePart("memory", 25, grace=PATIENCE),
+            SuitePart("models", 230, {"batch": batch} if batch > 1 else {}),
+        ]
     if suite == "variants":
-        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True}, grace=BATCH)]
+        return [SuitePart("memory", 25, grace=PATIENCE), SuitePart("kernels", 505, {"variants": True}, grace=BATCH)]
     if suite == "kernels":
         # The number of processes is coprime to the number of ops, so that each process has cases of every op.
         shares = 1 if dry else 13
         return [
-            Part("memory", 25, grace=PATIENCE),
-            Part("right", 150, {"varied": True}, environment=BESIDE_OTHERS, shares=shares, grace=20),
-            Part("clearing", 20),
-            Part("attention", 25),
-            Part("kernels", 310, {"backwards": True}, grace=BATCH),
+            SuitePart("memory", 25, grace=PATIENCE),
+            SuitePart("right", 150, {"varied": True}, environment=BESIDE_OTHERS, shares=shares, grace=20),
+            SuitePart("clearing", 20),
+            SuitePart("attention", 25),
+            SuitePart("kernels", 310, {"backwards": True}, grace=BATCH),
         ]
     return [
-        Part("memory", 25, grace=PATIENCE),
-        Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # mostly compiling
-        Part("models", 195),
-        Part("attention", 25),
-        Part("kernels", 110, grace=BATCH),
-        Part("launching", 65),
-        Part("starting", 20, {"label": "cold"}, starts=True),
-        Part("starting", 10, {"label": "warm"}, starts=True),
+        SuitePart("memory", 25, grace=PATIENCE),
+        SuitePart("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # mostly compiling
+        SuitePart("models", 195),
+        SuitePart("attention", 25),
+        SuitePart("kernels", 110, grace=BATCH),
+        SuitePart("launching", 65),
+        SuitePart("starting", 20, {"label": "cold"}, starts=True),
+        SuitePart("starting", 10, {"label": "warm"}, starts=True),
     ]
 
 
 def run_suite(
     suite: str, *, dry: bool, batch: int = 1, progress: Callable[[str, float], object] = lambda stage, share: None
-) -> Iterator[Found]:
+) -> Iterator[SectionRow]:
     """Run a suite. Yields every row, with the machine's first. Raises ValueError if the suite cannot run here.
 
     The suite `models` runs `batch` sequences at once.
@@ -107,14 +110,14 @@ def run_suite(
     A part that is killed, dies or cannot begin in time yields a row that says so.
     """
     planned = plan(suite, dry=dry, batch=batch)
-    clock, planned_seconds, total = Clock(0), 0.0, sum(part.seconds for part in planned)
+    clock, planned_seconds, total = Deadline(0), 0.0, sum(part.seconds for part in planned)
     with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
         for part in planned:
             progress(part.name, planned_seconds / total)
             planned_seconds += part.seconds
-            remaining = DRY_SECONDS if dry else clock.left + planned_seconds
+            remaining = DRY_SECONDS if dry else clock.remaining + planned_seconds
             if remaining < part.seconds / 2:
-                yield Found(part.section, skipped(part.name))
+                yield SectionRow(part.section, skipped(part.name))
                 continue
             for row in run_shares(part, scale="dry" if dry else "full", seconds=remaining, cache=cache):
                 if part.section == "memory" and "skipped" in row.row:
@@ -122,14 +125,14 @@ def run_suite(
                 yield row
 
 
-def run_shares(part: Part, **how: Any) -> Iterator[Found]:
+def run_shares(part: SuitePart, **how: Any) -> Iterator[SectionRow]:
     """Run the shares of a part at the same time. Yields their rows, even if a share is interrupted."""
     shares = part.shared_out()
-    results: list[list[Found]] = [[] for _ in shares]
+    results: list[list[SectionRow]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
     interrupted: BaseException | None = None
 
-    def run(share: Part, rows: list[Found]) -> None:
+    def run(share: SuitePart, rows: list[SectionRow]) -> None:
         for row in run_part(share, started=processes.append, **how):
             if not interrupted:  # the interruption is reported once, for the whole part
                 rows.append(row)
@@ -147,13 +150,13 @@ def run_shares(part: Part, **how: Any) -> Iterator[Found]:
 
 
 def run_part(
-    part: Part,
+    part: SuitePart,
     *,
     scale: str,
     seconds: float,
     cache: str,
     started: Callable[[subprocess.Popen], object] = lambda process: None,
-) -> Iterator[Found]:
+) -> Iterator[SectionRow]:
     """Run a part. Yields its rows, and passes its process to `started`.
 
     Raises ValueError, with the message of the part, if it cannot run on this machine.
@@ -177,7 +180,7 @@ def run_part(
             timer.start()
             try:
                 assert process.stdout
-                yield from (Found(part.section, json.loads(line)) for line in process.stdout)
+                yield from (SectionRow(part.section, json.loads(line)) for line in process.stdout)
                 status = process.wait()
             finally:
                 timer.cancel()
@@ -187,6 +190,6 @@ def run_part(
     if status == CANNOT_RUN:
         raise ValueError(last)
     if late.is_set():
-        yield Found(part.section, skipped(part.name, "it took too long, and was ended"))
+        yield SectionRow(part.section, skipped(part.name, "it took too long, and was ended"))
     elif status:
-        yield Found(part.section, skipped(part.name, f"it ended with {status}: {last}"))
+        yield SectionRow(part.section, skipped(part.name, f"it ended with {status}: {last}"))

@@ -11,8 +11,8 @@ import numpy as np
 
 from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.benchmarks.common.report import Row, skipped
-from llamaspec.benchmarks.suites.gpu.clock import Clock
-from llamaspec.benchmarks.suites.gpu.kernels import Timing
+from llamaspec.benchmarks.suites.gpu.clock import Deadline
+from llamaspec.benchmarks.suites.gpu.kernels import CaseTimer
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.pallas_kernels.parts.matrix import key_of
 from llamaspec.pallas_kernels.parts.tile import Tile, tile_for
@@ -21,7 +21,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 STAGES = (2, 3, 4, 6)
 
 
-def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
+def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
     """Find the fastest tile of each product of one vector, and time the tile in use."""
     for case in scale.timed:
         if not (product := product_of(case)):
@@ -31,7 +31,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             continue
         now = tile_for(*product)
         tiles = {Tile(rows, stages) for rows in scale.tiles for stages in (None, *STAGES)} | {now}
-        timing, timed = Timing(case, scale), {}
+        timing, timed = CaseTimer(case, scale), {}
         for tile in sorted(tiles, key=str):
             try:
                 with scale.running():

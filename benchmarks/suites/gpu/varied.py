@@ -18,7 +18,7 @@ from llamaspec.benchmarks.common.kernel_cases.attention import (
     attention_prefill_cases,
     window_cases,
 )
-from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, KernelWork, array, times
 from llamaspec.benchmarks.common.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from llamaspec.benchmarks.common.kernel_cases.rows import logit_cases
 from llamaspec.model.ops.gpu_products import MOST_SEQUENCES
@@ -37,8 +37,8 @@ NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_28
 DEEP = replace(BROAD, dim=256, ffn=14_336)  # its down projection fills its rings many times
 LONG = replace(BROAD, dim=1280, ffn=13_824)  # rows of down in Llama 2 13B
 LONGER = replace(BROAD, dim=1024, ffn=28_672)  # rows of down in 70B
-ALONE = replace(NARROW, kv_heads=16)  # one query head for each key head
-WORK = Work(several=True, capacity=1024, chunk=333)
+UNGROUPED = replace(NARROW, kv_heads=16)  # one query head for each key head
+WORK = KernelWork(several=True, capacity=1024, chunk=333)
 ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax reads twice
 
 
@@ -132,7 +132,7 @@ def attentions() -> Iterator[Case]:
     """Yield attention with heads of 64 and 128, one or more query heads per key head, windows, and refilled rings."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
-        for config in (NARROW, BROAD, ALONE):
+        for config in (NARROW, BROAD, UNGROUPED):
             yield from window_cases(config, dtype, WORK._replace(capacity=2048, chunk=100, sequences=3))
             for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
                 yield from cases(config, dtype, WORK)
@@ -193,6 +193,6 @@ def clearing_cases(models: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Cas
     """Yield decode attention with 0, 1 or 63 hidden rows in the last tile, and the number of seen keys."""
     for config, capacity in models:
         for dtype in (BFLOAT16, FLOAT32):
-            (case,) = attention_decode_cases(config, dtype, Work(capacity=capacity))
+            (case,) = attention_decode_cases(config, dtype, KernelWork(capacity=capacity))
             for seen in (capacity, capacity - 1, capacity - TILE + 1):
                 yield replace(case, shape=f"{case.shape}, {seen} seen", values={3: np.full(1, seen, np.int32)}), seen

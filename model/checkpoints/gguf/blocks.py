@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float16, Float32, Integer, UInt8
 
-from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from llamaspec.model.checkpoints.checkpoint import Codes, CodesWithMinima, Form, Part
 from llamaspec.model.checkpoints.codes import WITH_MINIMA
 from llamaspec.model.checkpoints.gguf.file import GGUFEntry
 from llamaspec.model.checkpoints.mapped import MappedFile
@@ -93,7 +93,7 @@ def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes
     return file.array(np.dtype("u1"), (rows, entry.bytes // rows), entry.offset)
 
 
-def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
+def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | CodesWithMinima:
     """Unpack rows of ggml's type `name` to codes, scales and minima.
 
     All are exact in float32: if a scale is the product of two stored scales, the product has at most 18 bits.
@@ -114,7 +114,7 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
         scales = scales.astype(np.float32)
     if minima is None or FORMS[name].form not in WITH_MINIMA:
         return Quantized(codes, rows(scales))
-    return Shifted(codes, rows(scales), rows(minima.astype(np.float32)))
+    return CodesWithMinima(codes, rows(scales), rows(minima.astype(np.float32)))
 
 
 def _product(

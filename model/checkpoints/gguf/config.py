@@ -195,7 +195,7 @@ def _scaling(
         return _long_rope(metadata, architecture, config, long_factors, original or config.context)
     if name == "yarn" and factors is None:
         length, whole_yarn = yarn_magnitude(factor), architecture.whole_yarn
-        return YarnScaling(factor, original or config.context, length, whole=whole_yarn) if factor != 1 else None
+        return YarnScaling(factor, original or config.context, length, truncate=whole_yarn) if factor != 1 else None
     if name not in ("none", "linear"):
         raise metadata.refused(f"{key}.type {short(name)} is not supported (only none, linear and yarn)")
     linear = LinearScaling(factor) if name == "linear" else None

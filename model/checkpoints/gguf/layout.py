@@ -37,15 +37,15 @@ FIRST_EXPERT = "blk.0.ffn_gate.0"  # Only files from before April 2024 have a te
 LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
-class Blocks(NamedTuple):
+class BlockType(NamedTuple):
     """The block size of one of ggml's types: the number of weights in a block, and the number of bytes."""
 
     weights: int
     bytes: int
 
 
-FLOATS = {"F32": Blocks(1, 4), "F16": Blocks(1, 2), "BF16": Blocks(1, 2)}
-BLOCKS = FLOATS | {name: Blocks(kind.weights, kind.bytes) for name, kind in READABLE.items()}
+FLOATS = {"F32": BlockType(1, 4), "F16": BlockType(1, 2), "BF16": BlockType(1, 2)}
+BLOCKS = FLOATS | {name: BlockType(kind.weights, kind.bytes) for name, kind in READABLE.items()}
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -61,7 +61,7 @@ DROPPED_TYPES = {
 TYPE_CODES = {name: code for code, name in TYPE_NAMES.items()}
 
 
-class Place(NamedTuple):
+class WeightPlace(NamedTuple):
     """The location of a weight in a file."""
 
     name: str
@@ -74,10 +74,10 @@ def stored_shape(weight: Weight) -> tuple[int, ...]:
     return weight.shape[1:] if weight.axes[0] == "one" else weight.shape
 
 
-def places(config: Config, architecture: Architecture) -> dict[Weight, Place]:
+def places(config: Config, architecture: Architecture) -> dict[Weight, WeightPlace]:
     """Return the location of each weight, in the order of use."""
     return {
-        weight: Place(
+        weight: WeightPlace(
             weight.named(architecture.names),
             weight.head if weight.expert is None else weight.expert,
             rotated_heads(weight, config) if architecture.interleaved else 0,

@@ -84,7 +84,9 @@ def _apart(config: Config, architecture: Architecture, located: dict[str, Locate
     return apart
 
 
-def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
+def _places(
+    path: str, config: Config, architecture: Architecture, entries: Entries
+) -> dict[Weight, layout.WeightPlace]:
     """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # checked before we make a name for each tensor
         raise refused(path, f"the file has {len(entries)} tensors, too few for the {config.layers} layers in its keys")
@@ -114,7 +116,7 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     return places
 
 
-def _tensor(file: MappedFile, entry: GGUFEntry, weight: Weight, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, entry: GGUFEntry, weight: Weight, place: layout.WeightPlace) -> Tensor:
     if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
         entry = entry._replace(shape=weight.shape)
     if place.at is not None:

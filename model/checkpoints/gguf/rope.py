@@ -46,7 +46,8 @@ def from_factors(
     >>> from_factors(factors, head_dim=128, theta=500_000.0, path="x.gguf") == llama3
     True
     """
-    factors = factors.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signaling NaN
+        factors = factors.astype(np.float64)
     if factors.shape != (head_dim // 2,):
         what = f"expected {head_dim // 2}: half of head_dim, {head_dim}"
         raise refused(path, f"the tensor rope_freqs.weight has {factors.size} factors, {what}")

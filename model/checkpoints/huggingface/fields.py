@@ -22,7 +22,7 @@ class Fields:
             raise refused(self.path, f"lacks the key {key}")
         return self._typed(key, value, "an integer", type(value) is int)
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def integral(self, key: str, default: int | None = None) -> int:
         """Read an integer; we also accept 8192.0, since some tools write all numbers as floats."""
         value = self.values.get(key)
         if isinstance(value, float) and value.is_integer():

@@ -21,7 +21,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
-class FP8(CompressedTensors):
+class FP8Rule(CompressedTensors):
     """The layouts with e4m3 codes in the tensor weight, and scales in weight_scale or weight_scale_inv."""
 
     def __init__(self, *, rows_alike: int, group: int | None = None):
@@ -52,9 +52,9 @@ def read_fp8(fields: Fields) -> Rule:
         raise refused(fields.path, f"quantization_config: fp8 with fmt {short(form)} is not supported (only e4m3)")
     match fields.values.get("weight_block_size"):
         case None:
-            return FP8(rows_alike=0)
+            return FP8Rule(rows_alike=0)
         case [int(rows), int(cols)] if rows > 0 and cols > 0:
-            return FP8(rows_alike=rows, group=cols)
+            return FP8Rule(rows_alike=rows, group=cols)
         case other:
             what = f"weight_block_size is {short(other)}, expected a list of two positive integers"
             raise refused(fields.path, f"quantization_config: {what}")
@@ -63,7 +63,7 @@ def read_fp8(fields: Fields) -> Rule:
 def read_fbgemm(fields: Fields) -> Rule:
     """Return the layout of a quantization_config with quant_method "fbgemm_fp8", which has no settings."""
     del fields
-    return FP8(rows_alike=1)
+    return FP8Rule(rows_alike=1)
 
 
 def read_modelopt(fields: Fields) -> Rule:
@@ -74,7 +74,7 @@ def read_modelopt(fields: Fields) -> Rule:
     inner = Fields(fields.object("quantization") or fields.values, fields.path)
     match inner.values.get("quant_algo"):
         case "FP8":
-            return FP8(rows_alike=0)
+            return FP8Rule(rows_alike=0)
         case "NVFP4" if inner.integer_or_none("group_size", 16) in (None, 16):
             return NVFP4(packed="weight", scale="weight_scale_2", divided=False)
         case other:

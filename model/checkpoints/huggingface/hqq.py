@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Form, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import short
@@ -86,7 +86,7 @@ class HQQ(Rule):
         del arrays, cols
         return self.axis == 1
 
-    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         packed, parts = arrays["W_q"], PARTS[self.bits]
         share, width = packed.shape
         first, end = start * cols // width, -(-stop * cols // width)  # rows of the grid
@@ -97,7 +97,7 @@ class HQQ(Rule):
         scales, zeros = (self._scales(arrays[name], start, stop, cols) for name in ("scale", "zero"))
         with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
             minima = (-scales * (zeros.astype(np.float64) - self.middle)).astype(np.float32)
-        return Shifted(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
+        return CodesWithMinima(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
 
     def _scales(self, grid: np.ndarray, start: int, stop: int, cols: int) -> np.ndarray:
         """Select the scales or zero points of rows `start` to `stop`: one per group, or with axis 0 one per column."""

@@ -20,13 +20,14 @@ from llamaspec.model.checkpoints.huggingface.compressed import read_compressed_t
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
+from llamaspec.model.checkpoints.huggingface.mlx import KEY, is_mlx, read_mlx
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
 from llamaspec.model.checkpoints.huggingface.torchao import read_torchao
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.safetensors_header import HeaderEntry
 from llamaspec.model.checkpoints.strict_json import read_object, short
-from llamaspec.model.tensors import QUANTIZABLE, Weight
+from llamaspec.model.tensors import Role, Weight
 
 INSTEAD = "download the original model and run `llamaspec convert --quantize`, or download it in GGUF, AWQ, GPTQ or FP8"
 # For each quant_method that we do not support: the software that loads such a model.
@@ -69,6 +70,10 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     """
     stated = Fields(values, path)
     fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
+    if is_mlx(stated.object(KEY)):  # MLX also writes a quantization_config, for readers other than MLX
+        return read_mlx(Fields(stated.object(KEY), path))
+    if is_mlx(fields.values):
+        return read_mlx(fields)
     if not fields.values:
         return None
     methods: dict[str, Callable[[Fields], Rule]] = {
@@ -100,23 +105,27 @@ def _how_to_convert(method: object) -> str:
     return f"load it with {owner}, where a layer's output for an identity matrix is its transposed weight; or "
 
 
-def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
+def take_quantized(
+    rule: Rule, expected: Mapping[str, Weight], located: Located, path: str, joined: Mapping[str, str]
+) -> dict[str, Tensor]:
     """Build a `Tensor` for each quantized matrix among the `expected` weights, and remove its parts from `located`.
 
-    Both dictionaries have the names in the file as keys. Raises `CheckpointError` if a quantized module lacks a tensor,
-    or if a tensor has the wrong shape or dtype.
+    Both dictionaries have the names in the file as keys. `joined` maps a module to the module of the file that holds
+    its matrix together with others. Raises `CheckpointError` if a quantized module lacks a tensor, or if a tensor has
+    the wrong shape or dtype.
     """
     tensors = {}
     for name, weight in expected.items():
         module = name.removesuffix(".weight")
-        own = rule.of(module) if weight.role in QUANTIZABLE else None
+        own = rule.of(joined.get(module, module)) if weight.role in rule.roles else None
         if own:
             rows, cols = weight.shape
             stored = own.stored(rows, cols)
             first = next(iter(stored))
             entry = located.get(f"{module}.{first}")
             if entry and entry[1].dtype.name in stored[first].dtypes:
-                tensors[name] = _take(own, module, stored, (rows, cols), located, path)
+                tensor = _take(own, module, stored, (rows, cols), located, path)
+                tensors[name] = tensor._replace(codes=None) if weight.role is Role.ROUTER else tensor
                 _drop_extras(module, located, keep_bias=f"{module}.bias" in expected, path=path)
     for name in [name for name in located if OF_CACHES.search(name)]:
         del located[name]

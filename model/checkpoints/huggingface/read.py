@@ -11,7 +11,7 @@ snapshots/<revision> may also be a link into the folder blobs.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
 from llamaspec.model.checkpoints.fused import taken_apart
 from llamaspec.model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
+from llamaspec.model.checkpoints.huggingface.mlx import expert_names, has_joined_experts, with_experts_apart
 from llamaspec.model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS
 from llamaspec.model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
@@ -87,15 +88,24 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
     located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
+    joined: dict[str, str] = {}  # modules, and the module of the file that holds the matrix of each
+    if has_joined_experts(config, family, located):
+        located = with_experts_apart(path, config, family, located)
+        for layer in range(config.layers):
+            for joint, own_names in expert_names(config, family, layer).items():
+                joined |= dict.fromkeys(own_names, joint)
+        family = replace(family, stacked_experts="")
     _check_number(path, replace(config, experts=0) if family.stacked_experts else config, located)
     if family.stacked_experts:
         check_experts(path, config, family, located)
     names = family.names
-    located = _apart(path, config, family, located)
+    for fused, parts, _ in fused_rows(config, family.fused, names):
+        joined |= dict.fromkeys(parts, fused)
+    located = _apart(path, config, family, located, ("weight", *(rule.row_parts if rule else ())))
     expected = {weight.named(names): weight for weight in weights_of(config)}
     every = list(expected.items())
     stacked = take_experts(expected, located, config, family, path) if family.stacked_experts else {}
-    quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
+    quantized = stacked | (take_quantized(rule, expected, located, path, joined) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located, names, by=config_path.name)
     notes = _notes_on_extra(path, located, expected, names["head"], by=config_path.name)
@@ -130,14 +140,18 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
         return read().astype(np.float32)
 
 
-def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
-    """Replace each fused matrix with its parts; each part has consecutive rows of the fused matrix."""
+def _apart(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
+    """Replace each fused matrix with its parts; each part has consecutive rows of the fused matrix.
+
+    `kinds` has the endings of the names of the tensors that have these rows, such as "weight".
+    """
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
-        if place := apart.pop(f"{name}.weight", None):  # `_check_tensors` refuses a file that lacks the fused matrix.
-            file, entry = place
-            pieces = taken_apart(path, f"{name}.weight", entry, rows, source="config.json")
-            apart |= {f"{part}.weight": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
+        for kind in kinds:
+            if place := apart.pop(f"{name}.{kind}", None):  # `_check_tensors` refuses a file that lacks the matrix.
+                file, entry = place
+                pieces = taken_apart(path, f"{name}.{kind}", entry, rows, source="config.json")
+                apart |= {f"{part}.{kind}": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
 
@@ -229,7 +243,7 @@ def _check_tensors(
         if (dtype := located[name][1].dtype.name) not in FLOATS:
             what = f"expected floats, since {by} has no quantization_config for it"
             raise refused(path, f"the tensor {name} has dtype {dtype}, {what}")
-    if config.tied and head in located and not _equal(located[head], located[embedding]):
+    if config.tied and head in located and not (embedding in located and _equal(located[head], located[embedding])):
         # transformers 4 would use the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
 

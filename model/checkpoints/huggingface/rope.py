@@ -82,7 +82,7 @@ def _scaling(fields: Fields, rope: Fields, keys: RopeKeys, key: str, context: in
             factor=rope.number("factor"),
             low_frequency=rope.number("low_freq_factor"),
             high_frequency=rope.number("high_freq_factor"),
-            original_context=rope.whole("original_max_position_embeddings"),
+            original_context=rope.integral("original_max_position_embeddings"),
         )
     original = _original_context(fields, rope, keys, context)
     if not 2 <= original <= LARGEST or context > LARGEST:
@@ -102,8 +102,8 @@ def _scaling(fields: Fields, rope: Fields, keys: RopeKeys, key: str, context: in
 def _original_context(fields: Fields, rope: Fields, keys: RopeKeys, context: int) -> int:
     outside = fields.values.get("original_max_position_embeddings") is not None
     if outside or (keys.original_context and "original_max_position_embeddings" not in rope.values):
-        return fields.whole("original_max_position_embeddings", keys.original_context)
-    return rope.whole("original_max_position_embeddings", context)
+        return fields.integral("original_max_position_embeddings", keys.original_context)
+    return rope.integral("original_max_position_embeddings", context)
 
 
 def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
@@ -158,7 +158,7 @@ def _format_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }
-        case YarnScaling(factor, original, magnitude, fast, slow, whole):
+        case YarnScaling(factor, original, magnitude, fast, slow, truncate):
             return {
                 "rope_type": "yarn",
                 "type": "yarn",
@@ -167,7 +167,7 @@ def _format_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "attention_factor": magnitude,
                 "beta_fast": fast,
                 "beta_slow": slow,
-                "truncate": whole,
+                "truncate": truncate,
             }
         case LongRopeScaling(short_factors, long_factors, original, magnitude):
             return {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Form, Part
+from llamaspec.model.tensors import QUANTIZABLE, Role
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -29,6 +30,8 @@ class Rule(ABC):
 
     form: Form  # see `Codes.form`
     zeros: bool  # whether codes have zero points
+    roles: tuple[Role, ...] = QUANTIZABLE  # roles of the weights that may be quantized
+    row_parts: tuple[str, ...] = ()  # tensors, besides "weight", that we can split along the rows of a fused matrix
 
     @abstractmethod
     def group_of(self, cols: int) -> int:

@@ -34,7 +34,7 @@ BYTE = np.dtype(np.uint8)
 Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
-class Rows(NamedTuple):
+class RowSlice(NamedTuple):
     """The rows of one expert matrix in the stacked tensor `matrix`: every `step`-th row, from row `first` on."""
 
     matrix: str
@@ -47,9 +47,9 @@ class Rows(NamedTuple):
 
 
 PARTS = {
-    "expert_gate": Rows("gate_up_proj", 0, 2),
-    "expert_up": Rows("gate_up_proj", 1, 2),
-    "expert_down": Rows("down_proj", 0, 1),
+    "expert_gate": RowSlice("gate_up_proj", 0, 2),
+    "expert_up": RowSlice("gate_up_proj", 1, 2),
+    "expert_down": RowSlice("down_proj", 0, 1),
 }
 
 
@@ -93,7 +93,7 @@ class _Source:
         self.used: dict[str, None] = {}
         self._located, self._experts, self._path = located, experts, path
 
-    def tensor(self, stem: str, weight: Weight, rows: Rows) -> Tensor:
+    def tensor(self, stem: str, weight: Weight, rows: RowSlice) -> Tensor:
         """Build the `Tensor` of one expert's weight from the stacked tensors with names that begin with `stem`."""
         assert weight.expert is not None
         count = rows.step * weight.shape[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Form, refused
 from llamaspec.model.checkpoints.huggingface.compressed import E4M3, CompressedTensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles
@@ -82,11 +82,11 @@ class PlainInt4(Rule):
         grid = StoredArray((-(-cols // self.group), rows), FLOATS)
         return {CODES: StoredArray((rows, -(-cols // 2)), ("int8", "uint8")), SCALE: grid, ZERO: grid}
 
-    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # -8 to 7, plus 8
         scales, middles = (arrays[name][:, start:stop].T.astype(np.float32) for name in (SCALE, ZERO))
         with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
-            return Shifted(codes, np.ascontiguousarray(scales), middles - 8 * scales)
+            return CodesWithMinima(codes, np.ascontiguousarray(scales), middles - 8 * scales)
 
 
 def read_torchao(fields: Fields) -> Rule:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CodesWithMinima, Tensor, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
@@ -56,7 +56,7 @@ def write_huggingface(
     Raises `CheckpointError`, and leaves nothing behind, if the directory exists, if the disk is full, if a weight is
     not finite, or if no family of transformers or no layout fits the model.
     """
-    checkpoint = _held(checkpoint)
+    checkpoint = _storable(checkpoint)
     family, in_mxfp4 = nearest_family(checkpoint.config), False
     if family.stacked_experts:
         tensors, in_mxfp4 = with_stacked_experts(checkpoint, family)
@@ -138,7 +138,7 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     return checkpoint.tensors[EMBEDDING].dtype.name
 
 
-def _held(checkpoint: Checkpoint) -> Checkpoint:
+def _storable(checkpoint: Checkpoint) -> Checkpoint:
     """Remove the codes that no layout can hold from the checkpoint's tensors, so that we write these weights as floats.
 
     These are the codes of embeddings, codes with minima, codes in groups of one column, and the codes of a GGUF file
@@ -230,7 +230,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, Shifted)  # `_held` has removed codes with minima
+        assert not isinstance(part, CodesWithMinima)  # `_storable` has removed codes with minima
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):

@@ -323,7 +323,7 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     talk = Talk(kind, capacity=200)
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     messages, cached = talk.chat.messages, talk.cached
-    with pytest.raises(ValueError, match=r"is \d+ tokens, more than the context of 200: .*make_room") as caught:
+    with pytest.raises(ValueError, match=r"\d+ tokens.*\b200\b.*make_room") as caught:
         talk.chat.reply("abcd " * 60)
     assert "\n" not in str(caught.value)
     assert (talk.chat.messages, talk.cached) == (messages, cached)
@@ -335,7 +335,7 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     assert talk.script.fed == talk.cached
     talk.chat.reset()
     assert talk.chat.messages == []
-    with pytest.raises(ValueError, match=r"^this is \d+ tokens, more than the context of 200$"):
+    with pytest.raises(ValueError, match=r"^(?!.*make_room).*\d+ tokens.*\b200\b"):
         talk.chat.reply("abcd " * 60)  # no message is left to drop
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     assert talk.script.fed != talk.cached  # the new answer starts in another sequence
@@ -382,7 +382,7 @@ def test_a_context_that_fills_up_ends_the_answer(kind):
     generation = talk.ask("Hi", [65] * 300, max_new_tokens=300)
     assert generation.finish_reason == "context"
     assert len(talk.chat.messages) == 2
-    with pytest.raises(ValueError, match=r"forget what was said \(reset, make_room\)"):
+    with pytest.raises(ValueError, match=r"reset.*make_room"):
         talk.chat.reply("Hi")
     assert len(talk.chat.messages) == 2
 
@@ -427,10 +427,10 @@ def test_a_template_that_refuses_or_makes_nothing_loses_nothing():
     source = "{% if messages | length > 2 %}{{ raise_exception('enough') }}{% endif %}{{ messages[0].content }}"
     talk = Talk("llama3", ChatTemplate("short", source))
     talk.ask("Hi", talk.answer("a"))
-    with pytest.raises(ValueError, match="short: refuses this conversation: enough"):
+    with pytest.raises(ValueError, match=r"short: .*: enough"):
         talk.chat.reply("more")
     assert len(talk.chat.messages) == 2
-    with pytest.raises(ValueError, match="nothing: makes nothing of this conversation"):
+    with pytest.raises(ValueError, match="nothing: "):
         Talk("llama3", ChatTemplate("nothing", "")).chat.reply("Hi")
     with pytest.raises(ValueError, match="not valid Unicode"):
         talk.chat.reply("\ud800")

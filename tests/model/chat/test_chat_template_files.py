@@ -54,7 +54,7 @@ def test_in_the_tokenizers_configuration(tmp_path, stated):
 def test_a_name_that_leads_out_of_a_folder_is_refused(tmp_path):
     stated = [{"name": "default", "template": "T"}, {"name": "../../evil", "template": "U"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": stated}))
-    with pytest.raises(CheckpointError, match=r'name of a chat template, "../../evil", is not of letters and digits'):
+    with pytest.raises(CheckpointError, match=r'"\.\./\.\./evil"'):
         find_template(LLAMA3, tmp_path)
 
 
@@ -63,11 +63,11 @@ def test_links_out_of_the_folder_and_too_many_others_are_refused(tmp_path):
     more_templates.mkdir(parents=True)
     (tmp_path / "secret").write_text("not to be published")
     (more_templates / "a.jinja").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match=r"a.jinja: is a link to .*secret, outside the model's folder"):
+    with pytest.raises(CheckpointError, match=r"a\.jinja: .*link.*secret"):
         find_template(LLAMA3, tmp_path / "model")
     (more_templates / "a.jinja").unlink()
     (more_templates / "a.jinja").write_text("T")
-    with pytest.raises(CheckpointError, match="none of its chat templates is the default"):
+    with pytest.raises(CheckpointError, match="default"):
         find_template(LLAMA3, tmp_path / "model")
     for i in range(MOST_NAMED):
         (more_templates / f"{i}.jinja").write_text("T")
@@ -81,7 +81,7 @@ def test_one_of_the_models_own_can_be_chosen(tmp_path):
     chosen = find_template(LLAMA3, tmp_path, template="rag")
     assert chosen.name.endswith("tokenizer_config.json (rag)")
     assert chosen.render(HELLO, tools=[]) == "R<|begin_of_text|>"
-    with pytest.raises(CheckpointError, match=r"no built-in chat template: llama3, .*, vicuna, rag"):
+    with pytest.raises(CheckpointError, match=r"llama3, .*, vicuna, rag"):
         find_template(LLAMA3, tmp_path, template="tool_use")
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, text, message):
 
 def test_a_model_without_one_says_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
-    with pytest.raises(CheckpointError, match=r"has no chat template.*--template chooses one: llama3, chatml"):
+    with pytest.raises(CheckpointError, match=r"--template.*llama3, chatml"):
         find_template(load_tokenizer(tmp_path), tmp_path)
 
 
@@ -139,5 +139,5 @@ def test_a_file_can_be_chosen(tmp_path):
     (tmp_path / "other.txt").write_text("{{ bos_token }}{{ messages[0].content }}")
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<x>"}')
     assert find_template(LLAMA2, tmp_path, template=tmp_path / "other.txt").render(HELLO) == "<x>Hello"
-    with pytest.raises(CheckpointError, match="no such file, and no built-in chat template: llama3, chatml"):
+    with pytest.raises(CheckpointError, match="llama3, chatml"):
         find_template(LLAMA2, tmp_path, template="alpaca")

@@ -34,6 +34,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.lora import lora
 from llamaspec.verify.bounds.running_error import gamma
 from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.strategies import assert_within, seeds
 
 FLOAT32 = np.dtype(np.float32)
@@ -99,19 +100,19 @@ def stored(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path]
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (changed("peft_type", "IA3"), 'peft_type is "IA3", expected LORA'),
-        (changed("use_dora", True), "use_dora is true, which is not supported: expected false"),
-        (changed("bias", "all"), 'bias is "all", which is not supported: expected "none"'),
-        (changed("modules_to_save", ["lm_head"]), "modules_to_save is a list"),
-        (changed("rank_pattern", {"q_proj": 4}), "rank_pattern is an object"),
-        (changed("r", 0), "r is 0, expected a rank of at least 1"),
-        (changed("r", 4), "]: r is 4"),
-        (changed("lora_alpha", "x"), 'lora_alpha is "x", expected a number'),
-        (changed("use_rslora", 1), "use_rslora is 1, expected true or false"),
-        (stored(lambda t: t.pop(NAME)), "self_attn.q_proj has only one of lora_A and lora_B"),
-        (stored(lambda t: t.update({NAME: t[NAME][:, 1:]})), "has shape [3, 23], expected [3, 24]"),
-        (stored(lambda t: t.update(x=t.pop(NAME))), "'x' belongs to no matrix of this model"),
-        (stored(lambda t: t.update({NAME: np.full((3, 24), np.nan, FLOAT32)})), "is nan, not a finite number"),
+        (changed("peft_type", "IA3"), 'peft_type "IA3" LORA'),
+        (changed("use_dora", True), "use_dora true false"),
+        (changed("bias", "all"), 'bias "all" "none"'),
+        (changed("modules_to_save", ["lm_head"]), "modules_to_save list"),
+        (changed("rank_pattern", {"q_proj": 4}), "rank_pattern object"),
+        (changed("r", 0), "r 0 rank least 1"),
+        (changed("r", 4), "] r 4"),
+        (changed("lora_alpha", "x"), 'lora_alpha "x" number'),
+        (changed("use_rslora", 1), "use_rslora 1 true false"),
+        (stored(lambda t: t.pop(NAME)), "self_attn.q_proj one lora_A lora_B"),
+        (stored(lambda t: t.update({NAME: t[NAME][:, 1:]})), "shape [3 23] [3 24]"),
+        (stored(lambda t: t.update(x=t.pop(NAME))), "'x' belongs matrix model"),
+        (stored(lambda t: t.update({NAME: np.full((3, 24), np.nan, FLOAT32)})), "nan finite number"),
         (stored(lambda t: t.clear()), "contains no adapter"),
         (lambda folder: (folder / CONFIG).unlink(), "No such file"),
         (lambda folder: (folder / WEIGHTS).unlink(), "No such file"),
@@ -121,7 +122,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(folder, damage, words
     damage(folder)
     with pytest.raises(CheckpointError) as error:
         read_adapter(folder, SMALL)
-    assert words in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert mentions(str(error.value), words) and str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(ml_dtypes.bfloat16)])

@@ -19,7 +19,7 @@ from llamaspec.model.checkpoints import CheckpointError
 from tests.support import families, llama2c_files
 from tests.support.gguf_files import STRING, U32, File, Tensor
 from tests.support.llama2c_files import Sizes
-from tests.support.refusals import check_message, load, refusal
+from tests.support.refusals import check_message, load, mentions, refusal
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>401</body></html>\n"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123456789abcdef\nsize 4400717852\n"
@@ -49,12 +49,12 @@ STRANGERS = {
     "html after blanks": (b"\n\n  <html>" + b" " * 99, "HTML"),
     "html after a byte order mark": (b"\xef\xbb\xbf" + HTML, "HTML"),
     "git lfs": (LFS, "git lfs pull"),
-    "imatrix": (struct.pack("<ii", 2, 19) + b"blk.0.attn_k.weight" + bytes(40), "an importance matrix (imatrix)"),
-    "imatrix in gguf": (imatrix(), "an importance matrix (imatrix)"),
+    "imatrix": (struct.pack("<ii", 2, 19) + b"blk.0.attn_k.weight" + bytes(40), "importance matrix (imatrix)"),
+    "imatrix in gguf": (imatrix(), "importance matrix (imatrix)"),
     "zip": (zipped(), "zip archive"),
-    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "save_pretrained() write it as safetensors"),
+    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "save_pretrained() write safetensors"),
     "pickle 4": (pickle.dumps({"a": list(range(999))}, protocol=4), "pickle"),
-    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "lacks general.architecture"),
+    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture"),
     "json": (b'{"model_type": "llama"}', "JSON"),
     "text": (b"hello, world\n" * 9, "text"),
     "zeros": (bytes(4096), "dim 0"),
@@ -66,7 +66,7 @@ STRANGERS = {
 def test_strangers(tmp_path, kind):
     content, what = STRANGERS[kind]
     (tmp_path / "model.bin").write_bytes(content)
-    assert what in refusal(tmp_path / "model.bin")
+    assert mentions(refusal(tmp_path / "model.bin"), what)
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
@@ -159,7 +159,7 @@ def test_llama2c_absurd_sizes(tmp_path, version, name, value):
     ("sizes", "what"), [(Sizes(heads=4, kv_heads=3), "share 3"), (Sizes(dim=12), "RoPE turns pairs")]
 )
 def test_llama2c_heads_that_do_not_fit(tmp_path, sizes, what):
-    assert what in refusal(llama2c_files.write(tmp_path / "model.bin", sizes=sizes, group=4))
+    assert mentions(refusal(llama2c_files.write(tmp_path / "model.bin", sizes=sizes, group=4)), what)
 
 
 @pytest.mark.parametrize("group", [0, -8, 7, 2**31 - 1, -(2**31)])
@@ -170,14 +170,12 @@ def test_llama2c_groups_that_do_not_fit(tmp_path, group):
     assert f"groups of {group} values" in refusal(tmp_path / "model.bin")
 
 
-@pytest.mark.parametrize(
-    ("at", "value", "what"), [(4, 3, "version 3"), (4, 0, "version 0"), (36, 2, "classifier is 2")]
-)
+@pytest.mark.parametrize(("at", "value", "what"), [(4, 3, "version 3"), (4, 0, "version 0"), (36, 2, "classifier 2")])
 def test_llama2c_headers_from_elsewhere(tmp_path, at, value, what):
     raw = bytearray(llama2c_files.file_bytes(1))
     raw[at] = value
     (tmp_path / "model.bin").write_bytes(raw)
-    assert what in refusal(tmp_path / "model.bin")
+    assert mentions(refusal(tmp_path / "model.bin"), what)
 
 
 def test_a_sparse_file_of_many_layers_is_refused_soon(tmp_path):

@@ -31,7 +31,7 @@ from tests.support import families
 from tests.support.families import is_matrix
 from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, random_checkpoint
-from tests.support.refusals import refusal
+from tests.support.refusals import mentions, refusal
 
 GOLDENS = read_golden("quantizers/bitsandbytes_files")["cases"]
 CONFIG = {**NARROW, "intermediate_size": 128}
@@ -181,41 +181,41 @@ SCALES = np.full(128, np.nan, np.float32)
     ("double", "part", "value", "what"),
     [
         (False, "weight.absmax", None, f"lacks tensor {UP}.weight.absmax"),
-        (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax is float32 [64], but config.json makes it"),
-        (False, "weight.absmax", SCALES, "is nan, not a finite number"),
-        (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map holds other levels than NF4's"),
+        (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax float32 [64] config.json"),
+        (False, "weight.absmax", SCALES, "nan finite number"),
+        (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map levels NF4's"),
         (
             False,
             STATE,
             state_of(**{**SOUND, "quant_type": "fp4"}),
-            'quant_type is "fp4" in quant_state, expected "nf4"',
+            'quant_type "fp4" quant_state "nf4"',
         ),
-        (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize is 128 in quant_state, expected 64"),
-        (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape is another than [128, 64] in quant_state"),
-        (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state: is not JSON"),
-        (False, STATE, np.zeros(5000, np.uint8), "quant_state has 5000 bytes, more than 4096"),
+        (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize 128 quant_state 64"),
+        (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape [128 64] quant_state"),
+        (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state JSON"),
+        (False, STATE, np.zeros(5000, np.uint8), "quant_state 5000 bytes 4096"),
         (False, STATE, np.zeros((2, 2), np.uint8), f"{STATE} is uint8 [2, 2], but config.json makes it"),
-        (True, STATE, state_of(**SOUND), "nested_blocksize is null in quant_state, expected 256"),
-        (True, STATE, state_of(**{**NESTED, "nested_offset": "0.5"}), 'nested_offset is "0.5" in quant_state'),
-        (True, STATE, state_of(**{**NESTED, "nested_offset": 1e39}), "nested_offset is 1e+39 in quant_state"),
-        (True, STATE, state_of(**{**NESTED, "nested_offset": float("nan")}), "nested_offset is NaN in quant_state"),
-        (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "not a finite number"),
+        (True, STATE, state_of(**SOUND), "nested_blocksize null quant_state 256"),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": "0.5"}), 'nested_offset "0.5" quant_state'),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": 1e39}), "nested_offset 1e+39 quant_state"),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": float("nan")}), "nested_offset NaN quant_state"),
+        (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "finite number"),
     ],
 )
 def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp_path):
     write(tmp_path, double=double, **{part: value})
-    assert what in refusal(tmp_path)
+    assert mentions(refusal(tmp_path), what)
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"bnb_4bit_quant_type": "int4"}, 'bitsandbytes with "int4" in "uint8" is not read (only "nf4" and "fp4" in'),
-        ({"bnb_4bit_quant_type": ["nf4"]}, "bitsandbytes with a list in"),
+        ({"bnb_4bit_quant_type": "int4"}, 'bitsandbytes "int4" "uint8" "nf4" "fp4"'),
+        ({"bnb_4bit_quant_type": ["nf4"]}, "bitsandbytes list"),
         ({"bnb_4bit_quant_type": "fp4"}, "q_proj.weight.quant_state.bitsandbytes__fp4"),
-        ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes with "nf4" in "bfloat16" is not read'),
-        ({"load_in_4bit": False, "_load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit is not read"),
-        ({"bnb_4bit_use_double_quant": True}, "weight.absmax is float32 [64], but config.json makes it uint8 [64]"),
+        ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes "nf4" "bfloat16"'),
+        ({"load_in_4bit": False, "_load_in_4bit": False}, "load_in_4bit load_in_8bit"),
+        ({"bnb_4bit_use_double_quant": True}, "weight.absmax float32 [64] config.json uint8 [64]"),
     ],
 )
 def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
@@ -223,15 +223,13 @@ def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changes
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert what in refusal(tmp_path, named=str(tmp_path))
+    assert mentions(refusal(tmp_path, named=str(tmp_path)), what)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused(tmp_path):
     narrow = replace(CONFIGS["2 to 1, wide, tied"], ffn=96)
-    with pytest.raises(
-        CheckpointError, match="rows of 96 weights, which are no whole groups of 64: bitsandbytes cannot"
-    ):
+    with pytest.raises(CheckpointError, match=r"\b96\b.*\b64\b.*bitsandbytes"):
         write_huggingface(quantized(random_checkpoint(narrow, seed=0), "nf4"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    with pytest.raises(ValueError, match="rows of 96 weights are no whole blocks of 64"):
+    with pytest.raises(ValueError, match=r"\b96\b.*\b64\b"):
         BitsAndBytes().check({}, 64, 96)

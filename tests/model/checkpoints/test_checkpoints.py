@@ -129,7 +129,7 @@ def test_a_tied_model_may_repeat_its_embedding(tmp_path):
     assert_holds(open_checkpoint(tmp_path), tensors)
     head[-1, -1] += 1
     families.write_safetensors(tmp_path / "model.safetensors", {**tensors, "lm_head.weight": head})
-    with pytest.raises(CheckpointError, match=r"tie_word_embeddings is true, but .* differs"):
+    with pytest.raises(CheckpointError, match=r"tie_word_embeddings.*true"):
         open_checkpoint(tmp_path)
 
 

@@ -16,7 +16,7 @@ from tests.model.checkpoints import test_bad_checkpoints, test_bad_huggingface
 from tests.model.checkpoints.test_bad_huggingface import NORM, header_of, write_raw
 from tests.support import families, llama2c_files
 from tests.support.llama2c_files import Sizes
-from tests.support.refusals import load, refusal
+from tests.support.refusals import load, mentions, refusal
 
 CONFIG = families.FAMILIES["llama-3.1"]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -33,23 +33,23 @@ def rewrite(folder: Path, **tensors: np.ndarray) -> None:
 
 
 HEADERS = {
-    "a space before it": (b" {}", "not a JSON object"),
-    "a byte order mark": (b"\xef\xbb\xbf{}", "not a JSON object"),
-    "a NUL after it": (b"{}\0", "is not JSON"),
-    "two objects": (b"{}{}", "is not JSON"),
-    "a comment": (b"{/* */}", "is not JSON"),
-    "a key that is no text": (b"{1: {}}", "is not JSON"),
-    "NaN as a shape": (b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', "shape that is not"),
+    "a space before it": (b" {}", "JSON object"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "JSON object"),
+    "a NUL after it": (b"{}\0", "JSON"),
+    "two objects": (b"{}{}", "JSON"),
+    "a comment": (b"{/* */}", "JSON"),
+    "a key that is no text": (b"{1: {}}", "JSON"),
+    "NaN as a shape": (b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', "shape"),
     "infinity as an offset": (
         b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,Infinity]}}',
-        "data_offsets that are",
+        "data_offsets",
     ),
-    "a number as a text": (b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}', "shape that is not"),
-    "an exponent": (b'{"a":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', "shape that is not"),
+    "a number as a text": (b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}', "shape"),
+    "an exponent": (b'{"a":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', "shape"),
     "a name of half a character": (b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "tensor"),
-    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "is not described by"),
+    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "described"),
     "no name": (b'{"":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "too few"),
-    "metadata that is null": (b'{"__metadata__":null}', "__metadata__ is not an object"),
+    "metadata that is null": (b'{"__metadata__":null}', "__metadata__ object"),
     "metadata twice": (b'{"__metadata__":{},"__metadata__":{}}', "appears twice"),
 }
 
@@ -58,7 +58,7 @@ HEADERS = {
 def test_safetensors_headers(folder, kind):
     text, what = HEADERS[kind]
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    assert what in refusal(folder, named=str(folder))
+    assert mentions(refusal(folder, named=str(folder)), what)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
@@ -109,31 +109,31 @@ LLAMA2C: dict[str, tuple[bytes, str]] = {
     "a head that is not said": (spoiled(0, 20, 20, tied=False), "too long"),
     "a head that is not there, version 1": (spoiled(1, 36, 0, form="<B"), "truncated"),
     "a head that is not said, version 1": (spoiled(1, 36, 1, form="<B", tied=False), "too long"),
-    "a flag of 255": (spoiled(1, 36, 255, form="<B"), "classifier is 255"),
-    "a negative vocabulary, version 1": (spoiled(1, V1 + 20, -20), "vocab is -20"),
-    "a negative vocabulary, version 2": (spoiled(2, V2 + 20, -20), "vocab is -20"),
+    "a flag of 255": (spoiled(1, 36, 255, form="<B"), "classifier 255"),
+    "a negative vocabulary, version 1": (spoiled(1, V1 + 20, -20), "vocab -20"),
+    "a negative vocabulary, version 2": (spoiled(2, V2 + 20, -20), "vocab -20"),
     "a context that overflows": (spoiled(0, 24, 2**31 - 1), "truncated"),
     "layers that overflow": (spoiled(0, 8, 2**30), "layers, more than"),
-    "more heads than features": (spoiled(0, 12, 32), "dim 16 and 32 heads"),
-    "more kv heads than heads": (spoiled(0, 16, 8), "do not share 8"),
-    "no kv heads": (spoiled(2, V2 + 16, 0), "kv_heads is 0"),
+    "more heads than features": (spoiled(0, 12, 32), "dim 16 32 heads"),
+    "more kv heads than heads": (spoiled(0, 16, 8), "share 8"),
+    "no kv heads": (spoiled(2, V2 + 16, 0), "kv_heads 0"),
     "a big-endian magic number": (b"ak42" + llama2c_files.file_bytes(1)[4:], "not a checkpoint|text"),
     "a version of the other order": (spoiled(1, 4, 1 << 24), "version 16777216"),
     "version -1": (spoiled(1, 4, -1), "version -1"),
-    "version 1 as 2": (spoiled(1, 4, 2), "groups of 0 values"),
+    "version 1 as 2": (spoiled(1, 4, 2), "groups 0 values"),
     "version 2 as 1": (spoiled(2, 4, 1), "truncated"),
     "groups of half the size": (spoiled(2, 37, 4), "truncated"),
     "groups of twice the size": (spoiled(2, 37, 16), "too long"),
-    "a NaN in a scale": (spoiled(2, -4, np.nan, form="<f"), "is nan"),
+    "a NaN in a scale": (spoiled(2, -4, np.nan, form="<f"), "nan"),
     "a scale that overflows": (spoiled(2, -4, 3e38, form="<f"), "inf"),
-    "an infinity in a norm": (spoiled(2, 256, np.inf, form="<f"), "input_layernorm.weight[0] is inf"),
-    "a NaN in the embedding": (spoiled(0, 28, np.nan, form="<f"), "embed_tokens.weight[0, 0] is nan"),
+    "an infinity in a norm": (spoiled(2, 256, np.inf, form="<f"), "input_layernorm.weight[0] inf"),
+    "a NaN in the embedding": (spoiled(0, 28, np.nan, form="<f"), "embed_tokens.weight[0 0] nan"),
     "a header alone": (llama2c_files.file_bytes(0)[:28], "truncated"),
     "a header alone, version 2": (llama2c_files.file_bytes(2)[:256], "truncated"),
     "KuiperLLama's with a head that is not there": (spoiled(3, 20, -20), "truncated|too long"),
     "KuiperLLama's with a head that is not said": (spoiled(3, 20, 20, tied=False), "truncated|too long"),
     "KuiperLLama's, one byte longer": (llama2c_files.file_bytes(3) + b"\0", "truncated|too long"),
-    "KuiperLLama's with an infinity": (spoiled(3, -4, np.inf, form="<f"), "model.norm.weight[15] is inf"),
+    "KuiperLLama's with an infinity": (spoiled(3, -4, np.inf, form="<f"), "model.norm.weight[15] inf"),
     "KuiperLLama's with biases, as Qwen's are": (
         llama2c_files.file_bytes(3) + bytes(4 * 3 * (16 + 8 + 8)), "truncated|too long",
     ),
@@ -145,7 +145,7 @@ def test_llama2c(tmp_path, kind):
     raw, what = LLAMA2C[kind]
     (tmp_path / "model.bin").write_bytes(raw)
     message = refusal(tmp_path / "model.bin")
-    assert any(part in message for part in what.split("|")), message
+    assert mentions(message, what), message
 
 
 def test_scales_of_zero_are_weights_of_zero(tmp_path):

@@ -57,7 +57,7 @@ def test_a_whole_number_may_be_written_as_a_float(folder):
     change(folder, **{key: CONFIG[key] | {"original_max_position_embeddings": float(original)}})
     np.testing.assert_array_equal(logits(folder), expected)
     change(folder, **{key: CONFIG[key] | {"original_max_position_embeddings": original + 0.5}})
-    with pytest.raises(CheckpointError, match=r"original_max_position_embeddings is .*, not an integer"):
+    with pytest.raises(CheckpointError, match=r"original_max_position_embeddings.*integer"):
         open_checkpoint(folder)
 
 
@@ -144,7 +144,7 @@ def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
     np.testing.assert_array_equal(actual[:, :258], expected[:, :258])
     assert f"1 row that no token uses of {name}.weight, from row 259 on" in note
     write(257, float("inf"))
-    with pytest.raises(CheckpointError, match=r"\[257, 3\] is inf, not a finite number"):
+    with pytest.raises(CheckpointError, match=r"\[257, 3\].*inf"):
         run()
 
 
@@ -233,5 +233,5 @@ def test_a_tokenizer_may_have_a_few_tokens_more_than_the_model_has_rows(tmp_path
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=special))
     assert tokenizer_of(open_checkpoint(tmp_path), None).vocab == 274
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=(*special, "<image_16>")))
-    with pytest.raises(CheckpointError, match=r"a vocabulary of 275 tokens, but the model .* has 258"):
+    with pytest.raises(CheckpointError, match=r"\b275\b.*\b258\b"):
         tokenizer_of(open_checkpoint(tmp_path), None)

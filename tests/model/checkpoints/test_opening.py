@@ -16,25 +16,26 @@ from llamaspec.model.convert import convert
 from tests.support import families
 from tests.support.gguf_files import file_of
 from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
-    "nothing": ({}, "no config.json is there"),
-    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "is there, but stories.bin: a .bin of llama2.c is"),
-    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
-    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "or convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "but no consolidated.safetensors, which belongs to it"),
+    "nothing": ({}, "config.json"),
+    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
+    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
+    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
+    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors belongs"),
     "GGUF files": (
-        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "is a folder of GGUF files: name one of them, a-Q4_K_M.gguf, b-Q8_0",
+        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files name one a-Q4_K_M.gguf b-Q8_0",
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
-        "is an adapter (LoRA), not a whole model: merge it into its base model, 'meta/llama', first",
+        "adapter (LoRA) whole model merge base model 'meta/llama' first",
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},
-        "name a snapshot, snapshots/aa, snapshots/bb",
+        "name snapshot snapshots/aa snapshots/bb",
     ),
 }  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_a_folder_that_is_no_model_is_refused_by_what_it_is(kind, tmp_path):
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: ") and what in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}: ") and mentions(str(caught.value), what)
     assert str(caught.value).isprintable()
 
 
@@ -141,9 +142,9 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     checkpoint = open_checkpoint(place)
     os.truncate(path, 100)
     for tensor in checkpoint.tensors.values():
-        with pytest.raises(CheckpointError, match=r"was cut short while it was read: 100 bytes are left of [\d,]+$"):
+        with pytest.raises(CheckpointError, match=r"cut short.*\b100 bytes"):
             tensor.read()
-    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+    with pytest.raises(CheckpointError, match="cut short"):
         checkpoint.release()
 
 

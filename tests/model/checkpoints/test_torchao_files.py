@@ -25,7 +25,7 @@ from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
 from tests.support import families
 from tests.support.families import is_matrix
 from tests.support.goldens import read_golden
-from tests.support.refusals import refusal
+from tests.support.refusals import mentions, refusal
 from tests.support.strategies import seeds
 
 GOLDENS = read_golden("quantizers/torchao_files")
@@ -59,7 +59,7 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
     check_bound(original, q, t=2.0**-8)
 
 
-def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
+def check_bound(w: np.ndarray, q: torchao_int4.TorchaoInt4, *, t: float) -> None:
     """Check that decoded weights are near `w`; `t` is the unit roundoff of the scales and zero points."""
     scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
     bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
@@ -126,39 +126,39 @@ def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "part", "value", "what"),
     [
-        ("Int4WeightOnlyConfig", SCALE, None, "lacks tensor model.layers.1.mlp.up_proj._weight_scale"),
-        ("Int4WeightOnlyConfig", CODES, np.zeros((96, 31), np.int8), "_weight_qdata is int8 [96, 31], but config.json"),
-        ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "not a finite number"),
-        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale' is not part of"),
-        ("Int8WeightOnlyConfig", ZERO, np.ones((96, 1), np.int8), "_weight_zero_point is not 0, but config.json makes"),
-        ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale is float32 [96, 2], but config"),
+        ("Int4WeightOnlyConfig", SCALE, None, "tensor model.layers.1.mlp.up_proj._weight_scale"),
+        ("Int4WeightOnlyConfig", CODES, np.zeros((96, 31), np.int8), "_weight_qdata int8 [96 31] config.json"),
+        ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "finite number"),
+        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale' part"),
+        ("Int8WeightOnlyConfig", ZERO, np.ones((96, 1), np.int8), "_weight_zero_point 0 config.json"),
+        ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale float32 [96 2] config"),
     ],
 )
 def test_tensors_that_cannot_be_meant_are_refused(kind, part, value, what, tmp_path):
     write(tmp_path, {part: value}, kind)
-    assert what in refusal(tmp_path)
+    assert mentions(refusal(tmp_path), what)
 
 
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ("int4_weight_only", 'quant_type "int4_weight_only", which is saved as a pickle, is not read (only Int8Weight'),
-        ({"default": 7}, "default is 7, not an object"),
-        ({"default": {"_type": ["x"]}}, "torchao's a list is not read"),
-        ({"default": {"_type": "FqnToConfig"}}, 'torchao\'s "FqnToConfig" is not read'),
-        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "in groups of 0"),
+        ("int4_weight_only", 'quant_type "int4_weight_only" saved pickle Int8Weight'),
+        ({"default": 7}, "default 7 object"),
+        ({"default": {"_type": ["x"]}}, "torchao's list"),
+        ({"default": {"_type": "FqnToConfig"}}, 'torchao\'s "FqnToConfig"'),
+        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "groups 0"),
         (
             {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": {"_data": "PRESHUFFLED"}}}},
-            'in the packing format "PRESHUFFLED" is not read',
+            'packing format "PRESHUFFLED"',
         ),
         (
             {"default": {"_type": "Int8WeightOnlyConfig", "_data": {"granularity": {"_type": "PerBlock"}}}},
-            'Int8WeightOnlyConfig with granularity "PerBlock" is not read',
+            'Int8WeightOnlyConfig granularity "PerBlock"',
         ),
-        ({"default": {"_type": "Int8WeightOnlyConfig", "_data": {"granularity": 7}}}, "with granularity null"),
+        ({"default": {"_type": "Int8WeightOnlyConfig", "_data": {"granularity": 7}}}, "granularity null"),
         (
             {"default": {"_type": "Float8WeightOnlyConfig", "_data": {"weight_dtype": {"_data": "float8_e5m2"}}}},
-            'Float8WeightOnlyConfig of "float8_e5m2" is not read',
+            'Float8WeightOnlyConfig "float8_e5m2"',
         ),
     ],
 )
@@ -167,4 +167,4 @@ def test_a_configuration_that_is_not_read_is_refused(settings, what, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["quant_type"] = settings
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert what in refusal(tmp_path, named=str(tmp_path))
+    assert mentions(refusal(tmp_path, named=str(tmp_path)), what)

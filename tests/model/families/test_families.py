@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 import llamaspec.model.families
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.family import architectures, families, nearest_family
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
@@ -39,7 +39,7 @@ def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
     words = r" do not know post norms, logit cap yet$"
     with pytest.raises(ValueError, match="^walks" + words):
         never = cast(Any, lambda _: pytest.fail("nothing is computed"))
-        next(walk(Walkable(None, None, XLA, never, never, never), [], config=config, unit=0.0))
+        next(walk(WalkableModel(None, None, XLA, never, never, never), [], config=config, unit=0.0))
     with pytest.raises(ValueError, match="^gradients" + words):
         params = load_reference_params(random_checkpoint(config, seed=0))
         loss_and_gradient(params, np.array([1, 2]), np.array([1.0, 1.0]), config=config)

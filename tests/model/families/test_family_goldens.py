@@ -139,9 +139,9 @@ def test_gguf_holds_the_same_model_or_the_switch_is_named(name, written, tmp_pat
     logits = exact_logits(again, GOLDENS[name])
     assert_golden(logits, GOLDENS[name])
     expected = np.array(GOLDENS[name]["llama_cpp"])
-    if isinstance(again.config.scaling, YarnScaling) and not again.config.scaling.whole:
+    if isinstance(again.config.scaling, YarnScaling) and not again.config.scaling.truncate:
         # In every model, llama.cpp rounds YaRN's two dimension indices.
-        rounded = replace(again.config, scaling=replace(again.config.scaling, whole=True))
+        rounded = replace(again.config, scaling=replace(again.config.scaling, truncate=True))
         logits = exact_logits(replace(again, config=rounded), GOLDENS[name])
     # llama.cpp computes in float32, with a float16 table for GELU.
     limit = 2.0**-8 if again.config.activation == "gelu_tanh" else AGREE * np.abs(logits[-1]).max()

@@ -13,7 +13,7 @@ import pytest
 
 from llamaspec.learn.trace import trace
 from llamaspec.model.cache import LayerCache, LayerPages, empty_cache
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
@@ -138,7 +138,7 @@ def test_what_is_not_as_config_json_says_is_named(tmp_path):
 def test_other_matrices_in_codes_are_not_written(tmp_path):
     write_checkpoint(tmp_path, GOLDEN)
     checkpoint = quantized(open_checkpoint(tmp_path), "q8")
-    with pytest.raises(CheckpointError, match="quantized matrices of gpt_oss are stored as one, and are not written"):
+    with pytest.raises(CheckpointError, match="gpt_oss"):
         write_huggingface(checkpoint, tmp_path / "again")
 
 
@@ -146,7 +146,7 @@ def test_a_config_json_without_rope_has_that_of_the_release(tmp_path):
     config = {key: value for key, value in DENSE["config"].items() if key != "rope_scaling"}
     scaling = opened(tmp_path, DENSE | {"config": config}, {}).config.scaling
     assert isinstance(scaling, YarnScaling)
-    assert (scaling.factor, scaling.original_context, scaling.whole) == (32.0, 4096, False)
+    assert (scaling.factor, scaling.original_context, scaling.truncate) == (32.0, 4096, False)
 
 
 def model_of(config: Config):
@@ -165,5 +165,5 @@ def test_kernels_and_traces_refuse_sinks():
         logits, _ = jax.eval_shape(partial(forward, config=config, ops=ops), params, tokens, cache)
         assert logits.shape == (1, seq, config.vocab)
     never = cast(Any, lambda _: pytest.fail("nothing is computed"))
-    with pytest.raises(ValueError, match=r"^traces do not know sinks, expert bias yet$"):
-        trace(Walkable(None, None, XLA, never, never, never), [1], config=config, dtype="float32")
+    with pytest.raises(ValueError, match="sinks, expert bias"):
+        trace(WalkableModel(None, None, XLA, never, never, never), [1], config=config, dtype="float32")

@@ -89,7 +89,7 @@ def test_a_file_of_few_tensors_names_no_norm_for_each_of_many_heads(tmp_path):
     values = json.loads(config.read_text())
     many = {"num_attention_heads": 2**30, "num_key_value_heads": 2**30}
     config.write_text(json.dumps(values | many))
-    with pytest.raises(CheckpointError, match=r"tensors, too few for 2 layers \(1073741824 heads with norms\)"):
+    with pytest.raises(CheckpointError, match=r"\b2 layers.*1073741824 heads"):
         open_checkpoint(tmp_path / "model")
 
 
@@ -100,7 +100,7 @@ def test_a_gguf_with_the_norms_of_fewer_heads_is_refused(tmp_path):
     raw = path.read_bytes()
     at = raw.index(key + b"\x04\x00\x00\x00") + len(key) + 4
     path.write_bytes(raw[:at] + (2 * HEADS.heads).to_bytes(4, "little") + raw[at + 4 :])
-    with pytest.raises(CheckpointError, match=r"8 heads, but blk\.0\.attn_q_norm\.weight holds the norms of 4"):
+    with pytest.raises(CheckpointError, match=r"\b8 heads.*blk\.0\.attn_q_norm\.weight.*\b4\b"):
         open_checkpoint(path)
 
 

@@ -27,6 +27,7 @@ from tests.model.checkpoints.test_quantized_checkpoints import LAYOUTS, write_la
 from tests.support import families, gguf_files, tiny_tokenizers
 from tests.support.families import is_matrix
 from tests.support.gguf_files import CODES, Tensor
+from tests.support.processes import run_llamaspec
 from tests.support.random_models import SMALL, random_checkpoint
 
 STORIES = BUILT_IN["stories"]
@@ -57,6 +58,13 @@ def silent(folder: Path) -> Path:
     """Remove the tokenizer, so that doctor skips its trials on a text, which take seconds."""
     (folder / "tokenizer.model").unlink()
     return folder
+
+
+def of_weights(model: Path) -> list[Fault]:
+    """List the faults of a model without a tokenizer, except the fault that it has no tokenizer."""
+    faults = check_up(model).faults
+    assert [fault.fault for fault in faults].count("tokenizer") == 1
+    return [fault for fault in faults if fault.fault != "tokenizer"]
 
 
 def reordered(order: Callable[..., np.ndarray], tensors: Tensors) -> Tensors:
@@ -125,9 +133,9 @@ def test_a_tied_flag_against_the_weights(tmp_path):
 
 
 def test_a_head_that_is_missing_or_there_twice(tmp_path):
-    [missing] = check_up(silent(damaged(tmp_path / "missing", tie_word_embeddings=False))).faults
+    [missing] = of_weights(silent(damaged(tmp_path / "missing", tie_word_embeddings=False)))
     assert ("lacks tensor lm_head" in missing.measured, "true" in missing.mend) == (True, True)
-    [fault] = check_up(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head))).faults
+    [fault] = of_weights(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head)))
     assert "number for number" in fault.measured
 
 
@@ -158,14 +166,14 @@ def test_a_number_that_is_none(tmp_path, value, dtype, kind, words):
 
 def test_scales_of_zero(tmp_path):
     write_huggingface(quantized(open_checkpoint(STORIES), "q8_row"), tmp_path / "q8")
-    assert not check_up(silent(tmp_path / "q8")).faults
+    assert not of_weights(silent(tmp_path / "q8"))
     header = header_of(tmp_path / "q8" / "model.safetensors")
     entry = header["model.layers.0.mlp.up_proj.weight_scale"]
     raw = bytearray((tmp_path / "q8" / "model.safetensors").read_bytes())
     begin, _ = (8 + int.from_bytes(raw[:8], "little") + offset for offset in entry["data_offsets"])
     raw[begin : begin + 4] = bytes(4)
     (tmp_path / "q8" / "model.safetensors").write_bytes(raw)
-    [fault] = check_up(tmp_path / "q8").faults
+    [fault] = of_weights(tmp_path / "q8")
     assert fault.fault == "scales"
     assert re.search(r"1 groups .*model\.layers\.0\.mlp\.up_proj\.weight \(1\)", fault.measured)
 
@@ -179,13 +187,22 @@ def test_a_code_that_is_no_number(tmp_path):
         entry = header_of(folder / "model.safetensors")[f"{DOWN.removesuffix('.weight')}.{part}"]
         raw[8 + int.from_bytes(raw[:8], "little") + entry["data_offsets"][0]] = nan
         (folder / "model.safetensors").write_bytes(raw)
-        [fault] = check_up(folder).faults
+        [fault] = of_weights(folder)
         assert (fault.fault, f"1 NaN, in {DOWN} (1)") == ("nan", fault.measured)
 
 
 def header_of(path: Path) -> dict:
     raw = path.read_bytes()
     return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    """doctor says that a model has no tokenizer, and exits with 1, as generate and serve refuse the model."""
+    families.write_checkpoint(tmp_path, families.FAMILIES["qwen3"])
+    done = run_llamaspec("doctor", str(tmp_path))
+    assert done.code == 1 and "the model has no tokenizer" in done.out
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "the tokenizer cannot be read" in run_llamaspec("doctor", str(tmp_path)).out
 
 
 def test_a_tokenizer_of_another_vocabulary(tmp_path):
@@ -239,16 +256,16 @@ def test_a_llama_3_1_without_its_rescaling(tmp_path):
     config = families.FAMILIES["llama-3"] | {"vocab_size": 128_256, "hidden_size": 12, "intermediate_size": 8}
     long = config | {"max_position_embeddings": 131_072, "num_hidden_layers": 1}
     families.write_checkpoint(tmp_path, long)
-    [fault] = check_up(tmp_path).faults
+    [fault] = of_weights(tmp_path)
     assert (fault.fault, "context 131072" in fault.measured) == ("rope scaling", True)
     families.write_checkpoint(tmp_path, long | {"max_position_embeddings": 8192})
-    assert not check_up(tmp_path).faults
+    assert not of_weights(tmp_path)
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_no_fault_is_found_in_the_good_goldens(tmp_path, name):
     families.write_checkpoint(tmp_path, families.FAMILIES[name], dtype="float16")
-    assert check_up(tmp_path).faults == []
+    assert of_weights(tmp_path) == []
 
 
 def in_type(type: str, spoil: Callable[[np.ndarray], None], path: Path) -> Path:
@@ -270,7 +287,7 @@ def in_type(type: str, spoil: Callable[[np.ndarray], None], path: Path) -> Path:
 
 @pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "TQ2_0"])
 def test_rows_of_zeros_are_no_fault(tmp_path, type):
-    assert check_up(in_type(type, lambda packed: None, tmp_path / "x.gguf")).faults == []
+    assert of_weights(in_type(type, lambda packed: None, tmp_path / "x.gguf")) == []
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
@@ -285,22 +302,22 @@ def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
     def all_scales(packed: np.ndarray) -> None:
         packed[5, 208:210] = 0  # d
 
-    assert check_up(in_type("Q6_K", one_scale, tmp_path / "good.gguf")).faults == []
-    [fault] = check_up(in_type("Q6_K", all_scales, tmp_path / "bad.gguf")).faults
+    assert of_weights(in_type("Q6_K", one_scale, tmp_path / "good.gguf")) == []
+    [fault] = of_weights(in_type("Q6_K", all_scales, tmp_path / "bad.gguf"))
     assert re.search(r"1 groups .*model\.layers\.0\.mlp\.up_proj\.weight \(1\)", fault.measured)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_no_fault_is_found_in_good_quantized_layouts(tmp_path, layout):
     write_layout(tmp_path, layout)
-    assert check_up(tmp_path).faults == []
+    assert of_weights(tmp_path) == []
 
 
 def test_norms_of_a_model_without_a_tokenizer(tmp_path):
     config = families.FAMILIES["qwen3"]
     families.write_checkpoint(tmp_path, config)
     families.write_safetensors(tmp_path / "model.safetensors", norms_less(1.5, families.random_tensors(config)))
-    [fault] = check_up(tmp_path).faults
+    [fault] = of_weights(tmp_path)
     assert (fault.fault, "not above 0 in 9 of 9 norms" in fault.measured) == ("norms", True)
 
 
@@ -321,7 +338,7 @@ def test_the_command(run, tmp_path):
     bad = silent(damaged(tmp_path / "bad", weights=partial(changed, DOWN, (0, 0), np.nan, np.float16)))
     status, out, _ = run("doctor", str(bad), "--json")
     report = json.loads(out)
-    assert (status, [fault["fault"] for fault in report["faults"]], report["loss"]) == (1, ["nan"], None)
+    assert (status, [fault["fault"] for fault in report["faults"]], report["loss"]) == (1, ["nan", "tokenizer"], None)
     assert run("doctor", "--text", text)[0] == 2
     status, out, err = run("doctor", str(tmp_path / "none"))
     assert (status, out, "No such file" in err) == (1, "", True)

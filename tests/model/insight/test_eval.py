@@ -352,7 +352,7 @@ def test_what_nothing_predicts_is_not_counted(tmp_path):
 def test_models_of_other_shapes_are_refused():
     base = random_checkpoint(SMALL, seed=1)
     wide = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=1)
-    with pytest.raises(ValueError, match=r"model.embed_tokens.weight is \[50, 24\] and \[50, 128\]"):
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight.*\[50, 24\].*\[50, 128\]"):
         check_alike(base, wide)
     with pytest.raises(ValueError, match="only one of them has"):
         check_alike(base, random_checkpoint(replace(SMALL, layers=1), seed=1))

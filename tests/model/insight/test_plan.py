@@ -18,7 +18,7 @@ from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.device import room
 from llamaspec.model.insight import machine
 from llamaspec.model.insight.cost import decode_cost, prefill_cost
-from llamaspec.model.insight.machine import Sizes
+from llamaspec.model.insight.machine import ArraySizes
 from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
@@ -101,7 +101,7 @@ def run_takes(planned: Memory, *arguments: str):
 
 @pytest.mark.slow  # 28 s
 def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(machine.SIZES, "cpu", Sizes(1 << 18, 32, Effort(2)))
+    monkeypatch.setitem(machine.SIZES, "cpu", ArraySizes(1 << 18, 32, Effort(2)))
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # one byte: no model fits in the cache
     code, out, err = run("inspect", "--plan", "--context", "100", "--batch", "2", "--quantize", "q8", "--json")
     assert code == 0, err

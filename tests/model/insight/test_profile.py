@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llamaspec.benchmarks.suites.model_profile import IDLE, profiled
 from llamaspec.benchmarks.suites.timed_model import choose_model
-from llamaspec.model.insight.profile import REST, Event, events_of, parts_of, seconds_by, seconds_in_graphs
+from llamaspec.model.insight.profile import REMAINDER, Event, events_of, parts_of, seconds_by, seconds_in_graphs
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.reference.config import Config
 
@@ -129,7 +129,7 @@ def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
     for program in (programs.prefill, programs.decode(True)):
         parts = parts_of(program.as_text())  # type: ignore[attr-defined]
         ran = [part for name, part in parts.items() if "fusion" in name or name.startswith(("dot", "copy"))]
-        assert len(ran) > 20 and ran.count(REST) < len(ran) / 4
+        assert len(ran) > 20 and ran.count(REMAINDER) < len(ran) / 4
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(run):

@@ -16,9 +16,9 @@ from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.forward import decode, forward, prefill
-from llamaspec.model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
+from llamaspec.model.ops.choice import HOPPER, Device, OpsChoice, default_device, describe, ops_for
 from llamaspec.model.ops.cpu import CPU
-from llamaspec.model.ops.gpu import KERNELS, PROMPT, Call, calls, pallas_ops
+from llamaspec.model.ops.gpu import KERNELS, PROMPT, OpCall, calls, pallas_ops
 from llamaspec.model.ops.gpu_config import FIELDS, check_config
 from llamaspec.model.ops.routed import Routed
 from llamaspec.model.ops.table import Ops
@@ -103,12 +103,12 @@ def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
                 program(ops, call)
 
 
-def program(ops: Ops, call: Call) -> str:
+def program(ops: Ops, call: OpCall) -> str:
     op = getattr(ops, call.op)
     return str(jax.make_jaxpr(lambda *arguments: op(*arguments, **call.fixed))(*call.arguments))
 
 
-def lowered(call: Call) -> str:
+def lowered(call: OpCall) -> str:
     """Lower XLA's op of a call.
 
     A lambda wraps it, so that the name of the op's function does not appear in the result.
@@ -206,7 +206,7 @@ def test_gelu_is_refused_by_every_kernel_and_none_computes_silu():
         assert program(ops, call) == program(XLA._replace(**{call.op: plain}), call)
         # The fallback is XLA's form itself, except in ops that multiply by kernels.
         assert getattr(plain, "func", plain) is getattr(definition, "func", definition)
-    with pytest.raises(ValueError, match="norm_gate_up has no kernel for nonlinearity = 'gelu'"):
+    with pytest.raises(ValueError, match=r"norm_gate_up.*nonlinearity.*'gelu'"):
         ops_for("pallas", config, shapes(config), **SIZES, device=H200)
 
 
@@ -221,7 +221,7 @@ def test_a_table_for_silu_computes_no_gelu():
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
-    with pytest.raises(ValueError, match="norm_gate_up got arguments of a form that this table"):
+    with pytest.raises(ValueError, match=r"norm_gate_up.*arguments"):
         jax.eval_shape(lambda x: ops.norm_gate_up(x, shapes(TINY).layers[0], config=gelu), x)
 
 
@@ -273,7 +273,7 @@ def test_a_prompt_s_products_are_xla_s_and_its_attention_a_kernel_of_any_length(
             jax.tree.map(lambda a, seq=seq: jax.ShapeDtypeStruct((1, seq, *a.shape[2:]), a.dtype), tree)
             for tree in (q, positions)
         )
-        call = Call(PROMPT, (q, cache, positions), attending.fixed)
+        call = OpCall(PROMPT, (q, cache, positions), attending.fixed)
         assert "Ref<gmem>" in program(ops, call)
 
 
@@ -303,7 +303,7 @@ def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype)
 def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
     monkeypatch.setattr(llamaspec.model.llama, "default_device", lambda: H200)
     checkpoint = quantized(random_checkpoint(TINY, seed=0), "q8")
-    with pytest.raises(ValueError, match="kernels pallas cannot emulate activations: choose xla or cpu"):
+    with pytest.raises(ValueError, match=r"pallas.*xla.*cpu"):
         llamaspec.model.llama.load_backend(checkpoint, RunOptions(emulate_activations="q8_0"))
 
 
@@ -371,12 +371,12 @@ def test_each_device_has_its_table(kernels, device, name):
 
 
 def test_what_cannot_be_chosen_is_refused():
-    with pytest.raises(ValueError, match="no kernels named triton: choose auto, xla, cpu or pallas"):
+    with pytest.raises(ValueError, match=r"triton.*auto.*xla.*cpu.*pallas"):
         ops_for("triton", TINY, shapes(TINY), **SIZES)
-    with pytest.raises(ValueError, match=r"run on a GPU of compute capability 9\.0 .* has here a NVIDIA A100: choose"):
+    with pytest.raises(ValueError, match=r"9\.0 .*NVIDIA A100"):
         ops_for("pallas", TINY, shapes(TINY), **SIZES, device=Device("gpu", "NVIDIA A100", "8.0"))
     odd = replace(TINY, dim=264)
-    with pytest.raises(ValueError, match=r"do not run all of this model \(kernels: .*; plain: .* multiples of 256"):
+    with pytest.raises(ValueError, match=r"kernels: .*256"):
         ops_for("pallas", odd, shapes(odd), **SIZES, device=H200)
 
 
@@ -388,5 +388,5 @@ def test_experts_are_plain_with_a_reason_and_no_obstacle():
 
 
 def test_the_device_here():
-    assert isinstance(ops_for("auto", TINY, shapes(TINY), **SIZES), Choice)
+    assert isinstance(ops_for("auto", TINY, shapes(TINY), **SIZES), OpsChoice)
     assert default_device().platform == jax.default_backend()

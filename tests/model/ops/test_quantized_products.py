@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
+from llamaspec.model.checkpoints.checkpoint import Codes, CodesWithMinima, Form, Part, Tensor
 from llamaspec.model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
 from llamaspec.model.ops import products
 from llamaspec.model.ops.products import cpu_product, dot, partial_sums
@@ -62,7 +62,7 @@ class Matrix:
             part = Quantized(codes, scales)
             if self.form in WITH_MINIMA:
                 scales = scales.astype(np.float16).astype(np.float32)  # a product with a code must be exact
-                part = Shifted(codes, scales, -scales * rng.integers(low, high, grid).astype(np.float32))
+                part = CodesWithMinima(codes, scales, -scales * rng.integers(low, high, grid).astype(np.float32))
         codes = Codes(self.form, group, self.zeros, bytes=0, parts=lambda: iter([part]))
         return Tensor((rows, cols), FLOAT32, lambda: dequantized(codes, (rows, cols)), codes), part
 
@@ -122,10 +122,10 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
     exact, wide = exact_weights(tensor.codes, part), np.abs(x.astype(np.float64))
     assert y.dtype == FLOAT32
     size = np.abs(exact)
-    if isinstance(part, Shifted):  # |code * scale| and |minimum| are added, since the weight itself may cancel
+    if isinstance(part, CodesWithMinima):  # |code * scale| and |minimum| are added, since the weight itself may cancel
         halves = (part._replace(minima=0 * part.minima), part._replace(scales=0 * part.scales))
         size = np.sum([np.abs(exact_weights(tensor.codes, half)) for half in halves], axis=0)
-    bound = gamma(cols + 1 + isinstance(part, Shifted)) * (wide @ size.T)
+    bound = gamma(cols + 1 + isinstance(part, CodesWithMinima)) * (wide @ size.T)
     largest = np.max(size)  # of a level and of a weight: a scale may be below or above 1
     bound = bound + np.sum(flushed(wide, 480.0, 16.0 + largest), axis=-1, keepdims=True) + cols * TINY
     assert_within(y, x.astype(np.float64) @ exact.T, bound)

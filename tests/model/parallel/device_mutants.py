@@ -133,8 +133,10 @@ def first_sinks(weight: Any, config: Any, *, device: int, devices: int) -> Any:
 
 def first_norms(config: Any, *, device: int, devices: int) -> Any:
     """Give every device the norm weights of the first heads."""
-    at = {name: weight for name, weight in share.held(config, device=0, devices=devices) if weight.head is not None}
-    for name, weight in share.held(config, device=device, devices=devices):
+    at = {
+        name: weight for name, weight in share.weights_on(config, device=0, devices=devices) if weight.head is not None
+    }
+    for name, weight in share.weights_on(config, device=device, devices=devices):
         yield name, at.get(name, weight)
 
 
@@ -218,7 +220,7 @@ MUTANTS = {
     "a bias of experts added on every device": Mutant(Walk(GPT_OSS, 2), ops=bias_of_experts_inside),
     "a sink on every device": Mutant(Walk(GPT_OSS, 4, way="context"), ops=sink_of_each_device),
     "sinks of other heads": Mutant(Walk(GPT_OSS, 2), replaced=(reading, "cut", first_sinks)),
-    "norms of other heads": Mutant(Walk(STABLELM_2, 2), replaced=(reading, "held", first_norms)),
+    "norms of other heads": Mutant(Walk(STABLELM_2, 2), replaced=(reading, "weights_on", first_norms)),
     "the rest of the vocabulary left out": Mutant(
         Walk("broad", 2), replaced=(reading, "cut", vocabulary_of_whole_parts)
     ),

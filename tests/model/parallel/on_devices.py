@@ -302,7 +302,7 @@ def gradient(name: str) -> dict[str, Any]:
     from llamaspec.model.parallel.share import cut_axis, share
     from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
     from llamaspec.model.tensors import weights
-    from llamaspec.training.objective import WHOLE, initial_tensors, remat, summed_loss
+    from llamaspec.training.objective import WHOLE_ATTENTION, initial_tensors, remat, summed_loss
     from llamaspec.training.parallel import spread
 
     devices = 4
@@ -315,12 +315,12 @@ def gradient(name: str) -> dict[str, Any]:
     static: dict[str, Any] = {"dtype": np.dtype(np.float32)}
 
     def alone(t):
-        return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+        return summed_loss(t, ids, counted, config=config, ops=WHOLE_ATTENTION, **static)[0]
 
     over = mesh(devices)
     cut = {weight.name: cut_axis(weight) for weight in weights(config)}
     layout = {n: P() if axis is None else P(*[None] * axis, AXIS) for n, axis in cut.items()}
-    shared = partial(summed_loss, config=share(config, devices), ops=tensor_parallel(WHOLE), **static)
+    shared = partial(summed_loss, config=share(config, devices), ops=tensor_parallel(WHOLE_ATTENTION), **static)
 
     def tensor_loss(t):
         on_each = jax.shard_map(
@@ -343,11 +343,11 @@ def gradient(name: str) -> dict[str, Any]:
 
     match name:
         case "data parallel":
-            actual = jax.jit(jax.grad(loss_of(WHOLE, False)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(WHOLE_ATTENTION, False)))(tensors)
         case "FSDP" | "FSDP with experts":
-            actual = jax.jit(jax.grad(loss_of(WHOLE, True)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(WHOLE_ATTENTION, True)))(tensors)
         case "FSDP, computed again":
-            actual = jax.jit(jax.grad(loss_of(remat(WHOLE), True)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(remat(WHOLE_ATTENTION), True)))(tensors)
         case "tensor parallel":
             actual = jax.jit(jax.grad(tensor_loss))(tensors)
         case "tensor parallel, differentiated inside":
@@ -356,7 +356,7 @@ def gradient(name: str) -> dict[str, Any]:
             replicated = dict.fromkeys(tensors, P())
 
             def of_mine(t, ids, counted):
-                return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+                return summed_loss(t, ids, counted, config=config, ops=WHOLE_ATTENTION, **static)[0]
 
             actual = inside(of_mine, replicated, check=True)
     expected = _of_one_device(config, tensors, alone)
@@ -706,7 +706,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
 
     SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
     several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1
-    machine.SIZES["cpu"] = machine.Sizes(1 << 18, 32, Effort(2))
+    machine.SIZES["cpu"] = machine.ArraySizes(1 << 18, 32, Effort(2))
     machine.last_level_cache = lambda: 1
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
-from llamaspec.model.parallel.processes import Group, Watch
+from llamaspec.model.parallel.processes import ProcessGroup, Watch
 from llamaspec.model.parallel.reading import share_of
 from tests.model.parallel.on_devices import COMPILED_FAST
 from tests.support import tiny_tokenizers
@@ -236,7 +236,7 @@ def test_processes_with_other_options_end_with_the_difference():
 
     def refusal(port: int, process: int, options: dict[str, str]) -> str:
         with pytest.raises(ValueError) as refused:
-            Watch(Group(f"127.0.0.1:{port}", 3, process, PATIENCE, options))
+            Watch(ProcessGroup(f"127.0.0.1:{port}", 3, process, PATIENCE, options))
         return str(refused.value)
 
     with held_port() as port, ThreadPoolExecutor(3) as pool:
@@ -255,7 +255,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
     """
     options_by_command = []
 
-    def joined(group: Group):
+    def joined(group: ProcessGroup):
         options_by_command.append(group.settings)
         raise ValueError("enough")
 

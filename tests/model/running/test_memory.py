@@ -123,10 +123,10 @@ def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
         raise jax.errors.JaxRuntimeError(FULL)
 
     monkeypatch.setattr("llamaspec.model.running.load.load_params", fail)
-    with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of weights: another program may hold"):
+    with pytest.raises(MemoryError, match=r"^the device.*0\.00 GB of weights"):
         load_backend(checkpoint, RunOptions(context=16))
     monkeypatch.setattr("llamaspec.model.running.programs.empty_cache", fail)
-    with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of cache: "):
+    with pytest.raises(MemoryError, match=r"^the device.*0\.00 GB of cache"):
         backend.start()
 
 

@@ -373,11 +373,11 @@ def test_a_unigram_tokenizer_json_is_read(tmp_path):
 
 
 UNIGRAM: dict[str, tuple[dict[str, Any], str]] = {
-    "no list": ({"vocab": {}}, r"not a usable tokenizer\.json: model\.vocab is"),
-    "an infinite score": ({"vocab": [["<unk>", 0.0], ["a", float("-inf")]]}, r"model\.vocab contains a list, expected pairs"),
-    "no pair": ({"vocab": [["<unk>"]]}, r"model\.vocab contains a list, expected pairs"),
-    "a token twice": ({"vocab": [["<unk>", 0], ["a", 0], ["a", 0]]}, r"a token appears twice in model\.vocab"),
-    "no such unknown token": ({"unk_id": 3, "vocab": [["<unk>", 0]]}, r"model\.unk_id is 3, outside the vocabulary of"),
+    "no list": ({"vocab": {}}, "its model has no vocab"),
+    "an infinite score": ({"vocab": [["<unk>", 0.0], ["a", float("-inf")]]}, "not a text with a number"),
+    "no pair": ({"vocab": [["<unk>"]]}, "not a text with a number"),
+    "a token twice": ({"vocab": [["<unk>", 0], ["a", 0], ["a", 0]]}, "is there twice"),
+    "no such unknown token": ({"unk_id": 3, "vocab": [["<unk>", 0]]}, "unk_id is 3, outside a vocabulary of 1"),
 }
 
 
@@ -397,7 +397,7 @@ def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
     (tmp_path / name).write_bytes(raw if name == "tokenizer.model" else json.dumps(unigram_json(raw)).encode())
     tokenizer = load_tokenizer(tmp_path)
     checkpoint = random_checkpoint(replace(SMALL, vocab=tokenizer.vocab), seed=0)
-    with pytest.raises(CheckpointError, match="random: its tokenizer has type Unigram, but"):
+    with pytest.raises(CheckpointError, match="Unigram"):
         vocabulary_keys(checkpoint, tokenizer)
 
 

@@ -23,6 +23,7 @@ from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 from tests.reference import test_byte_bpe, test_sentencepiece_bpe
 from tests.support import families, gguf_files
 from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
+from tests.support.refusals import mentions
 
 fragments = [*test_sentencepiece_bpe.fragments, *test_byte_bpe.fragments, "<s>", "<|eot_id|>", "<0x41>", "1234 5"]
 texts = (st.text() | st.lists(st.sampled_from(fragments)).map("".join)).filter(lambda text: "▁" not in text)
@@ -145,7 +146,7 @@ def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
     proto.normalizer_spec.remove_extra_whitespaces = True
     squeezing = read_sentencepiece(proto.SerializeToString(), path="t")
     assert squeezing.encode("a  b") == plain.encode("a b") != plain.encode("a  b")
-    assert unkept(plain) == [] and "the tokenizer replaces several spaces with" in "".join(unkept(squeezing))
+    assert unkept(plain) == [] and "joins spaces in a row" in "".join(unkept(squeezing))
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
@@ -177,7 +178,7 @@ def test_without_one_inside_the_one_beside_it_is_read(tmp_path):
         )
         file.keys |= unread
         file.write(path)
-        with pytest.raises(CheckpointError, match="is a GGUF file without a tokenizer"):
+        with pytest.raises(CheckpointError, match=r"x\.gguf: .*tokenizer"):
             load_tokenizer(path)
         (tmp_path / "tokenizer.model").write_bytes(raw)
         assert tokenizer_of(open_checkpoint(path), None).vocab == 450
@@ -193,27 +194,27 @@ def test_a_template_inside_goes_before_the_one_beside_it(tmp_path):
     template = find_template(tokenizer, model_with(tmp_path, keys))
     assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
     keys |= {"tokenizer.chat_templates": (ARRAY, (STRING, ["../rag"])), "tokenizer.chat_template.../rag": (STRING, "")}
-    with pytest.raises(CheckpointError, match=r"tokenizer\.chat_templates contains '\.\./rag', expected names of"):
+    with pytest.raises(CheckpointError, match=r"'\.\./rag'"):
         find_template(tokenizer, model_with(tmp_path, keys))
 
 
 SPOILED = [
-    ("tokenizer.ggml.model", (STRING, "bert"), "tokenizer.ggml.model is 'bert', which is not"),
-    ("tokenizer.ggml.model", (U32, 3), "is 3, expected a string"),
-    ("tokenizer.ggml.tokens", (ARRAY, (STRING, ["a", "b", "a"])), "token 'a' appears twice in"),
-    ("tokenizer.ggml.tokens", (ARRAY, (I32, [1])), "tokenizer.ggml.tokens is a list, expected a"),
-    ("tokenizer.ggml.tokens", (ARRAY, (STRING, [])), "tokenizer.ggml.token_type is not a list of 0"),
-    ("tokenizer.ggml.scores", (ARRAY, (F32, [0.0])), "not a list of 450 finite numbers"),
-    ("tokenizer.ggml.scores", (ARRAY, (F32, [float("nan")] * 450)), "not a list of 450 finite numbers"),
-    ("tokenizer.ggml.scores", (ARRAY, (I32, [0] * 450)), "not a list of 450 finite numbers"),
-    ("tokenizer.ggml.token_type", (ARRAY, (I32, [1] * 449)), "tokenizer.ggml.token_type is not a list of"),
-    ("tokenizer.ggml.token_type", (ARRAY, (I32, [9] * 450)), "tokenizer.ggml.token_type is not a list of"),
-    ("tokenizer.ggml.token_type", (ARRAY, (F32, [1.0] * 450)), "tokenizer.ggml.token_type is not a list of"),
-    ("tokenizer.ggml.unknown_token_id", (U32, 450), "has no unknown token: neither"),
-    ("tokenizer.ggml.token_type", (ARRAY, (I32, [2] * 450)), "the SentencePiece library refuses this model"),
-    ("tokenizer.ggml.bos_token_id", (U32, 450), "tokenizer.ggml.bos_token_id is 450, outside"),
-    ("tokenizer.ggml.bos_token_id", (F32, 1.0), "tokenizer.ggml.bos_token_id is 1.0, expected"),
-    ("tokenizer.ggml.add_bos_token", (U32, 1), "tokenizer.ggml.add_bos_token is 1, expected"),
+    ("tokenizer.ggml.model", (STRING, "bert"), "'bert'"),
+    ("tokenizer.ggml.model", (U32, 3), "is 3, not a text"),
+    ("tokenizer.ggml.tokens", (ARRAY, (STRING, ["a", "b", "a"])), "token 'a' twice"),
+    ("tokenizer.ggml.tokens", (ARRAY, (I32, [1])), "list texts"),
+    ("tokenizer.ggml.tokens", (ARRAY, (STRING, [])), "list 0 numbers"),
+    ("tokenizer.ggml.scores", (ARRAY, (F32, [0.0])), "list 450 finite numbers"),
+    ("tokenizer.ggml.scores", (ARRAY, (F32, [float("nan")] * 450)), "list 450 finite numbers"),
+    ("tokenizer.ggml.scores", (ARRAY, (I32, [0] * 450)), "list 450 finite numbers"),
+    ("tokenizer.ggml.token_type", (ARRAY, (I32, [1] * 449)), "list 450 numbers 1 6"),
+    ("tokenizer.ggml.token_type", (ARRAY, (I32, [9] * 450)), "list 450 numbers 1 6"),
+    ("tokenizer.ggml.token_type", (ARRAY, (F32, [1.0] * 450)), "list 450 numbers 1 6"),
+    ("tokenizer.ggml.unknown_token_id", (U32, 450), "no token stands for what is unknown"),
+    ("tokenizer.ggml.token_type", (ARRAY, (I32, [2] * 450)), "SentencePiece refuses"),
+    ("tokenizer.ggml.bos_token_id", (U32, 450), "450 vocabulary 450"),
+    ("tokenizer.ggml.bos_token_id", (F32, 1.0), "1.0 integer"),
+    ("tokenizer.ggml.add_bos_token", (U32, 1), "1 true false"),
 ]
 
 
@@ -225,18 +226,18 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path, key, value, what):
     path = File({**keys, key: value}, {}).write(tmp_path / "x.gguf")
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
-    assert what in str(caught.value)
+    assert mentions(str(caught.value), what)
     assert str(caught.value).startswith(str(path)) and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"tokenizer.ggml.pre": (STRING, "unheard-of")}, "tokenizer.ggml.pre is 'unheard-of', which is"),
-        ({"tokenizer.ggml.pre": (U32, 3)}, "is 3, expected a string"),
-        ({"tokenizer.ggml.merges": None}, "lacks the key tokenizer.ggml.merges"),
-        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a", "b"]))}, "merge 0 is 'a', expected two tokens of the"),
-        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a zz"]))}, "merge 0 is 'a zz', expected two tokens of the"),
+        ({"tokenizer.ggml.pre": (STRING, "unheard-of")}, "pre 'unheard-of'"),
+        ({"tokenizer.ggml.pre": (U32, 3)}, "is 3, not a text"),
+        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a", "b"]))}, "merge 0 'a' two tokens"),
+        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a zz"]))}, "merge 0 'a zz' two tokens"),
         ({"tokenizer.ggml.tokens": (ARRAY, (STRING, [""]))}, "merge 0"),
     ],
 )
@@ -246,7 +247,7 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
     path = File({key: value for key, value in keys.items() if value}, {}).write(tmp_path / "x.gguf")
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
-    assert what in str(caught.value)
+    assert mentions(str(caught.value), what)
 
 
 @pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["abc"]), ("gpt-2", ["a", "b", "c"])])

@@ -16,6 +16,7 @@ from tests.model.checkpoints import test_mistral_layout
 from tests.reference import test_sentencepiece_bpe
 from tests.support import tiny_tokenizers
 from tests.support.goldens import read_golden
+from tests.support.refusals import mentions
 from tests.support.tiny_tokenizers import tekken
 
 CASES = read_golden("tekken")["cases"]
@@ -84,23 +85,23 @@ def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
 
 
 SPOILED = {
-    "no pattern": (lambda file: file["config"].pop("pattern"), "tekken.json: config.pattern is null, expected"),
-    "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "tekken.json: the pattern is not a usable"),
-    "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "tekken.json: a regular expression in config"),
-    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "tekken.json: config implies 258 tokens and 20"),
-    "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "tekken.json: 76 of the 256 bytes have no"),
-    "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "tekken.json: the vocabulary has 1,000,000,000"),
-    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "tekken.json: config implies 285 tokens and -9"),
-    "another order": (lambda file: file["vocab"].reverse(), "tekken.json: item 0 of vocab does not have rank 0"),
-    "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "tekken.json: token_bytes of the token with"),
-    "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "tekken.json: token_bytes of the token with"),
-    "twice": (lambda file: file["vocab"][7].update(token_bytes="AA=="), "tekken.json: the token of rank 0 is empty, or"),
-    "controls": (lambda file: file.update(special_tokens={"<s>": 1}), "tekken.json: special_tokens is an object, expected"),
-    "too many controls": (lambda file: file.update(special_tokens=[{}] * 21), "tekken.json: special_tokens is not a list of"),
-    "no names": (lambda file: file.update(special_tokens=[{"rank": 0}]), "tekken.json: special_tokens is not a list of"),
+    "no pattern": (lambda file: file["config"].pop("pattern"), "pattern null text"),
+    "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "its pattern cannot be used"),
+    "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "repeats a group that repeats"),
+    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "258 tokens"),
+    "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "token 76 256 bytes"),
+    "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "vocabulary 1,000,000,000 tokens"),
+    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "beside -9 control tokens"),
+    "another order": (lambda file: file["vocab"].reverse(), "vocab token rank 0 place"),
+    "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "token rank 7 base64"),
+    "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "token rank 7 base64"),
+    "twice": (lambda file: file["vocab"][7].update(token_bytes="AA=="), "token rank 0 twice"),
+    "controls": (lambda file: file.update(special_tokens={"<s>": 1}), "special_tokens object list"),
+    "too many controls": (lambda file: file.update(special_tokens=[{}] * 21), "20 names order"),
+    "no names": (lambda file: file.update(special_tokens=[{"rank": 0}]), "20 names order"),
     "a name of ours": (
         lambda file: file.update(special_tokens=[{"rank": 0, "token_str": "<SPECIAL_7>"}]),
-        "tekken.json: two tokens in special_tokens have the",
+        "two special_tokens name",
     ),
 }  # fmt: skip
 
@@ -113,4 +114,4 @@ def test_a_file_that_cannot_be_used_is_refused(kind):
     spoil(file)
     with pytest.raises(CheckpointError) as caught:
         read(file)
-    assert str(caught.value).startswith("tekken.json: ") and what in str(caught.value)
+    assert str(caught.value).startswith("tekken.json: ") and mentions(str(caught.value), what)

@@ -110,19 +110,19 @@ def test_a_named_token_that_is_listed_as_not_special_is_a_control_token(tmp_path
 
 def test_an_id_that_the_next_token_would_not_have_is_refused(tmp_path):
     write(tmp_path, added_tokens={"<a>": 300})
-    with pytest.raises(CheckpointError, match='a file states id 300 for token "<a>", but the next free id is 258'):
+    with pytest.raises(CheckpointError, match=r'"<a>".*\b300\b.*\b258\b'):
         load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        ({"tokenizer_config": {"eos_token": 7}}, "eos_token is 7, expected a string"),
-        ({"tokenizer_config": {"extra_special_tokens": ["<a>", 7]}}, "extra_special_tokens is 7, expected a string"),
-        ({"tokenizer_config": {"extra_special_tokens": {"x": None}}}, "x is null, expected a string"),
+        ({"tokenizer_config": {"eos_token": 7}}, "eos_token is 7, not a text"),
+        ({"tokenizer_config": {"extra_special_tokens": ["<a>", 7]}}, "extra_special_tokens is 7, not a text"),
+        ({"tokenizer_config": {"extra_special_tokens": {"x": None}}}, "x is null, not a text"),
         ({"tokenizer_config": {"eos_token": "x" * 1001}}, "the name of a control token, .* has 1,001 characters"),
         ({"tokenizer_config": {"extra_special_tokens": [f"<{i}>" for i in range(100_001)]}}, "100,00. control tokens"),
-        ({"added_tokens": {"<a>": "258"}}, 'the id of token "<a>" is "258", expected a nonnegative'),
+        ({"added_tokens": {"<a>": "258"}}, 'the id of token "<a>" is "258", not a whole number'),
     ],
     ids=range(6),
 )
@@ -246,7 +246,7 @@ def test_a_byte_level_tokenizer_loses_its_prefix(tmp_path):
 
 def test_a_prefix_that_is_not_true_or_false_is_refused(tmp_path):
     config = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": "no"}
-    with pytest.raises(CheckpointError, match='add_prefix_space is "no", expected true or false'):
+    with pytest.raises(CheckpointError, match=r'add_prefix_space.*"no"'):
         load_tokenizer(spaced(tmp_path, "metaspace", **config))
 
 

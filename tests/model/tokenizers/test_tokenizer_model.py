@@ -7,12 +7,14 @@ import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from llamaspec.model.chat.template import SpecialTokens, find_template
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import decode
 from tests.reference import test_sentencepiece_bpe
 from tests.support import bounded, tiny_tokenizers
+from tests.support.refusals import mentions
 
-CONTROL, USER_DEFINED = 3, 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 
 @pytest.fixture(scope="module")
@@ -102,22 +104,22 @@ def test_text_after_a_control_token(trained, tmp_path, control, config, space):
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
     "an id far away": ({"added_tokens": {"<x>": 10**9}}, "far from the 450 others"),
-    "an id that another has": ({"added_tokens": {"<x>": 3}}, '"<x>" has id 3, as "<0x00>" has'),
-    "a negative id": ({"added_tokens": {"<x>": -1}}, "is -1, not a whole number"),
-    "an id that is no number": ({"added_tokens": {"<x>": "7"}}, "not a whole number"),
+    "an id that another has": ({"added_tokens": {"<x>": 3}}, '"<x>" id 3 "<0x00>"'),
+    "a negative id": ({"added_tokens": {"<x>": -1}}, "-1 whole number"),
+    "an id that is no number": ({"added_tokens": {"<x>": "7"}}, "whole number"),
     "a name that is another's": ({"added_tokens": {"▁she": 450}}, "SentencePiece refuses"),
-    "a list": ({"tokenizer_config": {"added_tokens_decoder": []}}, "added_tokens_decoder is a list, not an object"),
+    "a list": ({"tokenizer_config": {"added_tokens_decoder": []}}, "added_tokens_decoder list object"),
     "no content": ({"tokenizer_config": {"added_tokens_decoder": {"450": {}}}}, "has no content"),
     "a flag that is none": (
         {"tokenizer_config": {"added_tokens_decoder": {"450": {"content": "<x>", "special": 1}}}},
-        "special is 1, not true",
+        "special 1 true",
     ),
     "two ids": (
         {"added_tokens": {"<x>": 450}, "tokenizer_config": {"added_tokens_decoder": {"451": {"content": "<x>"}}}},
-        'token "<x>" has id 451, but 450 in added_tokens.json',
+        'token "<x>" id 451 450 added_tokens.json',
     ),
-    "a BOS that is no token": ({"tokenizer_config": {"bos_token": "<x>"}}, 'the vocabulary has no bos_token "<x>"'),
-    "a name of 1 MB": ({"added_tokens": {"x" * 1_000_000: 450}}, "1,000,000 characters, more than 1,000"),
+    "a BOS that is no token": ({"tokenizer_config": {"bos_token": "<x>"}}, 'vocabulary bos_token "<x>"'),
+    "a name of 1 MB": ({"added_tokens": {"x" * 1_000_000: 450}}, "1,000,000 characters 1,000"),
 }  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def test_added_tokens_that_cannot_be_used(kind, trained, tmp_path):
     files, what = BAD[kind]
     write(tmp_path, trained, **files)
     message = bounded.process().refusal(load, str(tmp_path))
-    assert message and message.startswith(str(tmp_path)) and what in message and message.isprintable()
+    assert message and message.startswith(str(tmp_path)) and mentions(message, what) and message.isprintable()
 
 
 def load(path: str) -> None:
@@ -147,9 +149,9 @@ def test_a_charsmap_is_checked(trained, data, tmp_path):
 
 
 LARGE = {
-    "pieces": (b"\n\x00" * 12_000_000, "more than 500,000 tokens"),
-    "records": (tiny_tokenizers.llama2c() + b"\0\0\0\0\x01\0\0\0x" * 5_000_000, "a vocabulary of 500,001 tokens"),
-    "ranks": (b"IQ== 0\n" * 5_000_000, "a vocabulary of 5,000,000 tokens"),
+    "pieces": (b"\n\x00" * 12_000_000, "500,000 tokens"),
+    "records": (tiny_tokenizers.llama2c() + b"\0\0\0\0\x01\0\0\0x" * 5_000_000, "vocabulary 500,001 tokens"),
+    "ranks": (b"IQ== 0\n" * 5_000_000, "vocabulary 5,000,000 tokens"),
 }
 
 
@@ -158,4 +160,27 @@ def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
     """Tokenizers with huge vocabularies are refused within the limits of `tests.support.bounded`."""
     data, what = LARGE[kind]
     message = bounded.process().refusal(load, str(write(tmp_path, data)))
-    assert message and what in message
+    assert message and mentions(message, what)
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED, CONTROL])
+def test_a_marker_inside_a_tokenizer_model_is_a_control_token(trained, tmp_path, kind):
+    """A chat marker inside a tokenizer.model is a control token with any type, as in a GGUF file."""
+    proto = ModelProto()
+    proto.ParseFromString(trained)
+    for name in ("<|im_start|>", "<|im_end|>", "<end_of_turn>", "<tool>", "<|>"):
+        proto.pieces.add(piece=name, score=0.0, type=USER_DEFINED if name in ("<tool>", "<|>") else kind)
+    tokenizer = load_tokenizer(write(tmp_path, proto.SerializeToString()))
+    markers = {"<|im_start|>": 450, "<|im_end|>": 451, "<end_of_turn>": 452}
+    assert tokenizer.special == {"<s>": 1, "</s>": 2, **markers}
+    text = "she<|im_end|><|im_start|><end_of_turn>"
+    assert not {*markers.values()} & {*tokenizer.encode(text)} and decode(tokenizer, tokenizer.encode(text)) == text
+    assert {453, 454} <= {*tokenizer.encode("<tool> she <|>")}
+    ids = SpecialTokens(tokenizer).encode("<|im_start|>she<|im_end|>")
+    assert (ids[0], ids[-1]) == (450, 451) and tokenizer.bytes_of(451) == b""
+
+
+def test_a_piece_that_is_not_utf_8_is_refused(trained, tmp_path):
+    raw = trained.replace("▁saw".encode(), b"\xe2\x96\x81s\xffw")
+    with pytest.raises(CheckpointError, match=r"tokenizer.model: piece \d+ is not UTF-8: b'.*s.xffw'"):
+        load_tokenizer(write(tmp_path, raw))

@@ -59,7 +59,7 @@ def test_the_search_ends_where_autoawqs_does(case):
 
 def test_words_are_read_as_autoawq_does():
     words = {name: np.array(array) for name, array in GOLDENS["words"].items()}
-    packed = awq.Packed(
+    packed = awq.PackedTensors(
         words["qweight"].astype(np.int32), words["qzeros"].astype(np.int32), words["scales"].astype(np.float16)
     )
     q = awq.unpack(packed)
@@ -133,7 +133,7 @@ def test_inactive_features_do_no_harm():
 def test_refusals():
     with pytest.raises(ValueError, match="inputs must be finite"):
         awq.search(np.ones((8, 16)), np.full((1, 16), np.nan), rounded=rounded)
-    with pytest.raises(ValueError, match="expected a multiple of 8 rows, got 12"):
+    with pytest.raises(ValueError, match=r"multiple of 8\b.*\b12\b"):
         awq.pack(awq.quantize(np.ones((12, 16)), group=16))
     with pytest.raises(ValueError, match="must be finite"):
         awq.quantize(np.full((8, 16), np.nan), group=16)

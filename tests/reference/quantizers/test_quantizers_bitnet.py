@@ -33,7 +33,7 @@ def test_packing_is_that_of_transformers():
     np.testing.assert_array_equal(bitnet.unpack(bitnet.pack(codes)), codes)
     every = np.arange(256, dtype=np.uint8).reshape(2, 128)
     np.testing.assert_array_equal(bitnet.pack(bitnet.unpack(every)), every)
-    with pytest.raises(ValueError, match="expected a multiple of 4 rows, got 6"):
+    with pytest.raises(ValueError, match=r"multiple of 4\b.*\b6\b"):
         bitnet.pack(np.zeros((6, 2), np.int8))
 
 

@@ -174,10 +174,10 @@ def test_refusals():
     with pytest.raises(ValueError, match="weights must be finite"):
         gptq.quantize(np.ones((2, 8)) * np.nan, x, bits=4, group=8)
     q = affine.quantize(np.ones((8, 4)), bits=4, block=(1, 4))
-    with pytest.raises(ValueError, match="4 codes of 4 bits do not fill words of 32"):
+    with pytest.raises(ValueError, match=r"\b4 codes.*\b4 bits.*\b32\b"):
         gptq.pack(q, bits=4, version=1)
     packed = gptq.pack(affine.quantize(np.ones((8, 8)), bits=4, block=(1, 4)), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from 0 to 2, but there are 2"):
+    with pytest.raises(ValueError, match=r"g_idx.*\b0\b.*\b2\b.*\b2\b"):
         gptq.unpack(packed._replace(g_idx=packed.g_idx * 2), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from -1 to 0, but there are 2"):
+    with pytest.raises(ValueError, match=r"g_idx.*-1\b.*\b0\b.*\b2\b"):
         gptq.unpack(packed._replace(g_idx=-packed.g_idx), bits=4, version=1)

@@ -36,6 +36,7 @@ from llamaspec.reference.quantizers import (
     llama2c,
     llm_int8,
     minifloat,
+    mlx,
     mx,
     nf4,
     nvfp4,
@@ -151,6 +152,9 @@ FAMILIES: dict[str, Family] = {
     "HQQ": Family(read_hqq, powers=None, odd=False, fixed=False),
     "torchao's int4": Family(
         lambda w: torchao_int4.dequantize(torchao_int4.quantize(w, group=32)), powers=None, odd=False, fixed=False
+    ),
+    "MLX": Family(
+        lambda w: mlx.dequantize(mlx.quantize(w, bits=4, group=32)), powers=(-10, 60), odd=False, fixed=False
     ),
     "fine-grained": Family(lambda w: w * pruning.fine_grained(w, keep=50)),
     "channels": Family(lambda w: w * pruning.channels(w, keep=1)),

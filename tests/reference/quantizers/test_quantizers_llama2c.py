@@ -90,9 +90,9 @@ def test_packing_keeps_everything(weights, group):
 def test_refusals():
     with pytest.raises(ValueError, match="must be finite"):
         llama2c.quantize(np.array([np.nan, 1.0]), group=2)
-    with pytest.raises(ValueError, match="172 weights do not fill groups of 64"):
+    with pytest.raises(ValueError, match=r"\b172\b.*\b64\b"):
         llama2c.quantize(np.zeros(172), group=64)
-    with pytest.raises(ValueError, match=r"79 bytes do not fit a tensor of shape \(2, 32\) in groups of 16"):
+    with pytest.raises(ValueError, match=r"\b79 bytes.*\(2, 32\).*\b16\b"):
         llama2c.unpack(np.zeros(79, np.uint8), shape=(2, 32), group=16)
-    with pytest.raises(ValueError, match=r"72 bytes do not fit a tensor of shape \(2, 32\) in groups of 24"):
+    with pytest.raises(ValueError, match=r"\b72 bytes.*\(2, 32\).*\b24\b"):
         llama2c.unpack(np.zeros(72, np.uint8), shape=(2, 32), group=24)

@@ -290,7 +290,7 @@ def test_what_is_not_finite_is_refused(w):
 
 
 def test_rows_are_whole_blocks():
-    with pytest.raises(ValueError, match=r"blocks of \(1, 32\) do not divide a tensor of shape \(2, 33\)"):
+    with pytest.raises(ValueError, match=r"\(1, 32\).*\(2, 33\)"):
         mx.quantize(np.zeros((2, 33)), to=E4M3)
-    with pytest.raises(ValueError, match=r"blocks of \(1, 16\) do not divide"):
+    with pytest.raises(ValueError, match=r"\(1, 16\)"):
         nvfp4.quantize(np.zeros((2, 33)))

@@ -128,7 +128,7 @@ def test_nf4_is_better_than_fp4_for_normal_weights():
 def test_every_byte_comes_back():
     every = np.arange(256, dtype=np.uint8)
     np.testing.assert_array_equal(nf4.pack(nf4.unpack(every)), every)
-    with pytest.raises(ValueError, match="3 codes of 4 bits do not fill bytes"):
+    with pytest.raises(ValueError, match=r"\b3 codes.*\b4 bits"):
         nf4.pack(np.zeros(3, np.uint8))
 
 
@@ -136,7 +136,7 @@ def test_every_byte_comes_back():
 def test_refusals(codebook):
     with pytest.raises(ValueError, match="must be finite"):
         codebook.quantize(np.array([[np.nan, 1.0]]), group=2)
-    with pytest.raises(ValueError, match=r"blocks of \(1, 64\) do not divide a tensor of shape \(2, 96\)"):
+    with pytest.raises(ValueError, match=r"\(1, 64\).*\(2, 96\)"):
         codebook.quantize(np.zeros((2, 96)), group=64)
 
 

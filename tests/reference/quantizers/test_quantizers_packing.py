@@ -47,7 +47,7 @@ def of_words(words: np.ndarray) -> np.ndarray:
 def awq_words(raw: np.ndarray) -> awq.Affine:
     """Unpack AWQ words with as many columns per group as rows of bytes; scales do not matter here."""
     words = raw.view("<i4").astype(np.int32)
-    return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
+    return awq.unpack(awq.PackedTensors(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
 
 def gptq_words(raw: np.ndarray, *, bits: int, version: int, part: str) -> gptq.Affine:
@@ -56,10 +56,10 @@ def gptq_words(raw: np.ndarray, *, bits: int, version: int, part: str) -> gptq.A
     rows = len(words)
     if part == "codes":
         zeros, scales = np.zeros((1, bits), np.int32), np.ones((1, rows), np.float16)
-        packed = gptq.Packed(words.T.copy(), zeros, scales, np.zeros(32, np.int32))
+        packed = gptq.PackedTensors(words.T.copy(), zeros, scales, np.zeros(32, np.int32))
     else:
         codes, scales = np.zeros((rows * bits, 32), np.int32), np.ones((rows, 32), np.float16)
-        packed = gptq.Packed(codes, words, scales, np.repeat(np.arange(rows, dtype=np.int32), 32))
+        packed = gptq.PackedTensors(codes, words, scales, np.repeat(np.arange(rows, dtype=np.int32), 32))
     return gptq.unpack(packed, bits=bits, version=version)
 
 

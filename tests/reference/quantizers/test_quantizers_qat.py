@@ -78,7 +78,7 @@ def test_powers_of_two_and_signs(weights, scale, zero, power):
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(wrong):
     grid = {"scales": np.array(1.0), "zeros": np.array(0.0), "lowest": -8, "highest": 7}
-    with pytest.raises(ValueError, match=r"must be finite numbers of float32, but the one at \(1,\) is -?(nan|inf)"):
+    with pytest.raises(ValueError, match=r"float32.*\(1,\).*(nan|inf)"):
         qat.fake_quantize(np.array([0.0, wrong]), **grid)
     fake = qat.fake_quantize(np.array([0.0, 100.0]), **grid)
     np.testing.assert_array_equal(qat.gradient(np.array([wrong, wrong]), fake), [wrong, 0.0])
@@ -88,5 +88,5 @@ def test_numbers_that_are_not_finite_are_refused(wrong):
     ("scale", "zero"), [(0.0, 0.0), (-1.0, 0.0), (1.0, 0.5), (1.0, 200.0), (np.nan, 0.0), (np.inf, 0.0), (1.0, np.nan)]
 )
 def test_refusals(scale, zero):
-    with pytest.raises(ValueError, match="scales must be positive and finite, zero points integers from -128 to 127"):
+    with pytest.raises(ValueError, match=r"scales.*zero points.*-128.*127"):
         qat.fake_quantize(np.ones(2), np.array(scale), np.array(zero), lowest=-128, highest=127)

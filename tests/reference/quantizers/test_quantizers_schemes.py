@@ -113,7 +113,7 @@ def test_refusals(name):
 
 
 def test_an_unknown_scheme():
-    with pytest.raises(ValueError, match="no scheme q5: expected one of q8, q8_row, q4, nf4, fp8, mxfp4"):
+    with pytest.raises(ValueError, match=r"q5.*q8, q8_row, q4, nf4, fp8, mxfp4"):
         scheme("q5")
 
 

@@ -43,5 +43,5 @@ def _arguments(*, precision: Precision, rows: int, ffn: int, x: Values, around: 
 
 
 def _zero(trial: Trial) -> Claim:
-    nothing = trial.again(x=np.zeros_like(trial.arguments["x"]))[0]
-    return Claim(nothing, np.zeros_like(nothing), 0.0)
+    result = trial.again(x=np.zeros_like(trial.arguments["x"]))[0]
+    return Claim(result, np.zeros_like(result), 0.0)

@@ -67,5 +67,5 @@ def _sign(trial: Trial) -> Claim:
 
 
 def _zero(trial: Trial) -> Claim:
-    nothing = trial.again(gate=np.zeros_like(trial.arguments["gate"]))[0]
-    return Claim(nothing, np.zeros_like(nothing), 0.0)
+    result = trial.again(gate=np.zeros_like(trial.arguments["gate"]))[0]
+    return Claim(result, np.zeros_like(result), 0.0)

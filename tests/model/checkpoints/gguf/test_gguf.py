@@ -191,3 +191,9 @@ def test_factors_that_no_rescaling_has(factors):
     head_dim = max(4, 2 * len(factors))
     with pytest.raises(CheckpointError, match=r"x\.gguf: rope_freqs"):
         from_factors(np.array(factors, np.float32), head_dim=head_dim, theta=1e4, path="x.gguf")
+
+
+def test_a_signaling_nan_is_refused_without_a_warning():
+    factors = np.full(32, 0x7F800001, np.uint32).view(np.float32)
+    with pytest.raises(CheckpointError, match="a factor that is not a positive number"):
+        from_factors(factors, head_dim=64, theta=1e4, path="x.gguf")

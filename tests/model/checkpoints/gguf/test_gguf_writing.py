@@ -169,7 +169,7 @@ def test_weights_beyond_a_type_are_refused(tmp_path, to, value, what):
 
 
 def test_a_type_that_there_is_not(tmp_path):
-    with pytest.raises(ValueError, match="'q3' is none of the types float32"):
+    with pytest.raises(ValueError, match=r"'q3'.*float32"):
         write_gguf(random_checkpoint(SMALL, seed=0), tmp_path / "x.gguf", to="q3")
 
 
@@ -228,7 +228,7 @@ def test_what_ends_a_text_keeps_its_name(tmp_path, folder):  # noqa: F811
     path = with_tokenizer(tmp_path / "2.gguf", llama2, stops=frozenset({1, 2}))
     assert stored_ids(path) == {"bos": 1, "eos": 2, "eot": 1}
     # llama.cpp knows no end of a text by the names of 3 to 6, so the keys would have to name all four.
-    with pytest.raises(CheckpointError, match="4 tokens end a text, and GGUF can name 3"):
+    with pytest.raises(CheckpointError, match=r"\b4 tokens.*GGUF.*\b3\b"):
         with_tokenizer(tmp_path / "4.gguf", llama2, stops=frozenset({3, 4, 5, 6}))
 
 

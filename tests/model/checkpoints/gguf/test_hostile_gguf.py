@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import families, gguf_files
 from tests.support.gguf_files import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, File, Tensor
-from tests.support.refusals import load, refusal
+from tests.support.refusals import load, mentions, refusal
 
 CONFIG = families.FAMILIES["llama-2"]
 UP, NORM = "blk.1.ffn_up.weight", "output_norm.weight"
@@ -74,14 +74,14 @@ def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[
 L = "llama."
 CASES: dict[str, tuple[Callable[[File], object], str]] = {
     # magic and version
-    "version 0": (lambda f: setattr(f, "version", 0), "GGUF version 0 is not read"),
-    "version 1": (lambda f: setattr(f, "version", 1), "GGUF version 1 is not read"),
-    "version 4": (lambda f: setattr(f, "version", 4), "GGUF version 4 is not read"),
+    "version 0": (lambda f: setattr(f, "version", 0), "GGUF version 0"),
+    "version 1": (lambda f: setattr(f, "version", 1), "GGUF version 1"),
+    "version 4": (lambda f: setattr(f, "version", 4), "GGUF version 4"),
     "big-endian": (lambda f: setattr(f, "version", 3 << 24), "big-endian"),
-    "an unknown architecture": (keyed("general.architecture", STRING, "mamba"), "architecture 'mamba' is not"),
+    "an unknown architecture": (keyed("general.architecture", STRING, "mamba"), "architecture 'mamba'"),
     "an architecture of 10 MB": (keyed("general.architecture", STRING, "x" * 10**7), "architecture 'xxx"),
     "an architecture that is a number": (keyed("general.architecture", U32, 1), "is 1, not a text"),
-    "no architecture": (without("general.architecture"), "lacks general.architecture"),
+    "no architecture": (without("general.architecture"), "general.architecture"),
     "a part of a split": (keyed("split.count", U32, 3), "one of 3 parts"),
     # counts
     "2^63 tensors": (lambda f: setattr(f, "counts", (2**63, len(f.keys))), "tensors, more than"),
@@ -89,111 +89,111 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "one tensor more": (lambda f: setattr(f, "counts", (len(f.tensors) + 1, len(f.keys))), "tensor"),
     "one tensor less": (lambda f: setattr(f, "counts", (len(f.tensors) - 1, len(f.keys))), "after the last|is not"),
     "one key more": (lambda f: setattr(f, "counts", (len(f.tensors), len(f.keys) + 1)), "key|value|truncated"),
-    "no tensors": (lambda f: f.tensors.clear(), "lacks tensor token_embd.weight"),
-    "no keys": (lambda f: f.keys.clear(), "lacks general.architecture"),
+    "no tensors": (lambda f: f.tensors.clear(), "tensor token_embd.weight"),
+    "no keys": (lambda f: f.keys.clear(), "general.architecture"),
     # keys and their values
-    "a key without a name": (keyed("", U32, 1), "has 0 characters"),
-    "a long key": (keyed("k" * 70_000, U32, 1), "has 70000 characters"),
+    "a key without a name": (keyed("", U32, 1), "0 characters"),
+    "a long key": (keyed("k" * 70_000, U32, 1), "70000 characters"),
     "a long key that is all escapes": (keyed("\U000e0001" * 100, ARRAY, (99, [])), "type 99"),
-    "a key that is not UTF-8": (lambda f: f.keys.__setitem__(b"\xff\xfe", (U32, 1)), "is not UTF-8, at its byte 0"),
-    "a text that is not UTF-8": (keyed("general.name", STRING, b"a\xff"), "is not UTF-8, at its byte 1"),
-    "a missing size": (without(L + "block_count"), "lacks llama.block_count"),
-    "a missing eps": (without(L + "attention.layer_norm_rms_epsilon"), "lacks llama.attention.layer_norm"),
-    "a size that is a float": (keyed(L + "block_count", F32, 2.0), "is 2.0, not an integer"),
-    "a size that is a text": (keyed(L + "block_count", STRING, "2"), "is '2', not an integer"),
-    "a size that is a bool": (keyed(L + "block_count", BOOL, True), "is true, not an integer"),
-    "a size for each layer": (keyed(L + "feed_forward_length", ARRAY, (U32, [96, 96])), "is a list, not an integer"),
-    "eps that is NaN": (keyed(L + "attention.layer_norm_rms_epsilon", F32, np.nan), "eps is nan"),
-    "eps of 0": (keyed(L + "attention.layer_norm_rms_epsilon", F32, 0.0), "eps is 0.0"),
-    "theta beyond float32": (keyed(L + "rope.freq_base", F64, 1e300), "theta is inf"),
-    "2^32 - 1 layers": (keyed(L + "block_count", U32, 2**32 - 1), "layers is 4294967295"),
-    "more layers than tensors": (keyed(L + "block_count", U32, 9_999), "too few for 9999 layers"),
-    "a layer too many": (keyed(L + "block_count", U32, 3), "lacks tensor blk.2"),
+    "a key that is not UTF-8": (lambda f: f.keys.__setitem__(b"\xff\xfe", (U32, 1)), "UTF-8 byte 0"),
+    "a text that is not UTF-8": (keyed("general.name", STRING, b"a\xff"), "UTF-8 byte 1"),
+    "a missing size": (without(L + "block_count"), "llama.block_count"),
+    "a missing eps": (without(L + "attention.layer_norm_rms_epsilon"), "llama.attention.layer_norm"),
+    "a size that is a float": (keyed(L + "block_count", F32, 2.0), "2.0 integer"),
+    "a size that is a text": (keyed(L + "block_count", STRING, "2"), "'2' integer"),
+    "a size that is a bool": (keyed(L + "block_count", BOOL, True), "true integer"),
+    "a size for each layer": (keyed(L + "feed_forward_length", ARRAY, (U32, [96, 96])), "list integer"),
+    "eps that is NaN": (keyed(L + "attention.layer_norm_rms_epsilon", F32, np.nan), "eps nan"),
+    "eps of 0": (keyed(L + "attention.layer_norm_rms_epsilon", F32, 0.0), "eps 0.0"),
+    "theta beyond float32": (keyed(L + "rope.freq_base", F64, 1e300), "theta inf"),
+    "2^32 - 1 layers": (keyed(L + "block_count", U32, 2**32 - 1), "layers 4294967295"),
+    "more layers than tensors": (keyed(L + "block_count", U32, 9_999), "9999 layers"),
+    "a layer too many": (keyed(L + "block_count", U32, 3), "tensor blk.2"),
     "a layer too few": (keyed(L + "block_count", U32, 1), "is not part of a model"),
-    "no heads": (keyed(L + "attention.head_count", U32, 0), "heads is 0"),
+    "no heads": (keyed(L + "attention.head_count", U32, 0), "heads 0"),
     "heads without a width": (
         lambda f: (without(L + "attention.key_length")(f), keyed(L + "attention.head_count", U32, 0)(f)),
-        "no multiple of 0 heads",
+        "multiple 0 heads",
     ),
-    "heads that do not share": (keyed(L + "attention.head_count_kv", U32, 3), "do not share 3"),
-    "values of another width": (keyed(L + "attention.value_length", U32, 4), "value_length is 4, but heads"),
-    "RoPE on a part of a head": (keyed(L + "rope.dimension_count", U32, 4), "dimension_count is 4, but heads"),
-    "a vocabulary of another size": (keyed(L + "vocab_size", U32, 49), "vocab_size is 49, but"),
-    "context 0": (keyed(L + "context_length", U32, 0), "context is 0"),
-    "an unknown scaling": (keyed(L + "rope.scaling.type", STRING, "ntk"), "type 'ntk' is not supported"),
+    "heads that do not share": (keyed(L + "attention.head_count_kv", U32, 3), "share 3"),
+    "values of another width": (keyed(L + "attention.value_length", U32, 4), "value_length 4 heads"),
+    "RoPE on a part of a head": (keyed(L + "rope.dimension_count", U32, 4), "dimension_count 4 heads"),
+    "a vocabulary of another size": (keyed(L + "vocab_size", U32, 49), "vocab_size 49"),
+    "context 0": (keyed(L + "context_length", U32, 0), "context 0"),
+    "an unknown scaling": (keyed(L + "rope.scaling.type", STRING, "ntk"), "type 'ntk'"),
     "YaRN by infinity": (
         lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "yarn"), L + "rope.scaling.factor": (F32, np.inf)}),
-        "YaRN has inf",
+        "YaRN inf",
     ),
     "a scaling by 0": (
         lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "linear"), L + "rope.scaling.factor": (F32, 0.0)}),
-        "RoPE factor is 0.0",
+        "RoPE factor 0.0",
     ),
-    "a scaling of no type, which is linear": (keyed(L + "rope.scaling.factor", F32, 0.0), "RoPE factor is 0.0"),
-    "a soft cap": (keyed(L + "attn_logit_softcapping", F32, 50.0), "is 50.0, which is not supported"),
+    "a scaling of no type, which is linear": (keyed(L + "rope.scaling.factor", F32, 0.0), "RoPE factor 0.0"),
+    "a soft cap": (keyed(L + "attn_logit_softcapping", F32, 50.0), "50.0"),
     "a list as a switch": (keyed(L + "logit_scale", ARRAY, (F32, [1.0])), "is a list, which is not supported"),
-    "a window": (keyed(L + "attention.sliding_window", U32, 64), "sliding_window is 64, which is not"),
-    "experts without tensors": (keyed(L + "expert_count", U32, 8), "experts per token of 8"),
+    "a window": (keyed(L + "attention.sliding_window", U32, 64), "sliding_window 64"),
+    "experts without tensors": (keyed(L + "expert_count", U32, 8), "experts per token 8"),
     "a tensor for each expert": (
         lambda f: (
             f.keys.update({L + "expert_count": (U32, 2), L + "expert_used_count": (U32, 1)}),
             renamed("blk.0.ffn_gate.weight", "blk.0.ffn_gate.0.weight")(f),
         ),
-        "has a tensor for each expert (blk.0.ffn_gate.0.weight), as files had before April 2024: take a newer file",
+        "tensor expert (blk.0.ffn_gate.0.weight) files before April 2024 newer file",
     ),
     "2^32 - 1 experts": (keyed(L + "expert_count", U32, 2**32 - 1), "experts, outside"),
-    "a BOS outside": (keyed("tokenizer.ggml.bos_token_id", U32, 48), "outside a vocabulary of 48"),
-    "an EOS outside": (keyed("tokenizer.ggml.eos_token_id", I32, -1), "is -1, outside a vocabulary"),
+    "a BOS outside": (keyed("tokenizer.ggml.bos_token_id", U32, 48), "vocabulary 48"),
+    "an EOS outside": (keyed("tokenizer.ggml.eos_token_id", I32, -1), "-1 vocabulary"),
     # alignment
-    "alignment 0": (keyed("general.alignment", U32, 0), "alignment is 0"),
-    "alignment 3": (keyed("general.alignment", U32, 3), "alignment is 3"),
-    "alignment 2^63": (keyed("general.alignment", U64, 2**63), "alignment is 9223372036854775808"),
+    "alignment 0": (keyed("general.alignment", U32, 0), "alignment 0"),
+    "alignment 3": (keyed("general.alignment", U32, 3), "alignment 3"),
+    "alignment 2^63": (keyed("general.alignment", U64, 2**63), "alignment 9223372036854775808"),
     "another alignment": (keyed("general.alignment", U32, 4096), "hole|overlaps|truncated"),
-    "alignment that is a text": (keyed("general.alignment", STRING, "32"), "is '32', not an integer"),
+    "alignment that is a text": (keyed("general.alignment", STRING, "32"), "'32' integer"),
     # tensors
-    "a tensor without axes": (tensor(NORM, shape=()), "has 0 axes"),
-    "five axes": (tensor(NORM, shape=(1, 1, 1, 1, 32)), "has 5 axes"),
-    "2^32 - 1 axes": (tensor(NORM, shape=(1,) * 200), "has 200 axes"),
+    "a tensor without axes": (tensor(NORM, shape=()), "0 axes"),
+    "five axes": (tensor(NORM, shape=(1, 1, 1, 1, 32)), "5 axes"),
+    "2^32 - 1 axes": (tensor(NORM, shape=(1,) * 200), "200 axes"),
     "a side of 0": (tensor(NORM, shape=(0,)), "which no tensor has"),
     "a side of 2^64 - 1": (tensor(NORM, shape=(2**64 - 1,)), "which no tensor has"),
     "sides that overflow together": (tensor(NORM, shape=(2**32, 2**32)), "which no tensor has"),
     "bytes that overflow": (tensor(NORM, shape=(2**62,)), "truncated|hole|overlaps"),
     "a transposed matrix": (lambda f: tensor(UP, shape=f.tensors[UP].shape[::-1])(f), "its keys make it"),
-    "a vector as a matrix": (tensor(NORM, shape=(32, 1)), "has shape [32, 1], but its keys make it [32]"),
-    "a type that there is not": (tensor(NORM, code=99), "has type 99, which is not read"),
-    "a type that was dropped": (tensor(NORM, code=4), "has type Q4_2, which ggml has dropped: take a Q4_0 file"),
-    "a type for one processor": (tensor(UP, code=32), "has type Q4_0_4_8, which ggml has dropped: take a Q4_0 file"),
-    "a type that is not read": (tensor(NORM, code=9), "has type Q8_1, which is not read"),
-    "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows of 31, which are no whole blocks of Q8_0"),
+    "a vector as a matrix": (tensor(NORM, shape=(32, 1)), "shape [32 1] [32]"),
+    "a type that there is not": (tensor(NORM, code=99), "type 99"),
+    "a type that was dropped": (tensor(NORM, code=4), "type Q4_2 ggml dropped Q4_0 file"),
+    "a type for one processor": (tensor(UP, code=32), "type Q4_0_4_8 ggml dropped Q4_0 file"),
+    "a type that is not read": (tensor(NORM, code=9), "type Q8_1"),
+    "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows 31 whole blocks Q8_0"),
     "another type, so another size": (tensor(UP, code=1), "hole"),
-    "an offset of 2^64 - 32": (tensor(UP, offset=2**64 - 32), "leaves a hole before it"),
-    "an unaligned offset": (tensor(UP, offset=1), "overlaps the tensor before it"),
-    "two tensors at one place": (tensor(UP, offset=0), "overlaps the tensor before it"),
-    "a tensor twice": (renamed(NORM, UP), "blk.1.ffn_up.weight has shape [32]"),
-    "a tensor without a name": (renamed(NORM, ""), "has a name of 0 bytes"),
-    "a tensor with a long name": (renamed(NORM, "n" * 65), "has a name of 65 bytes"),
+    "an offset of 2^64 - 32": (tensor(UP, offset=2**64 - 32), "leaves hole before"),
+    "an unaligned offset": (tensor(UP, offset=1), "overlaps tensor before"),
+    "two tensors at one place": (tensor(UP, offset=0), "overlaps tensor before"),
+    "a tensor twice": (renamed(NORM, UP), "blk.1.ffn_up.weight shape [32]"),
+    "a tensor without a name": (renamed(NORM, ""), "name 0 bytes"),
+    "a tensor with a long name": (renamed(NORM, "n" * 65), "name 65 bytes"),
     "a tensor whose name is no text": (renamed(NORM, b"\xc3("), "is not UTF-8"),
-    "a tensor named as a path": (renamed(NORM, "../../etc/passwd\n"), "lacks tensor output_norm.weight"),
-    "a tensor more": (lambda f: f.tensors.__setitem__("x\n", Tensor((1,), bytes(4))), "tensor 'x\\n' is not part"),
-    "a tensor less": (lambda f: f.tensors.pop(UP), "lacks tensor blk.1.ffn_up.weight"),
-    "no embedding": (lambda f: f.tensors.pop("token_embd.weight"), "lacks tensor token_embd.weight"),
+    "a tensor named as a path": (renamed(NORM, "../../etc/passwd\n"), "tensor output_norm.weight"),
+    "a tensor more": (lambda f: f.tensors.__setitem__("x\n", Tensor((1,), bytes(4))), r"tensor 'x\n' part"),
+    "a tensor less": (lambda f: f.tensors.pop(UP), "tensor blk.1.ffn_up.weight"),
+    "no embedding": (lambda f: f.tensors.pop("token_embd.weight"), "tensor token_embd.weight"),
     "RoPE factors of another type": (
         lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((4,), bytes(8), 1)),
-        "rope_freqs.weight is not a list of float32",
+        "rope_freqs.weight list float32",
     ),
     "RoPE factors that are too many": (
         lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((99,), bytes(396))),
-        "rope_freqs.weight has 99 factors",
+        "rope_freqs.weight 99 factors",
     ),
     "RoPE factors of 0": (
         lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((4,), bytes(16))),
-        "a factor that is not a positive number",
+        "factor positive number",
     ),
     # weights
-    "a weight that is NaN": (filled(UP, np.nan), "up_proj.weight[87, 31] is nan"),
-    "a weight that is infinite": (filled(NORM, -np.inf), "model.norm.weight[31] is -inf"),
+    "a weight that is NaN": (filled(UP, np.nan), "up_proj.weight[87 31] nan"),
+    "a weight that is infinite": (filled(NORM, -np.inf), "model.norm.weight[31] -inf"),
     # the end of the file
-    "bytes after the last tensor": (lambda f: setattr(f, "tail", bytes(32)), "32 bytes after the last tensor"),
+    "bytes after the last tensor": (lambda f: setattr(f, "tail", bytes(32)), "32 bytes after last tensor"),
 }
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_lies(tmp_path, kind):
     file = good()
     spoil(file)
     message = refusal(file.write(tmp_path / "x.gguf"))
-    assert any(part in message for part in what.split("|")), message
+    assert mentions(message, what), message
 
 
 def test_the_good_file_is_good(tmp_path):
@@ -247,42 +247,42 @@ def array(kind: int, length: int) -> bytes:
 
 
 RAW = {
-    "the magic number alone": (b"GGUF", "truncated: 4 bytes"),
-    "half a header": (START + bytes(8), "truncated: 16 bytes"),
-    "half a count": (START + bytes(12), "truncated: 20 bytes"),
+    "the magic number alone": (b"GGUF", "truncated 4 bytes"),
+    "half a header": (START + bytes(8), "truncated 16 bytes"),
+    "half a count": (START + bytes(12), "truncated 20 bytes"),
     "a key of 2^64 - 1 bytes": (head(0, 1, b"\xff" * 8), "truncated"),
     "a text of 2^40 bytes": (head(0, 1, KEY, struct.pack("<IQ", STRING, 2**40)), "truncated"),
     "a list of 2^40 bytes": (head(0, 1, array(U8, 2**40)), "truncated"),
     "a list of 2^30 bools": (head(0, 1, array(BOOL, 2**30)), "truncated"),
     "a list of 2^61 numbers of 8 bytes": (head(0, 1, array(U64, 2**61)), "truncated"),
-    "a list of 2^64 - 1 texts": (head(0, 1, array(STRING, 2**64 - 1)), "more than 1000000 texts"),
-    "a list of lists": (head(0, 1, array(ARRAY, 1), array(U8, 1)), "is a list of lists"),
-    "lists a thousand deep": (head(0, 1, KEY, struct.pack("<IIQ", ARRAY, ARRAY, 1) * 1000), "is a list of lists"),
-    "a value of type 13": (head(0, 1, KEY, struct.pack("<I", 13)), "type 13, which GGUF does not have"),
-    "a list of type 99": (head(0, 1, array(99, 0)), "type 99, which GGUF does not have"),
-    "a bool of 2": (head(0, 1, KEY, struct.pack("<IB", BOOL, 2)), "neither true nor false but 2"),
-    "a list of bools of 255": (head(0, 1, array(BOOL, 2), b"\1\xff"), "neither true nor false but 255"),
-    "a key twice": (head(0, 2, (KEY + struct.pack("<IB", U8, 1)) * 2), "'k' is there twice"),
-    "a tensor of 2^32 - 1 axes": (head(1, 0, KEY, b"\xff" * 4), "has 4294967295 axes"),
+    "a list of 2^64 - 1 texts": (head(0, 1, array(STRING, 2**64 - 1)), "1000000 texts"),
+    "a list of lists": (head(0, 1, array(ARRAY, 1), array(U8, 1)), "list lists"),
+    "lists a thousand deep": (head(0, 1, KEY, struct.pack("<IIQ", ARRAY, ARRAY, 1) * 1000), "list lists"),
+    "a value of type 13": (head(0, 1, KEY, struct.pack("<I", 13)), "type 13 GGUF"),
+    "a list of type 99": (head(0, 1, array(99, 0)), "type 99 GGUF"),
+    "a bool of 2": (head(0, 1, KEY, struct.pack("<IB", BOOL, 2)), "true false 2"),
+    "a list of bools of 255": (head(0, 1, array(BOOL, 2), b"\1\xff"), "true false 255"),
+    "a key twice": (head(0, 2, (KEY + struct.pack("<IB", U8, 1)) * 2), "'k' twice"),
+    "a tensor of 2^32 - 1 axes": (head(1, 0, KEY, b"\xff" * 4), "4294967295 axes"),
     "a tensor without its sizes": (head(1, 0, KEY, struct.pack("<I", 4)), "truncated"),
-    "two tensors of one name": (head(2, 0, (KEY + struct.pack("<IQIQ", 1, 8, 0, 0)) * 2), "'k' is there twice"),
-    "a tensor beyond the end": (head(1, 0, KEY, struct.pack("<IQIQ", 1, 8, 0, 0)), "truncated: "),
+    "two tensors of one name": (head(2, 0, (KEY + struct.pack("<IQIQ", 1, 8, 0, 0)) * 2), "'k' twice"),
+    "a tensor beyond the end": (head(1, 0, KEY, struct.pack("<IQIQ", 1, 8, 0, 0)), "truncated"),
     "100,000 empty texts": (
         lambda: head(0, 1, array(STRING, 100_000), bytes(800_000)),
-        "lacks general.architecture",
+        "general.architecture",
     ),
     "many keys": (head(0, 2_000, *(struct.pack("<Q", 4) + b"%04d\0\0\0\0\0" % i for i in range(2_000))), "lacks"),
     "keys of 40 MB": (
         lambda: head(0, 1, KEY, struct.pack("<IQ", STRING, 40 << 20), bytes(40 << 20)),
-        "more than 33554432",
+        "33554432",
     ),
     "a text of 30 MB, each of four bytes": (
         lambda: head(0, 1, KEY, struct.pack("<IQ", STRING, 30 << 20), "😀".encode() * (30 << 18)),
-        "lacks general.architecture",
+        "general.architecture",
     ),
     "a list of 3 million numbers": (
         lambda: head(0, 1, array(U64, 3 << 20), bytes(24 << 20)),
-        "lacks general.architecture",
+        "general.architecture",
     ),
 }
 
@@ -291,7 +291,7 @@ RAW = {
 def test_headers_that_lie(tmp_path, kind):
     raw, what = RAW[kind]
     (tmp_path / "x.gguf").write_bytes(raw() if callable(raw) else raw)  # large ones are made on demand
-    assert what in refusal(tmp_path / "x.gguf")
+    assert mentions(refusal(tmp_path / "x.gguf"), what)
 
 
 def test_a_sparse_file_that_is_all_header(tmp_path):
