@@ -16,9 +16,7 @@ from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 ENDINGS = {".gguf", ".bin", ".safetensors"}  # suffixes of model files
-MIN_SIMILARITY = (
-    0.8  # least similarity (by difflib, at most 1) for which we suggest a name
-)
+MIN_SIMILARITY = 0.8  # least similarity (by difflib, at most 1) for which we suggest a name
 
 
 def place_of(model: str | Path) -> Path:
