@@ -99,8 +99,7 @@ def architecture_for(checkpoint: Checkpoint) -> Architecture:
     """Return the llama.cpp architecture that can run this model. Raises `CheckpointError` if no architecture can."""
     architecture = nearest_family(checkpoint.config).gguf
     if lacking := architecture.lacks(checkpoint.config):
-        what = f"llama.cpp's architecture {architecture.name} does not support this model: it has no {lacking}"
-        raise refused(checkpoint.path, what)
+        raise refused(checkpoint.path, f"llama.cpp's architecture {architecture.name} does not support {lacking}")
     return architecture
 
 
