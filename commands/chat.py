@@ -80,7 +80,7 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
 @generation_options(512)
 @click.pass_obj
 def chat(
-    others: Watch | None,
+    watch: Watch | None,
     system: str | None,
     template: str | None,
     template_options: dict[str, Any],
@@ -122,15 +122,15 @@ def chat(
     conversation = Chat(llama, templates[0], system=system, options=template_options)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
-    typed, first = sys.stdin.isatty(), others is None or others.first
+    typed, first = sys.stdin.isatty(), watch is None or watch.first
     if typed and first:
         say("Type /help for example questions." if is_built_in else "Type /help for commands, /exit to leave.")
     lines = _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin)
     agree: Callable[[bool], int] = bool
-    if others:
+    if watch:
         from llamaspec.model.parallel.processes import agreed as agree
 
-        typed, lines = bool(agree(typed)), others.shared(lines)
+        typed, lines = bool(agree(typed)), watch.shared(lines)
     interrupted = _Pressed(agree, prompts=first)
     # If the questions come from a file, Ctrl-C ends the whole chat, not only the answer.
     with handled_by(interrupted.press) if typed else nullcontext():
@@ -144,7 +144,7 @@ def chat(
                     started = perf_counter()
                     # With several processes, echo stays on: if another process fails, this one ends at once, and
                     # could not turn echo on again.
-                    with unechoed() if others is None else nullcontext():
+                    with unechoed() if watch is None else nullcontext():
                         answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
                     if timings:
                         say(str(clock.with_first_token(answer.first_at - started)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +17,73 @@ from llamaspec.commands.progress import progress_bar
 if TYPE_CHECKING:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
     from llamaspec.model.llama import Llama
+    from llamaspec.model.options import SamplingOptions
     from llamaspec.model.running.start_clock import StartClock
     from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check the arguments of `Llama.generate` before a model is loaded. Raises click.UsageError."""
-    from llamaspec.model.options import SAMPLING, SamplingOptions, check_max_new_tokens, check_seed
+    """Check the arguments of `Llama.generate` before a model is loaded.
 
+    Prints on stderr the options that the model's generation_config.json sets. Raises click.UsageError.
+    """
+    from llamaspec.model.options import check_max_new_tokens, check_seed
+
+    sampling, stated = chosen_sampling(options)
+    if stated:
+        say(stated)
     try:
         return {
-            "sampling": SamplingOptions(**{name: options[name] for name in SAMPLING}),
+            "sampling": sampling,
             "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
             "seed": check_seed(options["seed"]),
             "stop": options["stop"],
         }
     except ValueError as error:
         raise click.UsageError(str(error), ctx=click.get_current_context()) from None
+
+
+def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
+    """Choose the options for the next token: first the user's, then generation_config.json's, then our defaults.
+
+    The string says which options the file sets; it is empty if the file sets none. Raises click.UsageError for an
+    option out of range, CheckpointError for a file that cannot be used.
+    """
+    from llamaspec.model.options import SAMPLING, SamplingOptions
+
+    given = {name: options[name] for name in SAMPLING if options[name] is not None}
+    try:
+        own = SamplingOptions(**given)
+    except ValueError as error:
+        raise click.UsageError(str(error), ctx=click.get_current_context()) from None
+    stated = file_sampling(options["model"], options)
+    if stated is None:
+        return own, ""
+    return replace(stated, **given), said_of_file(stated, without=given)
+
+
+def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None:
+    """Read the options for the next token in a model's generation_config.json, unless the user's options forbid it."""
+    from llamaspec.model.generation_config import stated_sampling
+
+    return None if options["no_generation_config"] else stated_sampling(model)
+
+
+def said_of_file(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
+    """Say which options for the next token generation_config.json sets, except the options `without`.
+
+    Options that are off in our defaults as well are left out. The string is empty if no option is left.
+    """
+    from llamaspec.model.generation_config import NAME, OFF
+    from llamaspec.model.options import SAMPLING
+
+    values = {name: getattr(stated, name) for name in SAMPLING if name not in without}
+    listed = [
+        f"{name} {value:g}"
+        for name, value in values.items()
+        if value != getattr(OFF, name) or value != SAMPLING[name].default
+    ]
+    return f"by {NAME}: {', '.join(listed)}; --no-generation-config ignores it" if listed else ""
 
 
 def opened(model: str) -> Checkpoint:

@@ -22,7 +22,7 @@ SECTIONS = {  # of a verb's help, with their parameters; all other parameters co
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
     "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
-        *SAMPLING, "seed", "stop", "max_new_tokens",
+        *SAMPLING, "no_generation_config", "seed", "stop", "max_new_tokens",
     ),
 }  # fmt: skip
 
@@ -273,11 +273,18 @@ def generation_options(most: int) -> Callable:
 
 def _sampled(option: SamplingOption) -> Callable:
     flag = f"--{option.name.replace('_', '-')}"
-    return click.option(flag, type=option.kind, default=option.default, show_default=True, help=option.help)
+    text = f"{option.help}  [default: the model's, else {option.default:g}]"
+    return click.option(flag, type=option.kind, help=text)
 
 
+generation_config_option = click.option(
+    "--no-generation-config",
+    is_flag=True,
+    help="Do not take defaults for these choices from the model's generation_config.json.",
+)
 sampling_options = combined(
     *map(_sampled, SAMPLING.values()),
+    generation_config_option,
     click.option(
         "--seed", type=int, help="Draw with this seed. One seed always gives one text.  [default: random, and printed]"
     ),

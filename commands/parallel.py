@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamaspec.commands.loading import chosen_sampling
 from llamaspec.commands.output import say
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         params["devices"] = params["devices"] or jax.device_count()
         if "seed" in params and params["seed"] is None:
             params["seed"] = agreed(secrets.randbelow(2**31))
-            if not number and params["temperature"] > 0:
+            if not number and not chosen_sampling(params)[0].greedy:
                 say(f"seed {params['seed']}")
         yield watch
 

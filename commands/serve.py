@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
-from llamaspec.commands.loading import opened_with_tokenizer, prepare_jax
+from llamaspec.commands.loading import file_sampling, opened_with_tokenizer, prepare_jax, said_of_file
 from llamaspec.commands.options import (
     COUNT,
     MODEL,
@@ -22,6 +22,7 @@ from llamaspec.commands.options import (
     combined,
     default_model,
     devices_option,
+    generation_config_option,
     serving_options,
     template_option,
     tokenizer_option,
@@ -32,6 +33,7 @@ from llamaspec.commands.progress import progress_bar
 if TYPE_CHECKING:
     from llamaspec.model.chat.template import ChatTemplate
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
+    from llamaspec.model.options import SamplingOptions
     from llamaspec.model.tokenizers.tokenizer import Tokenizer
     from llamaspec.serving.connections import Access, ClientLimits
     from llamaspec.serving.http import Site
@@ -76,6 +78,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
 @combined(
     tokenizer_option,
     serving_options,
+    generation_config_option,
     devices_option,
     _limit("--max-batch", int, 16, "Decode N requests at once. Another N rounds differently, so a text may differ."),
     click.option(
@@ -139,7 +142,10 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
     """Load the model, then serve it until a signal."""
     from llamaspec.model.options import RunOptions, choose_context
 
+    sampling = file_sampling(model, options)
     checkpoint, tokenizer = opened_with_tokenizer(model, options["tokenizer"])
+    if sampling and (stated := said_of_file(sampling)):
+        say(stated)
     choose_context(options["context"], checkpoint.config.context)
     with progress_bar() as progress:
         prepare_jax()
@@ -159,7 +165,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
     from llamaspec.serving.watchdog import DeviceHangs
 
     try:
-        site = _site(model, options, checkpoint, tokenizer, engine, limits, access)
+        site = _site(model, options, checkpoint, tokenizer, engine, limits, access, sampling=sampling)
         if not _run(site, bound, model):
             if isinstance(engine.failed, DeviceHangs):
                 _end_at_once(f"the device hangs: {engine.failed}")
@@ -220,8 +226,10 @@ def _site(
     engine: Engine,
     limits: ClientLimits,
     access: Access,
+    *,
+    sampling: SamplingOptions | None,
 ) -> Site:
-    """Build the web site for the engine."""
+    """Build the web site for the engine. `sampling` replaces OpenAI's defaults for the fields of a request."""
     import time
     from dataclasses import replace
 
@@ -251,8 +259,9 @@ def _site(
     about = ModelCard(name, int(time.time()), owner, engine.context)
     api = Api(
         *(engine, prompts, about, Metrics(engine)),
-        fingerprint=_fingerprint(name, options, tokenizer, template),
+        fingerprint=_fingerprint(name, options, tokenizer, template, sampling),
         request_seconds=limits.request_seconds,
+        sampling=sampling,
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:
@@ -268,7 +277,13 @@ def _name(model: str) -> str:
     return path.resolve().name if path.is_dir() else path.stem
 
 
-def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
+def _fingerprint(
+    name: str,
+    options: dict[str, Any],
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    sampling: SamplingOptions | None,
+) -> str:
     """Hash all that an answer depends on besides the request: model, tokenizer, template, programs and options."""
     import hashlib
 
@@ -287,7 +302,9 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
     # Two tokenizers may share a vocabulary and still split text differently. Our text has characters of many kinds.
-    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen])
+    parts = repr(
+        [name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen, sampling]
+    )
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 

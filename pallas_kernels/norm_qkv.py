@@ -159,11 +159,11 @@ def _launched(
             # A block runs the loop of one part only, so the parts share its memory.
             @pl.when((block >= part.first_block) & (block < part.first_block + part.product.blocks))
             def _(part=part, part_refs=part_refs):
-                def alone(staged):
+                def multiply_part(staged):
                     multiply(part, block - part.first_block, part_refs, refs, staged)
                     finish_reads(target)
 
-                pl.run_scoped(alone, staged=part.product.scratch(normed=True))
+                pl.run_scoped(multiply_part, staged=part.product.scratch(normed=True))
 
     def multiply(part, block, operand_refs, refs, staged):
         *weight_refs, x_ref, norm_ref = operand_refs

@@ -41,7 +41,7 @@ def _rmsnorm(x, weight, *, eps: float, target: Target):
     dim = x.shape[-1]
     values = as_rows(x, pad=0.0)
     rows, width = values.shape
-    spans = Spans.of(width, x.dtype, size=width).whole
+    spans = Spans.of(width, x.dtype, size=width).of_row
     early = dim == width <= EARLY  # not for a padded weight, since the previous kernel writes it
 
     def rmsnorm(

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from llamaspec.pallas_kernels.parts.compat import THREADS, Target, current_target
 from llamaspec.pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
 
-WHOLE = 8192  # scores that one thread block keeps in registers, 64 per thread
+REGISTER_SCORES = 8192  # scores that one thread block keeps in registers, 64 per thread
 MAX_SCORES = 2**20  # scores in a row: 8,192 per span
 
 
@@ -45,13 +45,17 @@ def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
 def _softmax(x, *, target: Target):
     scores = as_rows(x, pad=-jnp.inf)
     length = scores.shape[-1]
-    p = _whole(scores, target) if length <= WHOLE else _scaled(scores, *exp_sums(scores, target), target)
+    p = (
+        _in_registers(scores, target)
+        if length <= REGISTER_SCORES
+        else _scaled(scores, *exp_sums(scores, target), target)
+    )
     return p[:, : x.shape[-1]].reshape(x.shape)
 
 
-def _whole(scores: Array, target: Target) -> Array:
+def _in_registers(scores: Array, target: Target) -> Array:
     rows, length = scores.shape
-    spans = Spans.of(length, scores.dtype, size=length).whole
+    spans = Spans.of(length, scores.dtype, size=length).of_row
 
     def softmax(x_ref, p_ref):  # both [rows, length]
         row = lax.axis_index("row")
@@ -92,7 +96,7 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
             p = jnp.exp(values - finite(maximum)) * reciprocal(total)
             p_ref[row, span.slice] = p.astype(p_ref.dtype)
 
-        spans.each(lax.axis_index("span"), work)
+        spans.visit(lax.axis_index("span"), work)
 
     kernel = target.kernel(
         softmax,
@@ -128,7 +132,7 @@ def exp_sums(
             max_ref[row, piece] = maximum
             sum_ref[row, piece] = jnp.sum(span.only_new(jnp.exp(values - finite(maximum)), 0.0))
 
-        spans.each(lax.axis_index("span"), work)
+        spans.visit(lax.axis_index("span"), work)
 
     kernel = target.kernel(
         exp_sums,

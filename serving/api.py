@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from llamaspec.model.chat.channels import Channels, channels_of
-from llamaspec.model.options import MAX_SEED, SAMPLING, check_seed
+from llamaspec.model.options import MAX_SEED, SAMPLING, SamplingOptions, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
 from llamaspec.serving.forms import ChatForm, CompletionForm, Head, WireFormat, spell
@@ -61,10 +61,12 @@ class Api:
         *,
         fingerprint: str,
         request_seconds: float,
+        sampling: SamplingOptions | None = None,
     ):
         """Serve `engine`. `fingerprint` identifies the weights and programs that determine a text.
 
-        A request expires after `request_seconds`, or earlier if it sets `max_seconds`.
+        A request expires after `request_seconds`, or earlier if it sets `max_seconds`. `sampling` has the defaults for
+        the fields that choose the next token; None means OpenAI's defaults.
         """
         self.engine = engine
         self.model = model
@@ -73,6 +75,7 @@ class Api:
         self._prompts = prompts
         self._fingerprint = fingerprint
         self._request_seconds = request_seconds
+        self._sampling = {} if sampling is None else {name: getattr(sampling, name) for name in SAMPLING}
         vocab, tokenizer = engine.vocab, prompts.tokenizer
         self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
@@ -274,7 +277,8 @@ class Api:
         echo: bool,
     ) -> list[Request]:
         names = (*SAMPLING, "presence_penalty", "frequency_penalty", "priority")
-        options = {name: value for name in names if (value := getattr(body, name)) is not None}
+        stated = {name: value for name in names if (value := getattr(body, name)) is not None}
+        options = self._sampling | stated
         try:
             named = named_tokens(self._prompts.tokenizer, _stop_texts(body))
             seed = check_seed(body.seed if body.seed is None or body.seed >= 0 else body.seed & MAX_SEED)

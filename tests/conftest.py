@@ -24,10 +24,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # with 1 the tests of whole models always hang, with 2 sometimes.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
 os.environ["NPROC"] = "16"
+# NumPy's BLAS starts a thread per core in each process, and these threads wait for each other in busy loops: with two
+# workers on two cores the references' products take twice the processor time. Workers and child processes inherit this.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # `nohup make test &` starts this process with SIGINT ignored, but tests of Ctrl-C need Python's handler, here and in
 # child processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# `make test` mostly waits for compilers, so LLVM optimizes little in it, also in child processes. XLA's own passes run
+# as usual. `make test-all` optimizes everything.
+if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 # Without bytecode files, a hundred processes (the workers, and those that tests start) would compile the same modules
 # again.
@@ -123,27 +131,6 @@ def caches(tmp_path_factory) -> Path:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # JAX may have compiled during collection, and decided to keep nothing
     return folder
-
-
-@pytest.fixture(scope="module")
-def compiled_fast() -> Iterator[None]:
-    """Let LLVM optimize less in `make test`, also in child processes. Use this only in test files that check no
-    numbers.
-
-    XLA's own passes run as usual. `make test-all` optimizes fully.
-    """
-    import jax
-
-    if os.environ.get("HYPOTHESIS_PROFILE") != "brief":
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        before = jax.config.read("jax_disable_most_optimizations")
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()  # the next files must not run these programs, and JAX does not distinguish them
 
 
 @pytest.fixture(scope="module")

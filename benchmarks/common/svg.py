@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import ceil, log10
 
-COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
+COLORS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
 HEIGHT = 480  # of charts that have axes
 FINE, DECADES = 5, 12  # axes of fewer decades than FINE have ticks at 1, 2 and 5; longer ones at up to DECADES powers
@@ -28,7 +28,7 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
         body.append(_text(LABELS - 8, y + 14, row, anchor="end"))
         for name, value in series.items():
             length = span * min(value / full, BEYOND)
-            color = COLOURS[names.index(name) % len(COLOURS)]
+            color = COLORS[names.index(name) % len(COLORS)]
             body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{color}"/>')
             body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))
             y += ROW
@@ -39,7 +39,7 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: st
     """Draw a line through the points of each row, on logarithmic axes. Numbers must be above 0."""
     place, body = _axes([point for row in rows.values() for point in row], list(rows), x=x, y=y)
     for i, row in enumerate(rows.values()):
-        color = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, row))
         body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>' for a, b in map(place, row)]
@@ -56,7 +56,7 @@ def scatter(
         first, right = (place((end(point[0] for point in points), level)) for end in (min, max))
         body.append(_line(*first, *right, "#222"))
     for i, row in enumerate(rows.values()):
-        color = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         dots = dict.fromkeys((f"{a:.1f}", f"{b:.1f}") for a, b in map(place, row))  # each once
         body += [f'<circle cx="{a}" cy="{b}" r="2.5" fill="{color}" fill-opacity="0.5"/>' for a, b in dots]
     return _page(title, remark, HEIGHT, body)
@@ -104,7 +104,7 @@ def _ticks(low: float, high: float) -> list[float]:
 def _legend(names: Sequence[str], x: float) -> list[str]:
     marks = []
     for i, name in enumerate(names):
-        marks.append(f'<rect x="{x}" y="40" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
+        marks.append(f'<rect x="{x}" y="40" width="10" height="10" fill="{COLORS[i % len(COLORS)]}"/>')
         marks.append(_text(x + 14, 49, name))
         x += 30 + 7 * len(name)
     return marks

@@ -19,19 +19,19 @@ def fused_cross_entropy(x: np.ndarray, head: np.ndarray, targets: np.ndarray) ->
     """-log softmax(head x)[target] of each token, in nats."""
     logits = x.astype(np.float64) @ head.astype(np.float64).T
     top = np.max(logits, axis=-1)
-    due = np.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return top + np.log(np.sum(np.exp(logits - top[:, None]), axis=-1)) - due
+    target_logit = np.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return top + np.log(np.sum(np.exp(logits - top[:, None]), axis=-1)) - target_logit
 
 
 def expect(x: np.ndarray, head: np.ndarray, targets: np.ndarray) -> Expected:
     """Every logit is off by `moved`; so are their log-sum-exp, at most as much as the largest, and the target's."""
     value = fused_cross_entropy(x, head, targets)
     logits = projected(exactly(x), as_float64(head))
-    top, due = np.max(logits.size, axis=-1), np.take_along_axis(logits.size, targets[:, None], axis=-1)[:, 0]
+    top, target_logit = np.max(logits.size, axis=-1), np.take_along_axis(logits.size, targets[:, None], axis=-1)[:, 0]
     moved = logits.error + 4 * U * logits.size  # e^(a - m) may be 2^(a log2 e - m log2 e)
     _, p_error = softmaxed(logits.value, moved, blocks=min(64, head.shape[0]))
     error = np.sum(p_error, axis=-1) + np.max(moved, axis=-1) + np.take_along_axis(moved, targets[:, None], -1)[:, 0]
-    error = error + gamma(len(head) + 8) + ELEMENTARY * (1 + np.abs(value) + top) + 4 * U * (top + due) + TINY
+    error = error + gamma(len(head) + 8) + ELEMENTARY * (1 + np.abs(value) + top) + 4 * U * (top + target_logit) + TINY
     return Expected(value, error, error, np.abs(value) + top)
 
 
@@ -51,15 +51,15 @@ def right(x: np.ndarray, head: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Walk through the vocabulary in blocks, with a running maximum."""
     rows = f32(x)
     maximum, total = np.full(len(x), -np.inf, np.float32), np.zeros(len(x), np.float32)
-    due = np.zeros(len(x), np.float32)
+    target_logit = np.zeros(len(x), np.float32)
     for span in spans(len(head), max(BLOCK, len(head) // 60)):
         logits = rows @ f32(head[span]).T
         new = np.maximum(maximum, np.max(logits, axis=1))
         total = total * np.exp(maximum - new) + np.sum(np.exp(logits - new[:, None]), axis=1)
         inside = (targets >= span.start) & (targets < span.stop)
-        due[inside] = logits[inside, targets[inside] - span.start]
+        target_logit[inside] = logits[inside, targets[inside] - span.start]
         maximum = new
-    return (maximum + np.log(total) - due).astype(x.dtype)
+    return (maximum + np.log(total) - target_logit).astype(x.dtype)
 
 
 MUTANTS = implementation(
@@ -75,7 +75,7 @@ target of the block's end
     - (targets >= span.start)
     + (targets > span.start)
 target left out
-    - np.log(total) - due
+    - np.log(total) - target_logit
     + np.log(total)
 logarithm to base 2
     - np.log(total)

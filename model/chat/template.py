@@ -43,10 +43,6 @@ SUGGESTED_BY = {
 }
 BUILT_IN_NAMES = (*SUGGESTED_BY, "vicuna")
 
-# White space as the tokenizers library defines it, without U+001C to U+001F.
-WHITE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-WHITE_AT_START, WHITE_AT_END = re.compile(rf"\A{WHITE}+"), re.compile(rf"{WHITE}+\Z")
-
 Message = Mapping[str, Any]
 
 
@@ -203,10 +199,10 @@ class SpecialTokens:
                 previous, within = part, False
                 continue
             following = parts[i + 1] if i + 1 < len(parts) else None
-            if self._absorbs(previous)[1]:
-                part = WHITE_AT_START.sub("", part)
-            if self._absorbs(following)[0]:
-                part = WHITE_AT_END.sub("", part)
+            after = previous if self._absorbs(previous)[1] else None
+            before = following if self._absorbs(following)[0] else None
+            if after or before:
+                part = self._tokenizer.trimmed(part, after=after, before=before)
             if not part:
                 continue
             if previous is not None:

@@ -49,6 +49,16 @@ def nearest(path: Path) -> Path | None:
     return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, MIN_SIMILARITY)), None)
 
 
+def is_safetensors(file: MappedFile) -> bool:
+    """Tell whether a file with weights is a safetensors file; otherwise it is a llama2.c file.
+
+    At byte 8, a safetensors file has JSON, and a llama2.c file has an integer of four bytes. The first byte of the
+    integer may be "{", as in 123 and 379, but its last byte is 0, and JSON does not contain a zero byte.
+    """
+    start = file.bytes(8, 12)
+    return start.startswith(b"{") and b"\0" not in start
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a model of any supported format, and check everything except the values of the weights.
 
@@ -86,11 +96,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
         return open_gguf(file)
     file = weights_file(path)
-    # A safetensors header begins at byte 8 with "{". A llama2.c file has its number of layers at bytes 8 to 11: if byte
-    # 8 is "{" (123), the model has 123 layers, and byte 9 is 0.
-    brace, after = file.bytes(8, 10).ljust(2, b"\0")
-    is_safetensors = brace == ord("{") and after != 0
-    if not is_safetensors:
+    if not is_safetensors(file):
         return open_llama2c(file)
     named = f"{EMBEDDING}.weight" in read_header(file)
     return open_mistral(path.parent, file) if named else open_huggingface(path.parent, file)

@@ -28,6 +28,9 @@ from llamaspec.model.tokenizers.tokenizer_config import Added
 WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 ASCII_WHITE_SPACE = r"[\t-\r ]"
 
+ASCII_SPACES = "".join(filter(re.compile(ASCII_WHITE_SPACE).match, map(chr, range(128))))
+SPACES = "".join(filter(re.compile(WHITE_SPACE).match, map(chr, range(0x3001))))
+
 _WHITE, _ASCII_WHITE = re.compile(WHITE_SPACE), re.compile(ASCII_WHITE_SPACE)
 
 
@@ -93,6 +96,20 @@ class Leftmost:
         """Split a text into the ids of added tokens and the non-empty texts between them."""
         return _parts(text, self._matches(text))
 
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
+
+        None stands for a control token that absorbs nothing, or for an end of the whole text. The library first finds
+        all tokens. So an added token of white space stays, and so does all white space on its other side.
+        """
+        matches = list(self._matches(text))
+        begin, end = 0, len(text)
+        if after is not None:
+            begin = min(end - len(text.lstrip(SPACES)), matches[0].begin if matches else end)
+        if before is not None:
+            end = max(begin, len(text.rstrip(SPACES)), matches[-1].end if matches else 0)
+        return text[begin:end]
+
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
         end = after_name = 0
@@ -123,6 +140,18 @@ class LongestFirst:
     def split(self, text: str) -> list[str | int]:
         """Split a text into the ids of added tokens and the non-empty texts between them."""
         return _parts(text, sorted(self._matches(text)))
+
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        """Remove the white space that the control token `after` absorbs from the text after it; None absorbs nothing.
+
+        llama.cpp has found all longer names by then, and their white space stays. It has no token that absorbs the
+        white space before it, so `before` has no effect.
+        """
+        if after is None:
+            return text
+        longer = {token.id for name, token in self.added.items() if len(name.encode()) > len(after.encode())}
+        begins = [match.begin for match in self._matches(text) if match.id in longer] if longer else []
+        return text[min([len(text) - len(text.lstrip(ASCII_SPACES)), *begins]) :]
 
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names

@@ -185,7 +185,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
             for text, kind in zip(tokens, types, strict=True)
             if kind == CONTROL and takes_in_space(text)
         },
-        added=LongestFirst(added) if added else None,
+        added=LongestFirst(added),
         after_added="space",
     )
     return replace(tokenizer, bos=bos)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
-from llamaspec.model.tokenizers.added_tokens import LongestFirst
+from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.huggingface_added import add_tokens_beside
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
@@ -41,6 +41,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model without tokens
 MOST_BRACKETS = 700_000  # A file has one list per merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
 MOST_SCORE = 1e30  # largest score of a piece; sums of such scores stay finite
+SIDES = ("lstrip", "rstrip", "single_word")
 MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 keys, most of which are tokens.
 
 
@@ -62,7 +63,11 @@ class HuggingFaceTokenizer:
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
     _may_panic: bool = field(repr=False)  # whether the library may panic over a text
+    _unnormalized: Leftmost = field(repr=False)  # added tokens that the library finds before it normalizes the text
     _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
+
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        return (self._added or self._unnormalized).trimmed(text, after=after, before=before)
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return self._ids(self._start if start else self._next, text)
@@ -197,6 +202,13 @@ def read_huggingface(
         _start=start,
         _after_special=after_special,
         _next=following,
+        _unnormalized=Leftmost(
+            {
+                token.content: Added(id, special=False, **{flag: getattr(token, flag) for flag in SIDES})
+                for id, token in added.items()
+                if not token.special and not token.normalized
+            }
+        ),
         _may_panic=may_panic([*steps(normalizer), *steps(before)]),
     )
 

@@ -50,6 +50,9 @@ class SentencePieceTokenizer:
     _first: SentencePieceProcessor = field(repr=False)  # for the start of a text
     _next: SentencePieceProcessor = field(repr=False)  # for text that continues other text: adds no space in front
 
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        return (self._added or Leftmost({})).trimmed(text, after=after, before=before)
+
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         check_text(text)
         if self._added is None:

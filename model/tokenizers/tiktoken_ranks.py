@@ -53,6 +53,9 @@ class TiktokenTokenizer:
     _first: int = field(repr=False)  # the id of rank 0
     _encoding: tiktoken.Encoding = field(repr=False)
 
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        return text
+
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         check_text(text)
         return [self._first + rank for part in cut(text) for rank in self._encoding.encode_ordinary(part)]

@@ -45,6 +45,13 @@ class Tokenizer(Protocol):
         """Names of control tokens that absorb white space: whether before the token, and whether after it."""
         ...
 
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
+
+        None stands for a control token that absorbs nothing there, or for an end of the whole text.
+        """
+        ...
+
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         """Encode a text, without BOS. Names of control tokens in the text are ordinary characters.
 

@@ -102,7 +102,7 @@ def _arranged(leaf: Any) -> Any:
         return leaf if leaf.zeros is None else _with_minima(leaf)
     if leaf.form in APART:
         _, group = APART[leaf.form]
-        return leaf if leaf.group != group or leaf.cols % int4.WHOLE else _apart(leaf)
+        return leaf if leaf.group != group or leaf.cols % int4.WIDE_BLOCK else _apart(leaf)
     return leaf if leaf.form not in WORDS or leaf.cols % int4.BLOCK else _in_words(leaf)
 
 

@@ -47,7 +47,7 @@ LINE = 128  # bytes of a row stored together
 RUN = 32  # columns that are reordered together, or a smaller group
 ROW_NUMBERS, VECTOR_NUMBERS = WGMMA.reduce(1), WGMMA.reduce(0)  # layouts with one number per row or column
 
-BOTH = "lop3.b32 $0, $1, $2, $3, {table};"
+LOP3 = "lop3.b32 $0, $1, $2, $3, {table};"
 AND_OR, AND_XOR = 0xEA, 0x6A
 ADD = "add.rn.bf16x2 $0, $1, $2;"
 
@@ -107,7 +107,7 @@ class RowLane(NamedTuple):
     place: Any
 
     @classmethod
-    def mine(cls) -> "RowLane":
+    def of_thread(cls) -> "RowLane":
         thread = utils.thread_idx()
 
         def bit(at: int, to: int) -> Any:
@@ -131,7 +131,7 @@ def decoded(codes: StagedCodes, first: int, count: int, piece: int, scratch: Any
         return [scratch.at[:, pl.ds(first + at, piece)] for at in range(0, count, piece)]
 
     def run(_, refs):
-        lane, own_codes = RowLane.mine(), codes._replace(**dict(zip(("codes", "low_bits"), refs, strict=False)))
+        lane, own_codes = RowLane.of_thread(), codes._replace(**dict(zip(("codes", "low_bits"), refs, strict=False)))
         registers_of = [_columns(own_codes, lane, half, first, count) for half in range(2)]  # registers, in order
         registers = list(zip(*registers_of, strict=True))  # by eight columns, then upper and lower rows
         size = piece // 8
@@ -190,8 +190,8 @@ def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list
     if codes.low_bits is None:
         return [(None, 0)] * int4.RUNS
     size, few = low_bits.tile_bytes(codes.bits), codes.bits - 4
-    tiles = codes.columns // int4.WHOLE  # of an octet
-    block, of_octet = column // int4.BLOCK % low_bits.BLOCKS, column // int4.WHOLE * size
+    tiles = codes.columns // int4.WIDE_BLOCK  # of an octet
+    block, of_octet = column // int4.BLOCK % low_bits.BLOCKS, column // int4.WIDE_BLOCK * size
     tile = total(times(lane.warp, 2 * tiles * size), word(half * tiles * size + of_octet))
     words = low_bits.of_block(codes.low_bits, tile, lane.row, lane.place, block, codes.bits)
     return [(low_word, higher) for low_word in words for higher in range(0, 4, few)]
@@ -225,7 +225,7 @@ def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) 
 
 
 def _bits(x: Any, mask: int, constant: Any, table: int) -> Any:
-    return ptx(BOTH.format(table=hex(table)), [x, word(mask), constant], results=1)[0]
+    return ptx(LOP3.format(table=hex(table)), [x, word(mask), constant], results=1)[0]
 
 
 def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
@@ -236,7 +236,7 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
     groups = ref.shape[-1]
 
     def run(_, ref):
-        lane = RowLane.mine()
+        lane = RowLane.of_thread()
         start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups), word(4 * first))
         halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), count) for half in range(2)]
         return [
@@ -257,7 +257,7 @@ def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
     width, groups = ref.shape[-2:]
 
     def run(_, ref):
-        lane, loaded_sums = RowLane.mine(), []
+        lane, loaded_sums = RowLane.of_thread(), []
         start = times(lane.place, 2 * 4 * groups)
         for column in [8 * eight + which for eight in range(width // 8) for which in range(2)]:
             at = total(start, word(4 * (column * groups + first)))
@@ -278,7 +278,7 @@ def row_scales(ref: Any, target: Target) -> Any:
         return plgpu.load(ref, layout=None)
 
     def run(_, ref):
-        lane = RowLane.mine()
+        lane = RowLane.of_thread()
         start = total(times(lane.warp, 2 * OCTET), lane.row)
         row_values = []
         for half in range(2):
@@ -299,7 +299,7 @@ def store_turned(ref: Any, y: Any, stride: int, target: Target) -> None:
     vectors = y.shape[1]
 
     def run(_, ref, y):
-        lane = RowLane.mine()
+        lane = RowLane.of_thread()
         base = total(times(lane.warp, 2 * OCTET), lane.row, times(lane.place, 2 * stride))
         registers = iter(y.registers.flat)
         for eight in range(vectors // 8):

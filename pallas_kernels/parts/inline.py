@@ -82,13 +82,13 @@ def widened(x: Array, layout: Any, target: Target) -> Array:
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)
 
-    def both(register: Any) -> Iterator[Any]:
+    def unpacked(register: Any) -> Iterator[Any]:
         for pair in words(register, int32()):
             yield arith.bitcast(float32(), arith.shli(pair, word(16)))
             yield arith.bitcast(float32(), arith.andi(pair, word(0xFFFF0000)))
 
     def run(_, narrow):
-        return array([list(both(some)) for some in narrow.registers.flat], x.shape, np.dtype("float32"), layout)
+        return array([list(unpacked(some)) for some in narrow.registers.flat], x.shape, np.dtype("float32"), layout)
 
     wide = plgpu.ShapeDtypeStruct(x.shape, np.dtype("float32"), layout=layout)
     inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=wide)

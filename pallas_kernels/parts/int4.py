@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Int8, Int32
 
 BLOCK = 128  # columns
-WHOLE = 2 * BLOCK  # codes of 5 and 6 bits have a multiple of this number of columns
+WIDE_BLOCK = 2 * BLOCK  # codes of 5 and 6 bits have a multiple of this number of columns
 RUNS = 4
 RUN = BLOCK // RUNS
 WORD = 8  # columns

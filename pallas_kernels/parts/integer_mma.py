@@ -184,7 +184,7 @@ def add(sums: Sums, step: StepMemory, target: Target) -> Sums:
 
     def run(_, refs, arrays):
         numbers = [all_words(rows, float32()) for rows in arrays]
-        _accumulate(numbers, step._replace(**refs), Lane.mine())
+        _accumulate(numbers, step._replace(**refs), Lane.of_thread())
         return [
             array(([number] for number in own_numbers), shape, np.dtype("float32"), SUMS) for own_numbers in numbers
         ]
@@ -255,7 +255,7 @@ class Lane(NamedTuple):
         return arith.andi(self.place, arith.shrui(self.place, word(1)))
 
     @classmethod
-    def mine(cls) -> "Lane":
+    def of_thread(cls) -> "Lane":
         thread = utils.thread_idx()
         quad = arith.andi(arith.shrui(thread, word(2)), word(7))
         row = total(arith.shrui(quad, word(1)), times(arith.andi(quad, word(1)), 4))

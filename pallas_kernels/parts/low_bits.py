@@ -16,7 +16,7 @@ from llamaspec.pallas_kernels.parts.inline import int32, load, times, total, wor
 
 OCTET = 8  # rows
 WORD = 32  # bits
-BLOCKS = int4.WHOLE // int4.BLOCK
+BLOCKS = int4.WIDE_BLOCK // int4.BLOCK
 
 
 def words(columns: int, bits: int) -> int:
@@ -25,7 +25,7 @@ def words(columns: int, bits: int) -> int:
 
 
 def tile_bytes(bits: int) -> int:
-    return 4 * OCTET * words(int4.WHOLE, bits)
+    return 4 * OCTET * words(int4.WIDE_BLOCK, bits)
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
@@ -34,7 +34,7 @@ def ring(*shape: int, columns: int, bits: int) -> Any:
 
 
 def transforms(bits: int) -> tuple[Any, ...]:
-    size = words(int4.WHOLE, bits)
+    size = words(int4.WIDE_BLOCK, bits)
     return plgpu.TilingTransform((OCTET, size)), plgpu.SwizzleTransform(4 * size)  # pyright: ignore[reportAbstractUsage]
 
 

@@ -77,7 +77,7 @@ class RowTiles:
         prepare()
 
         def walk_tile(i, slot):
-            def one(j, state):
+            def walk_step(j, state):
                 slot, sums = state
                 wait(slot)
                 sums = step(j, slot, sums)
@@ -103,7 +103,7 @@ class RowTiles:
                 for own_step in range(self.steps):
                     sums = step(own_step, own_step, sums)
             else:
-                slot, sums = lax.fori_loop(0, self.steps, one, (slot, sums))
+                slot, sums = lax.fori_loop(0, self.steps, walk_step, (slot, sums))
             finish(tile, sums, read)
             return slot
 

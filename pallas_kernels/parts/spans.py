@@ -102,13 +102,13 @@ class Spans:
         return self.count + (self.tail is not None)
 
     @property
-    def whole(self) -> list[Span]:
+    def of_row(self) -> list[Span]:
         """The one or two spans of a row in a single block."""
         assert self.count == 1
         first = Span(0, self.size, self.step)
         return [first] if self.tail is None else [first, self.tail]
 
-    def each(self, block: Array, work: Callable[[Any, Span], None]) -> None:
+    def visit(self, block: Array, work: Callable[[Any, Span], None]) -> None:
         """Call `work` with the number and position of each span of thread block `block`."""
         work(block, Span(block * self.size, self.size, self.step))
         if (tail := self.tail) is not None:

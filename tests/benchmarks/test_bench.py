@@ -43,6 +43,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
 from tests.benchmarks.charts import rectangles
+from tests.support.refusals import mentions
 
 SMALL = ArraySizes(1 << 18, 32, Effort(2))
 TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)
@@ -131,7 +132,7 @@ def test_a_call_is_timed_as_often_as_was_said():
     assert 0 < seconds.least <= seconds.median <= seconds.most
 
 
-def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
+def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
     now, turns_asked = [0.0], []
     late = {2: 0.03, 4: 30.0}  # additional seconds of the third and the fifth call
     monkeypatch.setattr("llamaspec.model.insight.timing.time.perf_counter", lambda: now[0])
@@ -152,15 +153,15 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
         measure_turns(lambda turns: call(0), 10.0, Effort(1, warm=0))
 
 
-def test_what_is_divided_is_measured_side_by_side():
+def test_compared_functions_are_timed_alternately():
     """Two functions are timed alternately; each time of one is paired with the mean of the other's times around it."""
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
-    def other() -> float:
+    def second_call() -> float:
         order.append("other")
         return next(ticks)
 
-    pairs = in_turn(lambda: order.append("call"), other, Effort(2, warm=1))
+    pairs = in_turn(lambda: order.append("call"), second_call, Effort(2, warm=1))
     assert order == ["call", "other", "call", "other", "call", "other"]
     assert [beside for _, beside in pairs] == [6.0, 3.0]
     assert all(seconds > 0 for seconds, _ in pairs)
@@ -192,7 +193,7 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         (1 << 40, r"\([\d.]+ GB/s, from a cache\)"),
     ],
 )
-def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, monkeypatch: pytest.MonkeyPatch):
+def test_a_story_ends_with_its_read_rate(cache: int, words: str, run, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(Path(os.environ["XDG_CACHE_HOME"]) / "llamaspec", CEILINGS._asdict())
     monkeypatch.setattr(machine, "last_level_cache", lambda: cache)
     code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
@@ -200,7 +201,7 @@ def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, mo
     assert re.search(rf"then [\d.]+ tokens/s {words}; ", err)
 
 
-def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_measured_read_rate_is_stored_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(tmp_path, CEILINGS._asdict())
     assert kept_read_rate(tmp_path) == CEILINGS.read
     # If the size of caches is unknown, a read that is faster than memory must have come from a cache.
@@ -244,6 +245,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # one byte: it holds no model
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
+    monkeypatch.setattr(model_suite, "PATIENT", Effort(1, warm=0))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -283,7 +285,7 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
 
 
 @pytest.mark.slow  # 7 s
-def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
+def test_a_model_in_cache_has_no_share_of_memory_bandwidth(
     tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 32 << 20)
@@ -305,7 +307,7 @@ class Measured(Exception):
 
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
-def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
+def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
     """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
 
     The GPU is simulated.
@@ -330,7 +332,7 @@ def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.
     assert re.fullmatch(line, announced("--dtype", "bfloat16"))
 
 
-def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
+def test_the_reference_is_timed_too(tiny, tmp_path: Path, capsys):
     report_file = tmp_path / "kept.json"
     run(capsys, "--shape", "tiny", "--backend", "reference", "--context", "20", "--json", report_file)
     prefill, decode = json.loads(report_file.read_text())["rows"]
@@ -342,7 +344,7 @@ def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
 
 
 @pytest.mark.slow  # 8 s
-def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
+def test_the_growth_suite_runs(tiny, tmp_path: Path, capsys):
     report_file, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     text = run(capsys, "--shape", "tiny", "--suite", "growth", "--json", report_file, "--plot", chart)
     report = json.loads(report_file.read_text())
@@ -362,32 +364,34 @@ def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "llama-9"], "no shape named llama-9: there are stories-15m, "),
-        (["--context", "5000"], "5000 tokens and 16 to decode: this model holds "),
-        (["--kernels", "pallas"], "kernels pallas run on a GPU of compute capability 9.0"),
+        (["--shape", "llama-9"], "llama-9 stories-15m"),
+        (["--context", "5000"], "5000 16"),
+        (["--kernels", "pallas"], "pallas 9.0"),
         (["nowhere.bin"], "nowhere.bin"),
         (["--json", "/nowhere/kept.json"], "/nowhere/kept.json"),
     ],
 )
 def test_what_cannot_be_timed_is_refused_at_once(arguments: list[str], words: str):
-    with pytest.raises((ValueError, OSError), match=words.replace(".", r"\.")):
+    with pytest.raises((ValueError, OSError)) as refused:
         llamaspec.main(["bench", *arguments], standalone_mode=False)
+    assert mentions(str(refused.value), words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "gpu", "--batch", "2"], "--batch is not for the suite gpu"),
-        (["--suite", "kernels", "stories"], "model is not for the suite kernels"),
-        (["--dry-run"], "--dry-run is not for the suite decode"),
-        (["stories", "--shape", "tinyllama-1.1b"], "either MODEL or --shape"),
+        (["--suite", "gpu", "--batch", "2"], "--batch gpu"),
+        (["--suite", "kernels", "stories"], "model kernels"),
+        (["--dry-run"], "--dry-run decode"),
+        (["stories", "--shape", "tinyllama-1.1b"], "MODEL --shape"),
     ],
 )
 def test_options_of_other_suites_are_wrong_usage(arguments: list[str], words: str):
     from click import UsageError
 
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError) as refused:
         llamaspec.main(["bench", *arguments], standalone_mode=False)
+    assert mentions(refused.value.format_message(), words)
 
 
 @pytest.mark.parametrize("module", [growth, machine, model_suite, benchmarks_report, svg, timing])

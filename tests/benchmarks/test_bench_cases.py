@@ -41,7 +41,7 @@ def test_the_plain_form_is_within_the_bound(case: Case):
 
 
 @pytest.mark.parametrize("name", [name for name, case in PLAIN.items() if case.op in ("gemv residual", "norm_qkv")])
-def test_one_number_that_is_a_little_off_is_seen(name: str):
+def test_one_slightly_wrong_number_is_detected(name: str):
     case = PLAIN[name]
     arguments = draw(case, seed=1)
     first, *later = jax.tree.leaves(jax.jit(case.plain)(*arguments))
@@ -50,7 +50,7 @@ def test_one_number_that_is_a_little_off_is_seen(name: str):
     assert worst(case, [first, *later], arguments) > 1
 
 
-def test_nan_is_right_only_where_it_is_due():
+def test_nan_is_right_only_where_expected():
     exact = Approx(np.array([np.nan, 1.0]), np.array([0.0, 0.5]))
     assert share_of_bound(np.array([np.nan, 1.25]), exact) == 0.5
     assert share_of_bound(np.array([0.0, 1.0]), exact) == np.inf

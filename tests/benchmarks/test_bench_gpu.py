@@ -44,6 +44,7 @@ from llamaspec.pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from tests.benchmarks.charts import rectangles
 from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 
@@ -57,15 +58,13 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
     done = command("bench", "--suite", "gpu", "--json", tmp_path / "kept.json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
-        "error: the suites of a GPU run on one of compute capability 9.0 (H100, H200), and JAX has here a cpu: "
-        "--dry-run shows on a CPU that it works"
-    ]
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ") and mentions(line, "9.0 H100 cpu --dry-run")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # 87 s
-def test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing(tmp_path: Path):
+def test_a_dry_run_runs_the_suite_and_says_that_times_mean_nothing(tmp_path: Path):
     report_file, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     done = command("bench", "--suite", "kernels", "--dry-run", "--json", report_file, "--plot", chart)
     assert done.returncode == 0, done.stderr
@@ -101,7 +100,7 @@ def test_all_parts_together_fit_into_nine_minutes():
         (SuitePart("starting", 1, {"unknown": 1}), 60.0, "it ended with 1: TypeError"),
     ],
 )
-def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: SuitePart, seconds: float, why: str, tmp_path: Path):
+def test_a_failing_part_is_reported_as_skipped(part: SuitePart, seconds: float, why: str, tmp_path: Path):
     (result,) = run_part(part, scale="dry", seconds=seconds, cache=str(tmp_path))
     assert result.section == part.section
     assert result.row["skipped"] == part.name
@@ -121,7 +120,7 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
     assert rows == [skipped(case.name) for case in chosen]
 
 
-def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
+def test_a_wrong_or_nondeterministic_kernel_is_detected():
     scale = replace(dry(), running=nullcontext)
     norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
     calls = count()
@@ -139,7 +138,7 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     assert racing["outcome"] == "wrong" and racing["differing"] > 0
 
 
-def test_what_a_kernel_refuses_is_told():
+def test_a_kernels_refusal_is_reported():
     scale = replace(dry(), running=nullcontext)
     norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
 
@@ -150,7 +149,7 @@ def test_what_a_kernel_refuses_is_told():
     assert (row["outcome"], row["words"]) == ("refused", "rmsnorm takes no 256 elements")
 
 
-def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
+def test_a_kernel_that_fails_is_wrong_and_others_are_still_checked():
     norm = next(candidate for candidate in dry().checked if candidate.op == "rmsnorm")
 
     def fall(x, weight):
@@ -278,7 +277,7 @@ class EndingClock(Deadline):
 
 @pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize(("looks", "timed"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
-def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int, timed: int):
+def test_cases_are_skipped_once_time_is_over(looks: int, timed: int):
     norm = next(candidate for candidate in dry().checked if candidate.op == "rmsnorm")
     cases = tuple(replace(norm, function=norm.plain, shape=f"{norm.shape} {i}") for i in range(3))
     scale = replace(dry(), running=nullcontext, timed=cases, prepared=2)
@@ -350,7 +349,7 @@ def test_models_that_do_not_fit_are_named():
         ("softmax 32000 float32", None),
     ],
 )
-def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, expected: tuple[str, int, int] | None):
+def test_tuned_tiles_are_looked_up_by_the_kernels_key(name: str, expected: tuple[str, int, int] | None):
     product = product_of(kernel_cases()[name])
     assert (product and product[:3]) == expected
 
@@ -412,7 +411,7 @@ TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3)
 
 
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
+def test_an_interrupted_run_keeps_its_measurements(end, status, run, monkeypatch, tmp_path: Path):
     def parts(part: SuitePart, **_):
         assert isinstance(
             signal.getsignal(signal.SIGINT), CommandHandler
@@ -433,7 +432,7 @@ def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run
     assert "variants: what was to come (interrupted)" in out
 
 
-def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_is_kept(monkeypatch):
+def test_an_interrupted_part_ends_its_processes_and_keeps_results(monkeypatch):
     class Process:
         def __init__(self):
             self.ended = Event()

@@ -123,7 +123,7 @@ def test_every_answer_is_read_as_the_server_gave_it(site):
     assert [reply.text for reply in send(site.url, asks, [0.0] * 6, extra={})] == [reply.text for reply in answers]
 
 
-def test_nobody_waits_for_the_answer_before(site, monkeypatch):
+def test_requests_do_not_wait_for_earlier_answers(site, monkeypatch):
     """The load generator sends a second request before the first answer ends.
 
     The server holds the first answer until then.
@@ -140,7 +140,7 @@ def test_nobody_waits_for_the_answer_before(site, monkeypatch):
     assert (first.tokens, second.tokens, ended) == (9, 3, [1, 2]) and second.ended < first.ended
 
 
-def test_what_fails_is_counted_with_its_reason(site):
+def test_failed_requests_are_counted_with_a_reason(site):
     site.engine.poison = 9
     asks = [Ask((9, 9), 2, 0), Ask((1,) * 200, 2, 1), Ask((5,), 2, 2)]
     poisoned, too_long, right = send(site.url, asks, [0.0] * 3, extra={})
@@ -153,7 +153,7 @@ def test_what_fails_is_counted_with_its_reason(site):
     assert "ClientConnectorError" in (refused.error or "")
 
 
-def test_delays_count_from_when_a_request_was_due():
+def test_delays_count_from_the_scheduled_time():
     answers = [
         Answered(1.0, (1.5, 2.0, 2.5), 2.5, "abc", 10, 3, 4, None),
         Answered(2.0, (2.1, 4.1), 5.0, "d", 10, 4, 0, None),
@@ -192,7 +192,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
     """Replace the servers that a benchmark would start by the one at `url`; return the list of their commands."""
     started: list[list[str]] = []
 
-    class Kept:
+    class RunningServer:
         def __init__(self, command: list[str]):
             started.append(command)
 
@@ -204,7 +204,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
 
     real = serve_suite.served
     for module in (serve_suite, peers):
-        monkeypatch.setattr(module, "served", lambda command: Kept(command) if "serve" in command else real(command))
+        monkeypatch.setattr(
+            module, "served", lambda command: RunningServer(command) if "serve" in command else real(command)
+        )
     return started
 
 
@@ -229,11 +231,11 @@ def test_the_command_reports_draws_and_keeps(site, monkeypatch, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "serve", "--shape", "stories-15m"], "--shape is not for the suite serve"),
-        (["--suite", "serve", "--devices", "2"], "--devices is not for the suite serve"),
-        (["--rate", "2"], "--rate is not for the suite decode"),
-        (["--suite", "growth", "--requests", "2"], "--requests is not for the suite growth"),
-        (["--suite", "serve", "--rate", "0"], "0.0 is not in the range x>0"),
+        (["--suite", "serve", "--shape", "stories-15m"], "--shape.* serve"),
+        (["--suite", "serve", "--devices", "2"], "--devices.* serve"),
+        (["--rate", "2"], "--rate.* decode"),
+        (["--suite", "growth", "--requests", "2"], "--requests.* growth"),
+        (["--suite", "serve", "--rate", "0"], "0.0 .*x>0"),
     ],
 )
 def test_what_does_not_go_together_is_wrong_usage(arguments, words):

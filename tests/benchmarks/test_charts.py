@@ -16,7 +16,7 @@ def test_bars_are_as_long_as_their_numbers():
     assert "a &lt; b" in page and "this &amp; that" in page and "75 %" in page
 
 
-def test_what_is_beyond_full_stays_on_the_page_with_its_number():
+def test_a_bar_over_100_percent_stays_on_the_page():
     page = svg.bars("t", "r", {"x": {"ours": 1.08}, "y": {"ours": 1.0}, "z": {"ours": 7.5}})
     beyond, full, far = rectangles(page)
     assert beyond == pytest.approx(1.08 * full, abs=0.2)

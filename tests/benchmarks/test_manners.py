@@ -23,7 +23,7 @@ def test_examples():
     assert result.attempted and not result.failed
 
 
-def test_what_the_libraries_below_us_write_is_told_from_our_own_words():
+def test_library_log_lines_are_distinguished_from_our_messages():
     library_lines = (
         "W1126 12:00:00.000000 1 cuda_executor.cc:1] no",
         "2026-11-26 12:00:00.1: E external/xla/x.cc:1] Out of memory",
@@ -39,7 +39,7 @@ def test_what_the_libraries_below_us_write_is_told_from_our_own_words():
     assert noise("\n".join((*own_lines[:1], *library_lines, *own_lines[1:]))) == [*library_lines]
 
 
-def test_a_command_that_fails_or_lets_a_line_of_theirs_through_is_not_right():
+def test_a_command_that_fails_or_prints_xla_log_lines_is_wrong():
     line = "E0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out"
     assert quiet("story", CommandResult(0, "text", "32 new in 0.1 s\n", 1.0))["right"]
     assert not quiet("story", CommandResult(1, "", "error: no\n", 1.0))["right"]
@@ -47,7 +47,7 @@ def test_a_command_that_fails_or_lets_a_line_of_theirs_through_is_not_right():
     assert (verdict["right"], verdict["noise"]) == (False, [line])
 
 
-def test_two_at_once_are_right_only_if_they_say_the_same():
+def test_two_parallel_commands_must_print_the_same():
     row = quiet("story", CommandResult(0, "text", "", 1.0))
     assert agreeing(row, True)["right"] and not agreeing(row, False)["right"]
     assert not agreeing({**row, "right": False}, True)["right"]
@@ -70,7 +70,7 @@ def test_a_command_that_ended_before_ctrl_c_is_right_if_it_ended_well():
 
 
 @pytest.mark.parametrize(("model", "code", "right"), [("stories", 0, True), ("stories", 1, False), ("model", 0, False)])
-def test_a_model_that_fits_beside_another_process_must_run(monkeypatch, model, code, right):
+def test_a_model_that_fits_next_to_another_process_must_run(monkeypatch, model, code, right):
     monkeypatch.setattr(manners, "holding", lambda share: nullcontext())
     runner = SimpleNamespace(run=lambda *words: CommandResult(code, "text", "", 1.0))
     *_, row = beside_another(runner, model)  # type: ignore[arg-type]

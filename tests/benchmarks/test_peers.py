@@ -47,7 +47,7 @@ def test_an_engine_is_a_process_that_answers():
             peer.ask("die", 0)
 
 
-def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: pytest.MonkeyPatch):
+def test_engines_run_in_turn_and_the_first_round_is_a_warm_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "PAUSE", 0)
     requests = []
 
@@ -127,7 +127,7 @@ def llama_cpp(tmp_path):
     return tmp_path
 
 
-def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
+def test_gpu_comparisons_write_and_delete_model_files_in_turn(llama_cpp, tmp_path, monkeypatch):
     """The next model file is written before our engine runs. Measured files are deleted, except for the BF16 file."""
 
     def ask_our_engine(model: Path, form: str, context: int, *, wait, **options):
@@ -156,9 +156,9 @@ def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
     assert all("skipped" in row for row in late)
 
 
-def test_decoding_alone_is_compared_without_prompts_and_without_what_only_others_read(llama_cpp, tmp_path, monkeypatch):
+def test_a_decode_only_comparison_needs_no_prompts(llama_cpp, tmp_path, monkeypatch):
     (llama_cpp / "llama-quantize").write_text("#!/bin/sh\necho no such type >&2; exit 1\n")
-    monkeypatch.setattr(beside, "ours", lambda model, form, context, **options: {"context": context})
+    monkeypatch.setattr(beside, "ask_our_engine", lambda model, form, context, **options: {"context": context})
     sizes = {"prompts": [], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
     options = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
     folder = tmp_path / "models"

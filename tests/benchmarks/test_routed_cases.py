@@ -180,7 +180,7 @@ def route() -> None:
 
 
 @pytest.mark.slow  # 27 s
-def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Record):
+def test_every_pair_of_kernel_features_has_a_case(calls: Record):
     required = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in required} == set(LAUNCHES.values())
     groups = {loop[1] for _, *pair in required for name, value in pair if name == "loop" for loop in value}

@@ -42,7 +42,7 @@ def small(monkeypatch):
     monkeypatch.setattr(schemes, "WINDOW", 16)
 
 
-def test_stories_are_told_from_their_beginning_to_their_end(folder):
+def test_stories_begin_with_bos_and_end_with_eos(folder):
     llama = load(folder)
     stories = sample_stories(llama, 200, seed=3)
     assert sum(map(len, stories)) >= 200 > sum(map(len, stories[:-1]))
@@ -97,7 +97,7 @@ def test_bits_and_errors_are_those_of_the_definitions():
         assert weight_error(base, checkpoints[f"GGUF {type}"]) == pytest.approx(error, rel=1e-6)
 
 
-def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
+def test_partial_blocks_of_hidden_vectors_are_padded():
     """A hidden layer that does not fill whole blocks is padded with zeros; logits and reported errors stay the same."""
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     filled = padded(base, 32)
@@ -112,7 +112,7 @@ def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
 
 
 @pytest.mark.slow  # 10 s
-def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):
+def test_decoding_speeds_of_forms_are_measured(monkeypatch):
     monkeypatch.setattr(schemes, "DECODED", {name: schemes.DECODED[name] for name in ("float32", "GGUF Q8_0")})
     monkeypatch.setitem(SHAPES, "tiny", replace(TINY, context=512))
     rates_by_form = speeds("tiny", rounds=2)

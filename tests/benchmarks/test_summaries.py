@@ -12,7 +12,7 @@ from llamaspec.benchmarks.common.report import RESULTS
 from llamaspec.benchmarks.summary import MOST_LINES, main
 from tests.support.processes import REPOSITORY
 
-KEPT = sorted(RESULTS.glob("*.md"))
+SUMMARIES = sorted(RESULTS.glob("*.md"))
 ABOUT = {
     "device": "cpu cpu",
     "processor": "2 x a CPU",
@@ -44,9 +44,9 @@ def summarized(folder: Path, report: object, suffix: str = "json"):
 
 
 def test_kept_summaries_are_short_and_say_where_they_are_from():
-    assert {path.stem for path in KEPT} >= {"gpu", "gpu-kernels", "peers", "schemes", "decode-cpu"}
-    assert not [path for path in KEPT if path.read_text().count("\n") > MOST_LINES]
-    about = [path.read_text().splitlines() for path in KEPT if path.stem != "gpu-compile"]
+    assert {path.stem for path in SUMMARIES} >= {"gpu", "gpu-kernels", "peers", "schemes", "decode-cpu"}
+    assert not [path for path in SUMMARIES if path.read_text().count("\n") > MOST_LINES]
+    about = [path.read_text().splitlines() for path in SUMMARIES if path.stem != "gpu-compile"]
     assert all(any("2026-" in line for line in lines) and any("jax 0." in line for line in lines) for lines in about)
 
 

@@ -21,7 +21,7 @@ def test_jobs_draw_what_their_contracts_have(group):
         assert set(job.only) <= set(CONTRACTS[job.op].draws)
 
 
-def test_what_is_done_is_not_run_again(tmp_path):
+def test_finished_groups_do_not_run_again(tmp_path):
     log = tmp_path / "log.jsonl"
     assert finished(log, examples=None) == set()
     rows = [("m:done", "within bounds", 200), ("m:fewer", "within bounds", 199), ("m:wrong", "violated", 200)]

@@ -39,16 +39,16 @@ class Terminal:
         self.process, self._end, self._written = process, end, b""
 
     @property
-    def shown(self) -> str:
+    def output(self) -> str:
         """Return the output so far, without control sequences for cursor and color."""
         return CONTROLS.sub("", self._written.decode(errors="replace")).replace("\r\n", "\n")
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
         """Wait until the output contains `text` at least `times` times."""
         limit = time.monotonic() + PATIENCE
-        while self.shown.count(text) < times:
+        while self.output.count(text) < times:
             if not self._read(limit):
-                raise TimeoutError(f"{text!r} is not in {self.shown!r}")
+                raise TimeoutError(f"{text!r} is not in {self.output!r}")
 
     def type(self, keys: str) -> None:
         os.write(self._end, keys.encode())
@@ -58,7 +58,7 @@ class Terminal:
         limit = time.monotonic() + PATIENCE
         while self._read(limit):
             pass
-        return self.process.wait(PATIENCE), self.shown
+        return self.process.wait(PATIENCE), self.output
 
     def _read(self, limit: float) -> bool:
         """Read more output until `limit`. Return False if the output has ended or no output came."""

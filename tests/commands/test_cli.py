@@ -66,7 +66,7 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories, form):
+def test_a_drawn_seed_is_printed_and_repeats_the_text(run, stories, form):
     _, out, err = run("story", *stories, "--max-new-tokens", "20", *form)
     (seed,) = [line.removeprefix("seed ") for line in err.splitlines() if line.startswith("seed ")]
     _, again, _ = run("story", *stories, "--max-new-tokens", "20", "--seed", seed)
@@ -74,7 +74,7 @@ def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories, form):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_seed_that_means_nothing_is_not_told(run, stories, form):
+def test_a_seed_without_effect_is_not_printed(run, stories, form):
     _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0", *form)
     assert "seed" not in err and err.count("\n") == 1
 
@@ -218,7 +218,7 @@ def test_inspect(run, stories):
     assert re.search(r"^  renormalize_experts +True$", text, re.MULTILINE)
 
 
-def test_layers_that_differ_have_rows_of_their_own():
+def test_inspect_has_separate_rows_for_different_layers():
     """`inspect` groups layers by their tensors: layers with another dtype or with experts get their own row."""
     about = {"shape": [4, 4], "dtype": "q8", "bytes": 18}
     tensors = [{"name": f"layers.{layer}.up.weight", **about} for layer in range(4)]
@@ -280,7 +280,7 @@ def test_a_missing_tokenizer_names_the_option_and_what_is_there(run, data):
 
 
 @pytest.mark.parametrize(("arguments", "word"), [("generate --model", "sto"), ("inspect", "x"), ("convert", "x")])
-def test_the_shell_completes_models_as_files(arguments, word):
+def test_shell_completion_of_models_lists_files(arguments, word):
     environment = {"COMP_WORDS": f"llamaspec {arguments} {word}", "COMP_CWORD": str(1 + len(arguments.split()))}
     script = "from llamaspec import cli; cli.llamaspec.main(prog_name='llamaspec')"
     done = subprocess.run(
@@ -310,7 +310,7 @@ def test_convert_asks_for_a_format(run, tmp_path):
     assert (code, out) == (2, "") and "Missing option '--to'. Choose from: safetensors, llama2c, gguf" in err
 
 
-def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tmp_path):
+def test_convert_names_the_tokenizer_that_it_does_not_copy(run, tmp_path):
     code, _, err = run("convert", "stories", str(single := tmp_path / "x.bin"), "--to", "llama2c")
     assert code == 0
     line = "the tokenizer is not copied: to run {}, give --tokenizer {}"
@@ -324,7 +324,7 @@ def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tm
     assert "not copied" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
 
 
-def test_convert_does_not_miss_a_tokenizer_that_it_took_along(run, tmp_path):
+def test_convert_prints_no_hint_if_it_copied_the_tokenizer(run, tmp_path):
     single, folder = tmp_path / "x.bin", tmp_path / "hf"
     assert run("convert", "stories", str(single), "--to", "llama2c")[0] == 0
     (tmp_path / "tokenizer.model").write_bytes((BUILT_IN["stories"] / "tokenizer.model").read_bytes())
@@ -430,13 +430,13 @@ def test_chat_without_standard_input(run, monkeypatch):
     assert_refused(run("chat"), "standard input is closed", status=2)
 
 
-def test_what_the_system_refuses_is_said_without_its_number(run, tmp_path):
+def test_system_errors_are_printed_without_errno(run, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = run("lab", "start", "1", "--into", str(tmp_path / "file"))
     assert (code, err) == (1, f"error: {tmp_path / 'file'}: File exists\n")
 
 
-def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
+def test_sigterm_during_a_conversion_leaves_no_files(stories, tmp_path):
     script = """
 import os, signal; from llamaspec import cli
 from llamaspec.model.checkpoints.huggingface import write as huggingface_writer

@@ -10,7 +10,7 @@ import pytest
 from llamaspec.cli import VERBS, llamaspec
 from tests.support.processes import REPOSITORY, run_python
 
-SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
+VERBS_WITH_EXAMPLES = {"chat", "convert", "eval", "generate", "inspect", "profile"}
 
 
 def examples(text: str) -> list[str]:
@@ -67,7 +67,7 @@ def test_help_of_all_imports_no_verb_and_nothing_heavy():
 
 def test_help_shows_how_it_is_typed():
     examples_shown = {line.split()[1] for page in helps() for line in examples(page)}
-    assert examples_shown >= SHOWN
+    assert examples_shown >= VERBS_WITH_EXAMPLES
 
 
 def test_no_summary_of_an_exercises_command_is_cut():
@@ -86,7 +86,7 @@ def test_help_fits_a_narrow_terminal(name: str):
     assert max(map(len, lines)) <= 42
 
 
-def test_an_option_that_there_is_not_would_be_seen():
+def test_an_unknown_option_in_an_example_is_detected():
     with pytest.raises(click.UsageError, match="No such option"):
         test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")
 

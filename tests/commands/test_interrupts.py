@@ -182,12 +182,12 @@ WAITS_AT_ITS_END = """
 import click, signal
 invoke = click.Command.invoke
 
-def held(self, context):
+def pause_at_end(self, context):
     invoke(self, context)
     if not isinstance(self, click.Group):
         signal.pause()
 
-click.Command.invoke = held
+click.Command.invoke = pause_at_end
 """
 
 
@@ -302,7 +302,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
+def test_sigterm_ends_a_chat_that_ctrl_z_stopped():
     """SIGTERM ends a chat that Ctrl-Z stopped during an answer, though restoring terminal modes could stop it again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
@@ -318,17 +318,17 @@ import time
 from llamaspec.commands import chat
 polled, asked = [], chat._Pressed.__call__
 
-def held(self):
+def wait_until_pressed(self):
     polled.append(1)
     while len(polled) > 60 and not self._pressed:
         time.sleep(0.01)
     return asked(self)
 
-chat._Pressed.__call__ = held
+chat._Pressed.__call__ = wait_until_pressed
 """
 
 
-def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
+def test_ctrl_c_cancels_a_line_or_an_answer_but_never_the_chat(tmp_path):
     """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat.
 
     Line breaks cut no word.
@@ -353,7 +353,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     assert "Who was the story about?" in screen
 
 
-def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
+def test_ctrl_c_between_prompts_does_not_end_the_chat():
     pressed = chat._Pressed(bool, prompts=True)
     pressed.press()
     with pressed.allowed():
@@ -365,7 +365,7 @@ def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat
     pressed.press()
 
 
-def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
+def test_ctrl_c_ends_a_process_that_waits_for_questions():
     pressed = chat._Pressed(bool, prompts=False)
     with pressed.allowed():
         pressed.press()
@@ -452,7 +452,7 @@ def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
     assert status == 0
 
 
-HELD = """
+WAITING_MODULE = """
 import sys
 print("held", flush=True)
 sys.stdin.read()
@@ -473,9 +473,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 @contextmanager
-def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
+def waiting_command(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
     """Start a command that blocks while it imports `module`. SIGINT has the handler `handler` before Python starts."""
-    (folder / f"{module}.py").write_text(HELD)
+    (folder / f"{module}.py").write_text(WAITING_MODULE)
     with subprocess.Popen(
         [
             sys.executable,
@@ -503,15 +503,15 @@ def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Ite
 @pytest.mark.parametrize("module", ["signal", "click"])  # the first module that `main` imports, and the next large one
 @pytest.mark.parametrize("start", STARTS)
 def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module):
-    with held(start, module, tmp_path) as process:
+    with waiting_command(start, module, tmp_path) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
         assert process.stderr and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_an_interrupt_that_is_ignored_stays_so_within_the_first_imports(tmp_path, start):
-    with held(start, "click", tmp_path, handler="SIG_IGN") as process:
+def test_ignored_sigint_stays_ignored_during_the_first_imports(tmp_path, start):
+    with waiting_command(start, "click", tmp_path, handler="SIG_IGN") as process:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE) == ("", "")
         assert process.returncode == 7

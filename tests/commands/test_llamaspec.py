@@ -58,7 +58,7 @@ def test_the_examples_run(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_ids_and_texts_go_into_each_other():
+def test_encoding_and_decoding_round_trip():
     llama = llamaspec.load("stories", backend="reference", context=16)
     ids = llama.encode("Once upon a time")
     assert llama.decode(ids) == llama.decode(iter(ids[1:])) == "Once upon a time"
@@ -86,13 +86,13 @@ def test_ids_and_texts_are_told_apart(tmp_path):
     assert done.stdout.splitlines() == [ids, ids, text], done.stderr
 
 
-def test_loading_says_its_stages_where_it_is_asked_to(capsys):
+def test_loading_prints_its_stages_on_request(capsys):
     llamaspec.load("stories", backend="reference", context=8, progress=True)
     assert capsys.readouterr() == ("", "checking weights\n")
 
 
 @pytest.mark.parametrize("name", ["model.py", "model/__init__.py", "reference.py", "verify/__init__.py", "cli.py"])
-def test_a_persons_own_module_and_ours_do_not_meet(tmp_path, name):
+def test_a_users_module_with_our_name_does_not_conflict(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine = True")

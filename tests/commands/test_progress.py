@@ -20,7 +20,7 @@ def drawn(terminal: Terminal) -> str:
     return text
 
 
-def test_a_stage_whose_share_nobody_knows_shows_no_share(monkeypatch):
+def test_a_stage_of_unknown_size_shows_no_percentage(monkeypatch):
     for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     terminal = Terminal()
@@ -44,7 +44,7 @@ def test_a_stage_whose_share_nobody_knows_shows_no_share(monkeypatch):
         assert "compiling (only the first time)" in last and "%" not in last.rpartition("compiling")[2]
 
 
-def test_nothing_is_shown_where_nobody_looks(capsys):
+def test_no_progress_is_shown_without_a_terminal(capsys):
     with progress_bar() as report:
         report("compiling", 0.0)
     assert capsys.readouterr() == ("", "")

@@ -44,7 +44,7 @@ TYPES = {
 MULTIPLIED = {type: BLOCKS[type] for type in ("Q8_0", "Q5_0", "IQ4_NL", "MXFP4")}  # for the model that reads a text
 TEXT = "One day"
 IDS = [1, 17, 42, 63, 5, 5, 30, 21]
-SHOWN = 64  # logits per position, at equal distances in the vocabulary
+STORED_LOGITS = 64  # logits per position, at equal distances in the vocabulary
 DISTINCT = 16  # distinct superblocks of 256 weights
 
 
@@ -173,7 +173,7 @@ def read(folder: Path) -> None:
             rows = make_gguf.Model(path).logits(IDS)
             golden[type] = {
                 "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
-                "logits": text(np.ascontiguousarray(shown(rows))),
+                "logits": text(np.ascontiguousarray(stored_logits(rows))),
             }
             if model == "superblocks":
                 golden[type]["codes"] = text(codes_of_superblocks(codes))
@@ -206,9 +206,9 @@ def read_text(folder: Path) -> dict[str, Any]:
     return golden
 
 
-def shown(logits: np.ndarray) -> np.ndarray:
-    """Select the logits that we store, [seq, SHOWN]."""
-    return logits[:, :: logits.shape[1] // SHOWN]
+def stored_logits(logits: np.ndarray) -> np.ndarray:
+    """Select the logits that we store, [seq, STORED_LOGITS]."""
+    return logits[:, :: logits.shape[1] // STORED_LOGITS]
 
 
 def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.processes import REPOSITORY
 
-OURS = (
+PACKAGES = (
     *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
     *("commands", "cli", "tests", "benchmarks"),
 )
@@ -56,7 +56,7 @@ RULES = [
     Rule("verify/candidates/worker.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("verify/candidates/clock.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("verify/candidates/kernelbench_calls.py", only=("numpy", *sys.stdlib_module_names)),
-    Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
+    Rule("pallas_kernels/", never=tuple(name for name in PACKAGES if name != "pallas_kernels")),
     Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
     Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
     # A drawing runs the scheduler and imports nothing that computes a model.
@@ -65,7 +65,7 @@ RULES = [
         never=("cli", "commands", "tests", "benchmarks", "serving", "training"),
         but=("serving.request", "serving.scheduler"),
     ),
-    Rule("serving/", never=tuple(name for name in OURS if name not in ("reference", "model", "serving"))),
+    Rule("serving/", never=tuple(name for name in PACKAGES if name not in ("reference", "model", "serving"))),
     # The scheduler's decisions need no device.
     Rule("serving/request.py", never=("jax", "jaxlib")),
     Rule("serving/pages.py", never=("jax", "jaxlib")),
@@ -109,7 +109,7 @@ RULES = [
     # `llamaspec --help` and `llamaspec VERB --help` answer at once.
     Rule(
         "commands/",
-        never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        never=(*HEAVY, *(name for name in PACKAGES if name != "commands")),
         but=("model.options",),  # model.options imports nothing else, by the next rule
         at_once=True,
     ),
@@ -120,7 +120,7 @@ RULES = [
     Rule("model/famil", never=("model",), but=("model.family", "model.families", "model.tensors")),
     Rule(
         "cli.py",
-        never=(*HEAVY, *(name for name in OURS if name not in ("cli", "commands"))),
+        never=(*HEAVY, *(name for name in PACKAGES if name not in ("cli", "commands"))),
         at_once=True,
     ),
 ]
@@ -182,7 +182,7 @@ def violations(path: str, source: str) -> list[str]:
 
 def own_files() -> list[str]:
     """List every Python file of the project, without the links in llamaspec/."""
-    files = [path.relative_to(REPOSITORY).as_posix() for name in OURS for path in (REPOSITORY / name).rglob("*.py")]
+    files = [path.relative_to(REPOSITORY).as_posix() for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")]
     package = [
         path.relative_to(REPOSITORY).as_posix()
         for path in (REPOSITORY / "llamaspec").glob("*.py")
@@ -263,7 +263,7 @@ def test_no_circle_is_made_up(sources):
 
 
 def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
-    files = [path for name in OURS if name != "tests" for path in (REPOSITORY / name).rglob("*.py")]
+    files = [path for name in PACKAGES if name != "tests" for path in (REPOSITORY / name).rglob("*.py")]
     importing = {
         path.relative_to(REPOSITORY).as_posix()
         for path in files
@@ -288,10 +288,10 @@ def test_everything_of_ours_is_imported_by_one_name():
 
     Without the prefix, Python would load a module twice, as `reference.rope` too.
     """
-    short = {*OURS} - {"tests"}
+    short = {*PACKAGES} - {"tests"}
     for path in (
         path
-        for name in OURS
+        for name in PACKAGES
         for path in (*(REPOSITORY / name).rglob("*.py"), REPOSITORY / f"{name}.py")
         if path.is_file()
     ):

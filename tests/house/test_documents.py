@@ -46,7 +46,7 @@ def blocks(document: Path) -> list[Block]:
     return [Block(*match) for match in re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.M | re.S)]
 
 
-def shown(language: str) -> list[str]:
+def readme_blocks(language: str) -> list[str]:
     return [block.text for block in blocks(README) if block.language == language and not block.needs_download]
 
 
@@ -70,7 +70,7 @@ def run(line: str, folder: Path) -> str:
     The exit status must be 0, or 1 if `verify` finds a violation.
     """
     if line.startswith("make "):
-        line = made(line)
+        line = makefile_command(line)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
@@ -78,7 +78,7 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
-def made(line: str) -> str:
+def makefile_command(line: str) -> str:
     """Return the last command that a Makefile target runs, without the `.venv/bin/` prefix."""
     dry = subprocess.run([*line.split(), "-n"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     *_, last = re.findall(r"\.venv/bin/(.*)", dry.replace("\\\n", ""))
@@ -90,7 +90,7 @@ def timeless(text: str) -> str:
 
 
 @pytest.mark.slow  # 10 s
-@pytest.mark.parametrize("text", shown("console"))
+@pytest.mark.parametrize("text", readme_blocks("console"))
 def test_a_shown_session_is_what_comes_out(text: str, folder: Path):
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
         line, _, output = part.partition("\n")
@@ -99,20 +99,20 @@ def test_a_shown_session_is_what_comes_out(text: str, folder: Path):
 
 
 @pytest.mark.slow  # 9 s
-@pytest.mark.parametrize("line", [line for text in shown("sh") for line in text.splitlines()])
+@pytest.mark.parametrize("line", [line for text in readme_blocks("sh") for line in text.splitlines()])
 def test_a_command_that_needs_no_download_runs(line: str, folder: Path):
     assert run(line, folder)
 
 
 @pytest.mark.slow  # 8 s
-@pytest.mark.parametrize("text", shown("python"))
+@pytest.mark.parametrize("text", readme_blocks("python"))
 def test_python_runs_and_prints_prompt_and_text(text: str, folder: Path):
     (folder / "block.py").write_text(text)
     out = run("python block.py", folder)
     assert out.startswith("Once upon a time") and len(out) > 100
 
 
-def test_every_block_of_readme_has_a_language_that_says_how_it_is_held():
+def test_every_block_of_readme_has_a_language_that_is_checked():
     assert {block.language for block in blocks(README)} == {"console", "sh", "python", "text"}
     assert README.read_text().count("\n") <= 107
 
@@ -163,7 +163,7 @@ def test_a_model_that_nobody_tells_how_to_get_would_be_seen():
     assert made_by(shlex.split("hf download a/b c.bin --local-dir d")) == ["d", "d/c.bin"]
 
 
-def test_every_download_of_readme_is_told_in_full_by_the_page_of_models():
+def test_docs_models_has_the_full_command_of_every_download():
     downloads = [words for block in blocks(README) for words in commands_of(block) if words[0] == "hf"]
     page = [words for block in blocks(REPOSITORY / "docs/models.md") for words in commands_of(block)]
     assert downloads and all(words in page for words in downloads)

@@ -67,7 +67,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_shim_that_fails_is_passed_over(machine: Machine):
+def test_a_failing_shim_is_skipped(machine: Machine):
     machine.script("bin/python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
     machine.interpreter("bin/python3", (3, 11, 7))
     good = machine.interpreter("bin/python", (3, 13, 1))
@@ -77,7 +77,7 @@ def test_a_shim_that_fails_is_passed_over(machine: Machine):
 @pytest.mark.parametrize(
     "path", [".pyenv/versions/3.12.1/bin/python3", ".local/share/uv/python/cpython-3.14/bin/python3"]
 )
-def test_what_a_version_manager_keeps_off_the_path_is_found(machine: Machine, path: str):
+def test_pythons_of_version_managers_are_found(machine: Machine, path: str):
     machine.interpreter("bin/python3", (3, 11, 7))
     good = machine.interpreter(path, (3, 12, 1))
     assert machine.chosen() == f"{good}\n"
@@ -88,7 +88,7 @@ def test_pyenv_may_live_elsewhere(machine: Machine):
     assert machine.chosen(PYENV_ROOT=str(machine.home / "elsewhere/my pyenv")) == f"{good}\n"
 
 
-def test_an_interpreter_that_cannot_make_environments_is_passed_over(machine: Machine):
+def test_an_interpreter_without_venv_is_skipped(machine: Machine):
     bare = machine.interpreter("bin/python3.13", (3, 13, 0), without="ensurepip")
     assert f"{bare} (Python 3.13.0) has no venv or ensurepip" in machine.error("python", f"PYTHON={bare}")
     good = machine.interpreter("bin/python3.12", (3, 12, 0))
@@ -114,7 +114,7 @@ def test_only_a_named_python_is_tried(machine: Machine):
     assert "PYTHON=nowhere does not run" in machine.error("python", "PYTHON=nowhere")
 
 
-def test_without_any_one_line_says_what_was_tried_and_what_to_do(machine: Machine):
+def test_without_python_one_line_says_what_to_do(machine: Machine):
     machine.interpreter("bin/python3", (3, 9, 2))
     line = machine.error("python")
     assert "no Python 3.12 or newer found" in line
@@ -122,7 +122,7 @@ def test_without_any_one_line_says_what_was_tried_and_what_to_do(machine: Machin
     assert "make setup PYTHON=" in line
 
 
-def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(machine: Machine):
+def test_make_story_uses_the_given_or_the_built_in_model(machine: Machine):
     def command(*arguments: str) -> list[str]:
         return machine.make("-n", "story", *arguments).stdout.replace("\\\n", "").split("llamaspec ")[1].split()
 
@@ -164,7 +164,7 @@ class Checkout:
             subprocess.Popen(command, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True)
             for _ in range(at_once)
         ]
-        self.said = [make.communicate()[1] for make in makes]
+        self.outputs = [make.communicate()[1] for make in makes]
         self.worked = all(make.returncode == 0 for make in makes)
         return [line.split(" --no-input ")[-1] for line in self.calls.read_text().splitlines()]
 
@@ -177,11 +177,11 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_a_set_up_is_done_once(checkout: Checkout):
+def test_setup_runs_once(checkout: Checkout):
     assert checkout.setup() == ["venv", *INSTALL]
     assert checkout.worked
     assert checkout.setup() == []
-    assert checkout.said == [""]
+    assert checkout.outputs == [""]
 
 
 def test_new_pins_are_installed_into_what_is_there(checkout: Checkout):
@@ -191,11 +191,11 @@ def test_new_pins_are_installed_into_what_is_there(checkout: Checkout):
     assert checkout.setup() == []
 
 
-def test_half_a_set_up_does_not_count(checkout: Checkout):
+def test_an_interrupted_setup_is_repeated(checkout: Checkout):
     checkout.broken.touch()
     assert checkout.setup() == ["venv", INSTALL[0]]
     assert not checkout.worked
-    assert "no such pin" in checkout.said[0]
+    assert "no such pin" in checkout.outputs[0]
 
     checkout.broken.unlink()
     assert checkout.setup() == ["venv", *INSTALL]
@@ -205,7 +205,7 @@ def test_half_a_set_up_does_not_count(checkout: Checkout):
 @pytest.mark.skipif(
     shutil.which("flock") is None, reason="without flock (util-linux), set-ups do not wait for each other"
 )
-def test_two_set_ups_at_once_do_the_work_of_one(checkout: Checkout):
+def test_two_parallel_setups_install_once(checkout: Checkout):
     assert checkout.setup(at_once=2) == ["venv", *INSTALL]
     assert checkout.worked
 
@@ -247,11 +247,11 @@ def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, tar
     assert checkout.worked
 
 
-def test_where_the_plugin_cannot_be_installed_its_gates_are_skipped_in_one_line(checkout: Checkout):
+def test_without_the_plugin_gates_are_skipped_with_one_line(checkout: Checkout):
     checkout.broken.write_text("jax-cuda13-plugin")
     assert checkout.setup(target="test-gpu-compile")[-1].startswith("install --no-deps jax-cuda13-plugin")
     assert checkout.worked
-    assert checkout.said[0].splitlines()[-1].startswith("test-gpu-compile: skipped")
+    assert checkout.outputs[0].splitlines()[-1].startswith("test-gpu-compile: skipped")
 
     checkout.broken.write_text("setuptools")
     checkout.setup(target="test-gpu-compile")

@@ -70,7 +70,7 @@ def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
     return path
 
 
-def test_packages_of_a_user_with_the_names_of_our_folders_stay_untouched(wheel: Path, tmp_path: Path):
+def test_a_users_packages_with_our_folder_names_stay_untouched(wheel: Path, tmp_path: Path):
     users = ("model", "reference", "verify")
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")

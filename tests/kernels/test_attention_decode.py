@@ -76,7 +76,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
 
 @settings(max_examples=share_of(4))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
-def test_attends_to_the_keys_that_are_there(noise, shape, data):
+def test_attention_is_within_its_bound(noise, shape, data):
     around = {edge + step for edge in (0, TILE, 2 * TILE, shape.capacity) for step in (-1, 0, 1)}
     lengths = data.draw(st.lists(st.sampled_from(sorted(around)), min_size=2, max_size=2), label="lengths")
     attend(noise, shape, lengths)
@@ -147,7 +147,7 @@ def test_large_scores(shape):
     np.testing.assert_array_equal(o, v[:, np.arange(heads) // shape.group, likes])
 
 
-def test_a_nan_that_is_seen_is_shown():
+def test_a_visible_nan_reaches_the_result():
     shape = SHAPES[2]
     q = np.ones((2, shape.kv_heads * shape.group, shape.head_dim), BFLOAT16)
     k = np.ones((2, shape.kv_heads, shape.capacity, shape.head_dim), BFLOAT16)

@@ -61,7 +61,7 @@ def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | No
 
 @settings(max_examples=share_of(3))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
-def test_attends_to_the_keys_that_are_there(noise, shape, data):
+def test_attention_is_within_its_bound(noise, shape, data):
     noise.exponent = min(noise.exponent, 4)  # larger scores overflow or lose their differences to rounding
     offsets = st.integers(-2, shape.capacity - shape.seq + 2)
     attend(noise, shape, data.draw(st.tuples(offsets, offsets), label="offsets"))
@@ -84,13 +84,13 @@ def test_every_shape_at_the_end_of_the_cache(shape):
         (Shape(ROWS, 1, 1, 64, 328, window=320), (257, 256), 0),
     ],
 )
-def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
+def test_the_edge_between_masked_and_unmasked_tiles(shape, offsets, edge):
     attend(Noise(seed=2), shape, offsets, loud=edge)
 
 
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
-def test_sequences_that_no_worker_is_full_of(seq):
+def test_partially_filled_thread_blocks(seq):
     """Prefill attention stays within its bound if a thread block has unused rows, with 3 query heads per key head."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 

@@ -182,7 +182,7 @@ def test_what_it_cannot_do_is_refused_by_name(call, words):
 WIDE = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
-OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that compute products
+PRODUCT_KERNELS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that compute products
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
@@ -205,7 +205,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
-    has_kernel = {name: re.search(OURS, program) is not None for name, program in programs.items()}
+    has_kernel = {name: re.search(PRODUCT_KERNELS, program) is not None for name, program in programs.items()}
     assert has_kernel == dict.fromkeys(PRODUCTS, by_kernels)  # all products of a step take the same path
 
 
@@ -229,7 +229,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
         (None, 3, False, False),
     ],
 )
-def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
+def test_an_op_without_a_fused_kernel_still_multiplies_by_a_kernel(
     switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
 ):
     """An op that no fused kernel supports runs as XLA ops, but its matrix product still uses a kernel if one fits."""

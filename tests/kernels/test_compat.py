@@ -8,7 +8,7 @@ from llamaspec.model.running.compile import UNTUNED, compiler_options
 from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
 
 
-def test_what_was_traced_for_one_target_is_not_run_for_another():
+def test_programs_are_traced_per_target():
     traced = []
     step = jax.jit(lambda x: (traced.append(current_target()), x)[1])
     without = Target(pdl=False)

@@ -90,11 +90,11 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
     layer = params.layers[0]
     cache = jax.eval_shape(partial(empty_cache, TINY, batch=batch, capacity=CAPACITY, dtype=dtype)).layers[0]
 
-    def each(*sizes: int, dtype: np.dtype = dtype) -> Any:
+    def shape_of(*sizes: int, dtype: np.dtype = dtype) -> Any:
         return jax.ShapeDtypeStruct((batch, 1, *sizes), dtype)
 
-    x, h, q = each(TINY.dim), each(TINY.heads * TINY.head_dim), each(TINY.heads, TINY.head_dim)
-    at, angles = each(dtype=np.dtype(np.int32)), each(TINY.head_dim // 2, dtype=DTYPES["float32"])
+    x, h, q = shape_of(TINY.dim), shape_of(TINY.heads * TINY.head_dim), shape_of(TINY.heads, TINY.head_dim)
+    at, angles = shape_of(dtype=np.dtype(np.int32)), shape_of(TINY.head_dim // 2, dtype=DTYPES["float32"])
     positions = Positions(at, angles, angles)
     calls = {
         "norm_qkv": (x, layer, cache, positions),

@@ -27,14 +27,14 @@ def value(digits: np.ndarray, units: np.ndarray) -> np.ndarray:
 @example(noise=Noise(0, outliers=True))
 @example(noise=Noise(0, exponent=-126))
 @example(noise=Noise(0, exponent=120))
-def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
+def test_fixed_point_errors_are_relative_to_the_groups_maximum(noise):
     x = noise(3, 4, 8)
     largest = np.max(np.abs(x.astype(np.float64)), axis=(1, 2), keepdims=True)
     off = np.abs(value(*digits_of(x)) - x)
     assert np.all(off <= np.maximum(largest * 2.0 ** -(BITS + 1), TINY))
 
 
-def test_whole_numbers_have_the_digits_that_they_are():
+def test_integers_convert_exactly():
     """All integers below 2^21 in magnitude are exact, if the group's largest number makes the unit 1."""
     integers = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
     x = np.concatenate([integers, [0]]).reshape(1, -1, 8)
@@ -52,7 +52,7 @@ def test_the_largest_may_be_rounded_up_to_a_power_of_two():
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so_and_only_in_its_group(special):
+def test_nonfinite_numbers_affect_only_their_group(special):
     x = Noise(0)(2, 4, 8)
     x[1, 2, 3] = special
     _, units = digits_of(x)

@@ -183,7 +183,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     ("bits", "at"),
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
 )
-def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
+def test_a_position_outside_of_the_cache_is_clamped(bits, at):
     """A position outside the cache is clamped to the nearest row.
 
     All other rows, heads and sequences stay unchanged.
@@ -269,7 +269,7 @@ def empty(*shape: int, dtype: Any) -> Any:
         ("norm_gate_up", 28672, 4096, "int4", 2),
     ],
 )
-def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
+def test_shared_memory_limits_a_multiprocessor_to_its_share_of_blocks(op, rows, cols, dtype, runs):
     """Thread blocks use enough shared memory that a multiprocessor holds only its even share of the blocks.
 
     Otherwise the first blocks would fill a few multiprocessors and slow them down (docs/lessons-gpu.md).

@@ -181,7 +181,7 @@ def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
         assert_within(y, weights, 4 * 2.0**-24 * size)
 
 
-def test_a_group_without_scale_counts_nothing_whatever_its_codes():
+def test_a_group_with_scale_0_contributes_0():
     w = draw(Noise(0), 8, 1024, bits=4, group=128)
     w.scales[:, 1] = 0
     x = np.zeros((1, 1024), np.float32)
@@ -299,7 +299,7 @@ def test_int4_packing_is_a_bijection(seed, rows, blocks):
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([5, 6]), order=st.sampled_from(["bytes", "halves"]))
 def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
-    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WHOLE)).astype(np.uint8)
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WIDE_BLOCK)).astype(np.uint8)
     words, low_bits = (part.view(np.int32) for part in int4.packed_apart(codes, order, bits=bits))
     assert (words.shape, low_bits.shape) == ((3, 64), (3, 512 * (bits - 4) // 32))
     np.testing.assert_array_equal(int4.unpacked(words, order, low_bits), codes)
@@ -320,7 +320,7 @@ def test_int4_codes_are_bytes_in_place():
     ("codes", "words"),
     [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
 )
-def test_int4_packs_only_what_it_can_unpack(codes, words):
+def test_int4_packing_refuses_invalid_codes(codes, words):
     with pytest.raises(ValueError, match=words):
         int4.pack(codes)
 

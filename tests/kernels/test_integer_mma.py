@@ -169,7 +169,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         levels=levels,
         low_bits=None if low_words is None else in_lines(low_words, CHUNK // WARPS * (bits - 4) // 8),
     )
-    octets, lane = runs * rows // 8, Lane.mine()
+    octets, lane = runs * rows // 8, Lane.of_thread()
     zero = np.zeros(THREADS, np.float32)
     sums = [[zero] * octets for _ in range(batch)]
     integer_mma._accumulate(sums, step, lane)
@@ -217,7 +217,7 @@ def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, 
     numbers = np.zeros(batch * CHUNK, np.float32)
     digits = np.zeros(batch * DIGITS * CHUNK, np.uint8)
     step = StepMemory(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
-    integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.mine())
+    integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.of_thread())
     assert len(instructions) == products
 
 
@@ -248,7 +248,7 @@ def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsign
         stored, least = int4.packed_apart(plain_codes, order, bits=bits)
         least = in_lines(least.view(np.uint8), 32 * (bits - 4))
     codes = decoded_codes.StagedCodes(bits, unsigned, 512, run, in_lines(stored.view(np.uint8)), least)
-    lane = decoded_codes.RowLane.mine()
+    lane = decoded_codes.RowLane.of_thread()
     expected = plain_codes.astype(int) if unsigned else np.asarray(int4.signed(plain_codes.astype(int), bits))
     expected = np.asarray(decoded_codes.in_order(jnp.asarray(expected, jnp.float32), run))
     for half in range(2):

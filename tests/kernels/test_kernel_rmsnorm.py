@@ -39,7 +39,7 @@ def test_rmsnorm(noise, dtype, rows, dim):
     check(y, x, weight)
 
 
-def test_rows_do_not_know_of_each_other():
+def test_rows_are_independent():
     x = Noise(0)(2, 2, 129)
     x[0], x[1, 0] = np.nan, np.inf
     with interpreter():

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llamaspec.pallas_kernels.parts.compat import interpreter
-from llamaspec.pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
+from llamaspec.pallas_kernels.softmax import MAX_SCORES, REGISTER_SCORES, softmax
 from llamaspec.reference.softmax import softmax as exact_softmax
 from llamaspec.verify.bounds.running_error import ELEMENTARY, TINY, gamma
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
@@ -15,7 +15,7 @@ FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)
 settings = hypothesis.settings(max_examples=share_of(5), deadline=None)  # an interpreted call takes half a second
 # Lengths that need padding, fill one span, leave a tail, are odd, or are so long that two kernels run.
-lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, WHOLE + 8, 9 * 1024, 9001])
+lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, REGISTER_SCORES + 8, 9 * 1024, 9001])
 hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "all"])
 
 
@@ -54,10 +54,10 @@ def sum_error(x: np.ndarray) -> np.ndarray:
 @given(noise=noises, dtype=dtypes, length=lengths, hidden=hidden)
 @settings
 @example(Noise(0, exponent=13), FLOAT32, 9001, "some")  # scores near 2e4 in magnitude
-@example(Noise(0, outliers=True), BFLOAT16, WHOLE + 8, "all")
+@example(Noise(0, outliers=True), BFLOAT16, REGISTER_SCORES + 8, "all")
 @example(Noise(0), FLOAT32, 129, "all but one")
 @at_extremes(dtype=FLOAT32, length=129, hidden="some")
-@at_extremes(dtype=BFLOAT16, length=WHOLE + 8, hidden="the first half")
+@at_extremes(dtype=BFLOAT16, length=REGISTER_SCORES + 8, hidden="the first half")
 def test_softmax(noise, dtype, length, hidden):
     x = drawn(noise, 2, length, dtype, hidden)
     with interpreter():
@@ -72,7 +72,7 @@ def test_softmax(noise, dtype, length, hidden):
     np.testing.assert_array_equal(np.asarray(p)[np.isneginf(x)], 0)
 
 
-def test_rows_do_not_know_of_each_other():
+def test_rows_are_independent():
     x = Noise(0)(3, 9001)
     x[0] = np.nan
     with interpreter():

@@ -279,14 +279,14 @@ def test_the_text_is_that_of_the_plain_form():
 
 
 @pytest.mark.parametrize("batch", [MOST_SEQUENCES + 1, MAX_BATCH, MAX_BATCH + 1])
-def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch):
+def test_quantized_products_are_kernels_up_to_their_batch_limit(batch):
     params, x = load("q8", seed=0), jax.ShapeDtypeStruct((batch, 1, NARROW.dim), FLOAT32)
     ops, _ = pallas_ops(NARROW, params, batch=batch, capacity=CAPACITY)
     program = str(jax.make_jaxpr(ops.project_add)(x, params.layers[0], x))
     assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
 
 
-def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the_reason_names_them():
+def test_unsupported_codes_run_as_xla_ops_with_a_reason():
     """Kernels support e4m3 weights only with one scale per row.
 
     Groups of 32 columns run as XLA ops, with this reason.

@@ -39,7 +39,7 @@ def test_vectors_are_shared_out_evenly_where_weights_are_codes():
         lambda x, r: norm_gate_up(W, x, NORM, eps=1e-5, tile=TILE) + r[:, : ROWS // 2],
     ],
 )
-def test_each_of_several_vectors_has_what_it_has_alone(form):
+def test_each_vector_of_a_batch_has_its_single_result(form):
     residual = jnp.asarray(RNG.standard_normal((BATCH, ROWS)), jnp.float32)
     with interpreter():
         together = np.asarray(form(X, residual))
@@ -67,7 +67,7 @@ def test_each_of_several_sequences_has_its_own_place_in_the_cache():
 
 @pytest.mark.parametrize("batch", range(AT_ONCE + 1, MAX_BATCH + 1))
 @pytest.mark.parametrize("op", ["gemv", "norm_gate_up", "norm_qkv"])
-def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
+def test_slices_for_a_kernel_are_aligned(op, batch):
     """Vectors of a second launch start at multiples of 256 bytes, because XLA may pass a slice as a view.
 
     An H200 refused five sequences with heads of 64: the RoPE angles of the second launch started at byte 384.

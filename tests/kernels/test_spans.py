@@ -51,7 +51,7 @@ def test_short_rows_are_padded(length):
     assert np.all(np.asarray(rows)[:, length:] == -1)
 
 
-def test_what_no_kernel_takes():
+def test_rows_that_no_kernel_supports_are_refused():
     with pytest.raises(ValueError, match=r"op.*float32.*bfloat16.*float16"):
         check_rows("op", jnp.ones(4, jnp.float16))
     for shape in ((), (0,), (3, 0), (0, 3)):

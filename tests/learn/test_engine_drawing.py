@@ -18,7 +18,7 @@ def steps():
     return record()
 
 
-def shown(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
+def visible_parts(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
     """Return the elements of the drawing that are visible at step `plan`; the names of their animations tell when."""
     parts = []
     for part in drawing.iter(f"{SVG}g"):
@@ -37,7 +37,7 @@ def test_the_drawing_is_of_the_scheduler_as_it_is(steps):
     assert OUT.read_text(encoding="utf-8") == draw(steps), "draw it again: python -m llamaspec.learn.site.engine"
 
 
-def test_the_run_has_one_of_everything(steps):
+def test_the_drawn_run_contains_every_kind_of_event(steps):
     log = " ".join(line for step in steps for line in step.sentences)
     for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
         assert what in log
@@ -51,7 +51,7 @@ def test_the_run_has_one_of_everything(steps):
     assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)
 
 
-def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
+def test_waiting_requests_hold_no_pages_and_limits_are_respected(steps):
     for step in steps:
         holders = set("".join(step.pages)) - {IDLE_PAGE}
         running = {name for name, state in step.states.items() if state != "waits"}
@@ -60,13 +60,13 @@ def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
         assert all(step.states[name] == "waits" for name in step.gave_way)
 
 
-def test_at_every_plan_it_shows_what_stood_then(steps):
+def test_every_plan_shows_the_state_at_that_time(steps):
     drawing = ElementTree.parse(OUT).getroot()
     for plan, step in enumerate(steps):
-        labels = texts(shown(drawing, plan))
+        labels = texts(visible_parts(drawing, plan))
         used_pages = [page for page in step.pages if page not in ("", IDLE_PAGE)]
         assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.sentences, *used_pages])
-        rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
+        rings = [part for part in visible_parts(drawing, plan) if part.find(f"{SVG}circle") is not None]
         assert len(rings) == step.pages.count(IDLE_PAGE)
 
 
@@ -81,7 +81,7 @@ def test_a_lane_has_a_bar_for_every_plan_that_computes_for_it(steps):
         )
 
 
-def test_a_browser_shows_one_plan_after_the_other_and_one_alone_to_who_wants_that(browser, steps):
+def test_a_browser_animates_the_plans_and_stops_with_reduced_motion(browser, steps):
     visible = "[...document.querySelectorAll('text')].filter(t => getComputedStyle(t).visibility == 'visible')"
     title = f"{visible}.map(t => t.textContent).filter(t => t.startsWith('plan '))"
     at = "ms => document.getAnimations().forEach(a => { a.pause(); a.currentTime = ms })"

@@ -9,22 +9,22 @@ from llamaspec.learn.quantizers.schemes import SCHEMES
 from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from tests.support.strategies import noises
 
-NOTHING = {"binary"}  # no guarantee for a single weight
+UNGUARANTEED = {"binary"}  # no guarantee for a single weight
 
 
 @given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
-def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
+def test_errors_stay_within_the_guarantee(noise, name, cols):
     w = noise(2, cols).astype(np.float32).astype(np.float64)
     result = SCHEMES[name].store(w)
     np.testing.assert_array_equal(result.restored, SCHEMES[name].rounded(w))
     assert result.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in result.details)
-    assert (result.details.within is None) == (name in NOTHING)
+    assert (result.details.within is None) == (name in UNGUARANTEED)
     if result.details.within is not None:
         assert (np.abs(result.restored - w) <= result.details.within).all()
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name not in NOTHING])
-def test_a_guarantee_is_nearly_reached(name):
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name not in UNGUARANTEED])
+def test_the_largest_error_exceeds_half_of_the_guarantee(name):
     w = np.random.default_rng(7).standard_normal((16, 1024)).astype(np.float32).astype(np.float64)
     result = SCHEMES[name].store(w)
     assert result.details.within is not None
@@ -41,7 +41,7 @@ WITH_STEPS = [
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
-def test_a_code_times_its_scale_is_the_weight_but_for_a_number_of_the_block(name):
+def test_decoded_weights_have_constant_offsets_within_a_block(name):
     w = np.random.default_rng(7).standard_normal((2, 512)).astype(np.float32).astype(np.float64)
     restored, (codes, scales, _) = SCHEMES[name].store(w)
     assert codes is not None and scales is not None

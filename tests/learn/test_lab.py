@@ -105,7 +105,7 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
         assert exercise.judge is not None and exercise.judge(RIGHT[exercise.name]) is None
 
 
-def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
+def test_an_exercise_folder_states_the_contract_without_the_solution():
     texts = {exercise.name: readme(exercise) + kernel(exercise) for exercise in OWN}
     assert "The draws of this exercise are narrowed: `name` is Q4_0" in texts["ggml_encode"]
     for exercise in OWN:

@@ -44,7 +44,7 @@ def test_every_page_that_is_named_is_staged_and_links_lead_to_pages(source: Path
     assert "(../reference/quantizers/index.md)" in page and (source / "reference/quantizers/index.md").is_file()
 
 
-def test_a_drawing_that_moves_stands_in_its_page_with_a_box_that_stops_it(source: Path):
+def test_an_animated_drawing_has_a_checkbox_that_stops_it(source: Path):
     page = (source / "docs/engine.md").read_text()
     drawing = page.split('<div class="moving" data-search-exclude>\n')[1].split("\n</div>")[0]
     box, svg = drawing.split("\n", 1)

@@ -64,7 +64,7 @@ def test_a_derivation_stands_beside_its_code(opened):
         assert prose["y"] + prose["height"] <= code["y"]
 
 
-def test_the_drawing_that_moves_can_be_stopped_and_stands_still_for_who_asks(opened):
+def test_the_animation_can_be_stopped_and_respects_reduced_motion(opened):
     state = "getComputedStyle(document.querySelector('#engine .head')).{}"
     with opened("engine") as page:
         assert page.evaluate(state.format("animationName")) == "engine-head"
@@ -115,7 +115,7 @@ def test_colors_follow_the_system_and_the_switch(opened):
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
-def test_it_fits_and_axe_finds_nothing_serious(opened, name, width, scheme):
+def test_pages_fit_the_screen_and_axe_finds_nothing_serious(opened, name, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra dev")
     with opened(name, width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -16,6 +16,7 @@ from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.judging.walk import BEYOND, CONFIGS, walk, weights
 from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]
 
@@ -33,7 +34,7 @@ def tell(config, model, **options) -> Trace:
 # The third model of BEYOND differs in an activation, which has a contract; `llamaspec verify` walks through it.
 @pytest.mark.sampled(3)  # 7 cases, 6 s
 @pytest.mark.parametrize("name", [*CONFIGS, *list(BEYOND)[:2]])
-def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(name):
+def test_trace_distances_equal_the_walk_and_logits_the_reference(name):
     config, checkpoint, model = model_of(name)
     traces = [tell(config, model, position=i) for i in range(len(TOKENS))]
     steps = walk(model, [np.array(TOKENS, np.int32)], config=config, unit=0.0)
@@ -56,7 +57,7 @@ def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(n
         assert [guess.id for guess in last] == [guess.id for guess in trace_at.next]
 
 
-def test_heads_look_where_the_mask_lets_them():
+def test_attention_weights_respect_the_mask():
     config, _, model = model_of("3 heads to 1, q/k norms, window")
     trace_at = tell(config, model)
     assert trace_at.position == 6
@@ -110,7 +111,7 @@ def is_bias(layer, array):
     return not any(array is norm for norm in norms)
 
 
-def test_a_wrong_op_is_seen_where_it_is_wrong():
+def test_trace_shows_where_an_op_is_wrong():
     config, _, model = model_of("2 heads to 1, wide")
 
     def wrong(g, layer, x):
@@ -121,7 +122,7 @@ def test_a_wrong_op_is_seen_where_it_is_wrong():
     assert seen == {(0, "down_add"), (1, "down_add")}
 
 
-def test_only_the_layers_that_are_asked_for_are_read_and_computed():
+def test_trace_computes_only_the_requested_layers():
     config, checkpoint, model = model_of("7 heads to 1")
     read = []
     tensors = {
@@ -174,10 +175,10 @@ def test_the_command_shows_a_token_as_text_and_as_json(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Once", "--position", "9"], "--position 9: the text has tokens 0 to"),
-        (["Once", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
+        (["Once", "--position", "9"], "--position 9 0"),
+        (["Once", "--layer", "10"], "--layer 10 0 9"),
     ],
 )
 def test_the_command_refuses_what_is_not_there(run, arguments, message):
     code, out, err = run("trace", *arguments)
-    assert code == 2 and message in err and out == ""
+    assert code == 2 and mentions(err, message) and out == ""

@@ -38,6 +38,7 @@ from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import LinearScaling, frequencies
 from llamaspec.verify.judging.walk import BEYOND, CONFIGS, weights
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
+from tests.support.refusals import mentions
 
 TOKENS = [3, 14, 15, 9, 26]
 LAYER = 0  # this layer has a window, if the model has one
@@ -122,7 +123,7 @@ def test_a_token_holds_what_its_trace_holds(walked):
     assert [token["id"] for token in content_of_token["likely"][:5]] == [guess.id for guess in trace.next]
 
 
-def test_a_query_is_turned_back(walked):
+def test_rope_of_a_query_is_inverted(walked):
     recording, _ = walked
     config, layer = recording.config, recording.model.exact.layers[LAYER]
     n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].input[[4]], layer.attention_norm, eps=config.eps)
@@ -168,7 +169,7 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
     assert script(page.data_of(index) / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
 
 
-def shown(index: Path) -> dict[str, bytes]:
+def page_files(index: Path) -> dict[str, bytes]:
     """Read all files that a browser may load for a page, by name."""
     return {file.name: file.read_bytes() for file in page.data_of(index).iterdir()}
 
@@ -178,7 +179,7 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])
-    older, killed = shown(index), 0
+    older, killed = page_files(index), 0
     assert older["model.js"] == b"a\n" and set(re.findall('"data-1/(.*?)"', index.read_text())) <= set(older)
 
     for step, scripts in enumerate(pages[1:-1], 1):
@@ -200,16 +201,16 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
                 break
         killed += 1
         newer = older | {"model.js": scripts["model"].encode() + b"\n"}
-        assert shown(index) in (older, newer)
+        assert page_files(index) in (older, newer)
         page.check_folder(tmp_path)
-        older = shown(index)
+        older = page_files(index)
     assert killed >= 3
     page._fill(tmp_path, pages[-1])
-    assert shown(index) == older | {"model.js": b"g\n"}
+    assert page_files(index) == older | {"model.js": b"g\n"}
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", page.data_of(index).name}
 
 
-def test_what_a_killed_process_left_is_replaced_and_what_only_has_its_name_is_kept(tmp_path):
+def test_leftovers_of_a_killed_process_are_replaced(tmp_path):
     page._fill(tmp_path, {"model": "a"})
     (tmp_path / "index.html").rename(tmp_path / ".index.html.01234567.partial")
     (tmp_path / ".data-1.89abcdef.partial").mkdir()
@@ -242,7 +243,7 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
         assert {*re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", " ".join(layer.formula))} <= letters, layer.name
 
 
-def test_schemes_tell_and_diverge_as_the_models_do():
+def test_schemes_generate_and_diverge_as_quantized_models_do():
     config = replace(CONFIGS["7 heads to 1"], layers=1)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=1))
     few = {name: SCHEMES[name] for name in ("q8", "q4", "GGUF Q4_0")}
@@ -291,15 +292,15 @@ def test_inputs_are_what_the_matrices_were_given(walked):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
-        (["Once", "--out", "{x}/full"], "full holds something else than a page of xray: name another folder"),
+        (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10 0 9"),
+        (["Once", "--out", "{x}/full"], "full folder"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "index.html").write_text("<p>mine")
     failed = run_llamaspec("xray", *(argument.format(x=tmp_path) for argument in arguments))
-    assert failed.code == 2 and message in failed.err and failed.out == ""
+    assert failed.code == 2 and mentions(failed.err, message) and failed.out == ""
     assert (tmp_path / "full" / "index.html").read_text() == "<p>mine"
 
 

@@ -65,7 +65,7 @@ def test_zeros_stay_zeros():
 
 
 @given(noise=noises, first=st.sampled_from([1, 4]))  # each example compiles
-def test_a_token_changes_nothing_of_what_is_stored(noise, first):
+def test_appending_in_steps_stores_the_same_bytes(noise, first):
     """Tokens appended to the int8 cache in two steps store the same bytes as tokens appended in one step."""
     head_dim = 6
     new = jnp.asarray(noise(2, 6, 3, head_dim))
@@ -185,7 +185,7 @@ def test_another_cache_is_refused(run):
     assert (code, out) == (2, "") and "'int4' is not 'int8'" in err
 
 
-def test_a_gpu_makes_its_empty_cache_itself_in_buffers_of_its_own(monkeypatch):
+def test_a_gpu_allocates_its_own_empty_cache(monkeypatch):
     config = Config(dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=8, vocab=8, context=8, eps=1e-5, theta=1e4)
     sizes = {"batch": 1, "capacity": 4, "dtype": np.dtype(np.float32)}
     on_cpu = empty_cache(config, **sizes)

@@ -185,7 +185,7 @@ def by_row(rows: list[SamplingOptions]) -> Any:
 
 
 @given(seed=seeds, rows=st.lists(options | st.just(SamplingOptions(temperature=0.0)), min_size=5, max_size=5))
-def test_a_row_has_its_own_options_and_no_neighbor_moves_a_bit_of_it(seed, rows):
+def test_a_row_uses_its_own_options_and_ignores_its_neighbors(seed, rows):
     logits = np.stack([draw_logits(seed + i, ties=i % 3) for i in range(5)])
     keys = np.stack([random_key(seed % 1000 + i) for i in range(5)])
     positions = np.arange(5, dtype=np.int32)

@@ -136,7 +136,7 @@ def test_shared_heads_are_repeated_heads(name, seed):
 
 
 @given(seed=seeds, capacity=st.sampled_from([CAPACITY, 200]))
-def test_what_lies_beyond_the_used_part_of_the_cache_does_not_matter(seed, capacity):
+def test_unused_cache_rows_do_not_matter(seed, capacity):
     """Numbers that a longer sequence left in the cache do not change the logits.
 
     With 200 rows, attention reads one of several spans; the leftovers lie in all spans.

@@ -155,7 +155,7 @@ class Timed(Script):
         return super().decode(cache, drawing, steps=steps)
 
 
-def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(monkeypatch):
+def test_burst_sizes_fit_the_time_limit_and_texts_begin_with_one_token(monkeypatch):
     backend = Timed(b"a" * 800, capacity=400)
     monkeypatch.setattr("llamaspec.model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
@@ -185,7 +185,7 @@ class Overlapping(Script):
         return wait, drawing, cache
 
 
-def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monkeypatch):
+def test_queued_bursts_are_sized_by_the_time_between_two(monkeypatch):
     backend = Overlapping(b"a" * 800, ahead=1)
     monkeypatch.setattr("llamaspec.model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
@@ -220,7 +220,7 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
     ),
 )
 @example(ahead=1, capacity=20, texts=[([97] * 9, 1, 0, 9, 2, True), ([98] * 5, 1, 8, 3, 6, False)])
-def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capacity, texts):
+def test_the_cache_holds_the_drawn_tokens_however_a_text_ends(ahead, capacity, texts):
     """The cache holds exactly the drawn tokens, however a text ends.
 
     Bursts that are queued ahead do not change the text.
@@ -277,7 +277,7 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
     assert generation.finish_reason == "interrupted"
 
 
-def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
+def test_a_failed_burst_drops_the_cache():
     """If reading a burst of tokens fails, the session drops its cache, which the next burst already uses on a GPU."""
 
     class Failing(Script):
@@ -350,7 +350,7 @@ def test_options_out_of_range_are_refused(option, value):
         SamplingOptions(**{option: value})
 
 
-def test_what_draws_is_given_no_temperature_that_is_0_on_a_device():
+def test_subnormal_temperatures_are_greedy():
     """A subnormal temperature counts as greedy, because a device would flush it to 0."""
     smallest = float(np.finfo(np.float32).tiny)
     assert all(SamplingOptions(temperature=t).greedy for t in (0.0, 1e-300, 1e-45, smallest * (1 - 2**-24)))

@@ -180,7 +180,7 @@ def test_large_scores_of_either_sign(low):
 
 
 @given(noise=noises, shape=st.sampled_from([(1,), (2,), (2, 3)]), own=st.booleans())
-def test_sequences_of_a_batch_do_not_know_of_each_other(noise, shape, own):
+def test_sequences_of_a_batch_are_independent(noise, shape, own):
     q, k, v = (noise(*shape, seq, heads, HEAD_DIM) for seq, heads in [(3, 6), (5, 2), (5, 2)])
     offsets = np.arange(math.prod(shape)) % 3 if own else np.full(math.prod(shape), 2)
     masks = np.stack([causal_mask(3, 5, offset=int(offset)) for offset in offsets]).reshape(*shape, 3, 5)
@@ -208,5 +208,5 @@ def test_the_weights_are_given_back(queries, kv_heads, group, seed):
     assert not p[:, np.isinf(mask)].any()
     mean = np.einsum("hij,jhd->ihd", p, k.repeat(group, axis=1))
     np.testing.assert_allclose(attention(q, k, k, mask), mean, atol=1e-14)
-    nothing = attention_weights(q, k, np.full((queries, queries + 2), -np.inf))
-    assert not nothing.any()
+    zeros = attention_weights(q, k, np.full((queries, queries + 2), -np.inf))
+    assert not zeros.any()

@@ -107,12 +107,12 @@ def test_decoding_is_that_of_tiktoken(kind, ids):
 
 
 @given(text=st.text() | texts)
-def test_nothing_is_lost(kind, text):
+def test_decoding_inverts_encoding(kind, text):
     assert "".join(split(text, pattern=kind.pattern)) == text
     assert decode(encode(text, kind.ranks, pattern=kind.pattern), kind.ranks).decode() == text
 
 
-def test_a_chunk_that_is_a_token_is_that_token_though_no_merges_lead_to_it():
+def test_a_chunk_that_is_a_token_needs_no_merges():
     ranks = {bytes([byte]): byte for byte in range(256)} | {b"bc": 256, b"abcd": 257}
     encoding = tiktoken.Encoding("made up", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={})
     for text in ("abcd", "abcde"):

@@ -26,14 +26,14 @@ from tests.reference.onnx_cases import Case, node_cases
 from tests.support.strategies import assert_within, attention_bound, roundoff
 
 
-class Due(NamedTuple):
+class OnnxExpected(NamedTuple):
     """An expected output: the reference's value, and a bound on ONNX's distance from it."""
 
     value: np.ndarray
     bound: np.ndarray | float
 
 
-Outputs = list[Due | None]  # None: an output that the reference does not have
+Outputs = list[OnnxExpected | None]  # None: an output that the reference does not have
 
 
 def needed(case: Case, index: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def rms_normalization(case: Case) -> Outputs:
     y = rmsnorm(flat, weight.reshape(-1), eps=case.attributes.get("epsilon", 1e-5)).reshape(x.shape)
     # All terms of the sum of squares are positive, so its n roundings are halved by the root. Further roundings: x^2,
     # the mean, eps (and its own), the root, its reciprocal, and two products.
-    return [Due(y, np.abs(y) * (flat.shape[-1] / 2 + 7) * roundoff(x.dtype))]
+    return [OnnxExpected(y, np.abs(y) * (flat.shape[-1] / 2 + 7) * roundoff(x.dtype))]
 
 
 def rotary_embedding(case: Case) -> Outputs:
@@ -75,7 +75,7 @@ def rotary_embedding(case: Case) -> Outputs:
     # Two products and a difference; the products are at most `size`, the difference at most twice `size`.
     bound = 4 * size * roundoff(x.dtype)
     y, bound = (a.swapaxes(1, 2) if heads_first else a.reshape(x.shape) for a in (y, bound))
-    return [Due(y, bound)]
+    return [OnnxExpected(y, bound)]
 
 
 def onnx_attention(case: Case) -> Outputs:
@@ -113,13 +113,13 @@ def onnx_attention(case: Case) -> Outputs:
     bound = attention_bound(q, k, v, total, scale=scale, dtype=q.dtype, sums=sums)
     y = y.reshape(batch, queries, -1) if flat else y.swapaxes(1, 2)
     present = [
-        Due(a.swapaxes(1, 2).astype(np.float64), 0.0) for a in (k, v)
+        OnnxExpected(a.swapaxes(1, 2).astype(np.float64), 0.0) for a in (k, v)
     ]  # the reference is not involved: this checks our adapter
-    outputs: Outputs = [Due(y, bound), *present, None]
+    outputs: Outputs = [OnnxExpected(y, bound), *present, None]
     if get("qk_matmul_output_mode") == 3:  # the probabilities: the attention output if values are unit vectors
         units = np.broadcast_to(np.eye(keys)[:, None], (*k.shape[:3], keys))
         bound = attention_bound(q, k, units, total, scale=scale, dtype=q.dtype, sums=sums)
-        outputs[3] = Due(attend(scaled, k, units, total).swapaxes(1, 2), bound)
+        outputs[3] = OnnxExpected(attend(scaled, k, units, total).swapaxes(1, 2), bound)
     return outputs
 
 
@@ -166,7 +166,7 @@ def onnx_softmax(case: Case) -> Outputs:
     online = softmax_online(rows, block=2)
     assert_within(online, p, p * (2 * spread + 4 * rows.shape[-1] + 8) * roundoff(np.float64))
     bound = p * (2 * spread + rows.shape[-1] + 6) * roundoff(x.dtype)
-    return [Due(np.moveaxis(p, -1, axis), np.moveaxis(bound, -1, axis))]
+    return [OnnxExpected(np.moveaxis(p, -1, axis), np.moveaxis(bound, -1, axis))]
 
 
 def onnx_swiglu(case: Case) -> Outputs:
@@ -176,7 +176,7 @@ def onnx_swiglu(case: Case) -> Outputs:
     y = swiglu(a.astype(np.float64) * alpha, b) / alpha
     # The rounding of alpha a, an exponent, becomes a relative error; then exp (2 u), the sum, the quotient, its cast,
     # and two products with their casts.
-    return [Due(y, np.abs(y) * (np.abs(alpha * a.astype(np.float64)) + 8) * roundoff(a.dtype))]
+    return [OnnxExpected(y, np.abs(y) * (np.abs(alpha * a.astype(np.float64)) + 8) * roundoff(a.dtype))]
 
 
 def matmul(case: Case) -> Outputs:
@@ -193,7 +193,7 @@ def matmul(case: Case) -> Outputs:
         a, b = (np.broadcast_to(m, batch + m.shape[-2:]) for m in (a, b))
         return np.stack([product(*matrices) for matrices in zip(a, b, strict=True)])
 
-    return [Due(product(a, b), a.shape[-1] * roundoff(a.dtype) * product(np.abs(a), np.abs(b)))]
+    return [OnnxExpected(product(a, b), a.shape[-1] * roundoff(a.dtype) * product(np.abs(a), np.abs(b)))]
 
 
 def gemm(case: Case) -> Outputs:
@@ -212,7 +212,7 @@ def gemm(case: Case) -> Outputs:
 
     magnitudes = affine(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
     # A dot product, the roundings of alpha and beta, their products, and the sum.
-    return [Due(affine(x, weight, bias), (x.shape[-1] + 5) * roundoff(a.dtype) * magnitudes)]
+    return [OnnxExpected(affine(x, weight, bias), (x.shape[-1] + 5) * roundoff(a.dtype) * magnitudes)]
 
 
 def gather(case: Case) -> Outputs:
@@ -222,7 +222,7 @@ def gather(case: Case) -> Outputs:
     first = np.moveaxis(data, axis, 0)
     rows = embedding(indices, first.reshape(len(first), -1)).reshape(*indices.shape, *first.shape[1:])
     places = range(axis, axis + indices.ndim)
-    return [Due(np.moveaxis(rows, range(indices.ndim), places), 0.0)]
+    return [OnnxExpected(np.moveaxis(rows, range(indices.ndim), places), 0.0)]
 
 
 def argmax(case: Case) -> Outputs:
@@ -236,7 +236,7 @@ def argmax(case: Case) -> Outputs:
         return len(logits) - 1 - int(token) if last else int(token)
 
     result = np.apply_along_axis(greedy, axis, data)
-    return [Due(np.expand_dims(result, axis) if keep else result, 0.0)]
+    return [OnnxExpected(np.expand_dims(result, axis) if keep else result, 0.0)]
 
 
 def top_k(case: Case) -> Outputs:
@@ -249,14 +249,14 @@ def top_k(case: Case) -> Outputs:
     chosen, _ = route(logits.reshape(-1, experts), np.eye(experts), experts_per_token=k)
     chosen = chosen.reshape(*rows.shape[:-1], k)
     values = np.take_along_axis(rows, chosen, axis=-1)
-    return [Due(np.moveaxis(a, -1, axis), 0.0) for a in (values, chosen)]
+    return [OnnxExpected(np.moveaxis(a, -1, axis), 0.0) for a in (values, chosen)]
 
 
 def onnx_add(case: Case) -> Outputs:
     x, y = needed(case, 0), needed(case, 1)
     total = add(x.astype(np.float64), np.broadcast_to(y, x.shape).astype(np.float64))
     rounds = np.issubdtype(x.dtype, np.floating)
-    return [Due(total, np.abs(total) * roundoff(x.dtype) if rounds else 0.0)]
+    return [OnnxExpected(total, np.abs(total) * roundoff(x.dtype) if rounds else 0.0)]
 
 
 class Operator(NamedTuple):

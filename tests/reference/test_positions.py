@@ -16,7 +16,7 @@ dims = st.integers(1, 8).map(lambda pairs: 2 * pairs)
 
 
 @given(m=places, n=places, dim=dims)
-def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
+def test_rotating_back_by_n_gives_the_position_n_earlier(m, n, dim):
     """Rotating a sinusoidal position back by n gives the position n earlier, within the roundings of three angles."""
     at, turns = sinusoidal(np.array([m]), dim=dim), frequencies(dim, theta=10_000.0)
     turned = rope_interleaved(at[:, None], np.array([n]), turns)[0, 0]
@@ -25,7 +25,7 @@ def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
 
 
 @given(m=places, n=places, dim=dims)
-def test_products_know_the_distance_alone(m, n, dim):
+def test_products_depend_on_the_distance_only(m, n, dim):
     at_m, at_n = sinusoidal(np.array([m, n]), dim=dim)
     turns = frequencies(dim, theta=10_000.0)
     bound = np.sum((m + n + abs(m - n)) * turns + dim + 8) * U
@@ -43,7 +43,7 @@ def test_slopes_are_those_of_the_paper_and_of_its_code():
 
 
 @given(heads=st.integers(1, 9), queries=st.integers(1, 4), offset=st.integers(0, 50))
-def test_a_key_weighs_as_much_as_its_distance_says_and_nothing_ahead(heads, queries, offset):
+def test_alibi_weights_depend_on_distance_and_ignore_later_keys(heads, queries, offset):
     keys = offset + queries
     q, k = np.zeros((heads, queries, 1, 2)), np.ones((heads, keys, 1, 2))
     p = attention_weights(q, k, alibi_mask(heads, queries, keys, offset=offset))[:, 0]  # [heads, queries, keys]

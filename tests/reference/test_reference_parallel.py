@@ -61,7 +61,7 @@ def test_a_pipeline_gives_all_micro_batches_in_order(stages, count):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_each_token_hears_the_expert_that_it_chose(devices):
+def test_each_token_gets_the_output_of_its_chosen_expert(devices):
     check_experts(devices)
 
 

@@ -59,7 +59,7 @@ def test_computes_in_float64_whatever_the_inputs(noise, dim, dtype):
 
 
 @given(noise=noises, dim=dims)
-def test_rows_do_not_know_of_each_other(noise, dim):
+def test_rows_are_independent(noise, dim):
     x, weight = noise(2, 3, dim), noise(dim)
     y = rmsnorm(x, weight, eps=1e-5)
     for row in np.ndindex(2, 3):

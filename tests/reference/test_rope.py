@@ -85,7 +85,7 @@ def test_scores_depend_on_the_distance_alone(rope, noise, head_dim, theta, m, n,
 
 
 @given(rope=ropes, noise=noises, head_dim=head_dims, m=positions, n=positions)
-def test_turns_add_up(rope, noise, head_dim, m, n):
+def test_rotations_add_up(rope, noise, head_dim, m, n):
     x = noise(1, 2, head_dim)
     turns = frequencies(head_dim, theta=10_000.0)
     once = rope(x, np.array([m + n]), turns)

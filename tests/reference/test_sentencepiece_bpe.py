@@ -63,7 +63,7 @@ def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
     return model.getvalue()
 
 
-def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
+def load_model(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
     """Load one model twice: as the reference's vocabulary, and as a processor of the library."""
     proto = ModelProto()
     proto.ParseFromString(data)
@@ -83,17 +83,17 @@ def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
 def model(request):
     match request.param:
         case "bytes":
-            return both(train())
+            return load_model(train())
         case "no bytes":
-            return both(train(vocab_size=150, byte_fallback=False))
+            return load_model(train(vocab_size=150, byte_fallback=False))
     folder = request.getfixturevalue("data")
     name = "llama2-tokenizer/tokenizer.model" if request.param == "Llama 2" else "stories260K/tok512.model"
-    return both((folder / name).read_bytes())
+    return load_model((folder / name).read_bytes())
 
 
 @pytest.fixture(scope="module")
 def trained():
-    return both(train())
+    return load_model(train())
 
 
 @given(text=texts)

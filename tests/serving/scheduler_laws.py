@@ -6,9 +6,9 @@ from typing import Any
 from llamaspec.serving.pages import NULL_PAGE
 from llamaspec.serving.request import Request
 from llamaspec.serving.scheduler import Limits
-from tests.serving.scheduler_machine import BEST, Watched, alone
+from tests.serving.scheduler_machine import BEST, Watched, single_answer
 
-Made = Callable[[Limits], Watched]
+SchedulerMaker = Callable[[Limits], Watched]
 
 
 def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = lambda plan: None) -> None:
@@ -24,10 +24,10 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
     """Find a seed for which a request gets all the tokens that it asks for; return that request."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
-    return next(request for request in requests if len(alone(request, context)[0]) == tokens)
+    return next(request for request in requests if len(single_answer(request, context)[0]) == tokens)
 
 
-def nobody_waits_for_ever(make: Made) -> None:
+def nobody_waits_for_ever(make: SchedulerMaker) -> None:
     """A large request finishes although small requests with a better priority keep arriving."""
     for rows, every in ((2, 1), (1, 3)):
         run = make(Limits(pages=12, page=2, rows=rows, chunk=4, burst=2, context=16, patience=8, waiting=8))
@@ -37,7 +37,7 @@ def nobody_waits_for_ever(make: Made) -> None:
         assert 0 in run.ended
 
 
-def nobody_overtakes_an_equal(make: Made) -> None:
+def nobody_overtakes_an_equal(make: SchedulerMaker) -> None:
     """Among requests of equal priority, a large request starts before small requests that arrive later."""
     run = make(Limits(pages=10, page=2, rows=4, chunk=4, burst=2, context=16, waiting=8))
     run.submit(long_answer((1,) * 7, 8))
@@ -46,7 +46,7 @@ def nobody_overtakes_an_equal(make: Made) -> None:
     assert [*run.began] == sorted(run.began) and len(run.began) > 5
 
 
-def nothing_is_computed_twice(make: Made) -> None:
+def nothing_is_computed_twice(make: SchedulerMaker) -> None:
     """The scheduler promises each page to one request: requests that do not fit wait, and none is preempted."""
     run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
     for i in range(8):
@@ -69,7 +69,7 @@ def nothing_is_computed_twice(make: Made) -> None:
     assert run.scheduler.preemptions == 0
 
 
-def texts_survive_giving_way(make: Made) -> None:
+def texts_survive_giving_way(make: SchedulerMaker) -> None:
     """A request that is preempted during its prompt or its answer still produces the text that it has by itself."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
@@ -88,7 +88,7 @@ def texts_survive_giving_way(make: Made) -> None:
         assert run.scheduler.preemptions >= 1
 
 
-def a_pool_refuses_what_cannot_be(make: Made) -> None:
+def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
     """The pool refuses to publish a page twice, to publish an incomplete page, and to take more pages than it has."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
@@ -106,7 +106,7 @@ def a_pool_refuses_what_cannot_be(make: Made) -> None:
     assert pool.match((1, 1, 1), "") == pages[:1]
 
 
-def a_prompt_that_was_read_is_found(make: Made) -> None:
+def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:
     """A prefilled prompt is found in the cache, also when no request runs, and by a request that already started."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
@@ -120,7 +120,7 @@ def a_prompt_that_was_read_is_found(make: Made) -> None:
     assert run.scheduler.cached_tokens == 16 and run.scheduler.prompt_tokens == 9 + 12 + 12
 
 
-def the_page_used_longest_ago_goes_first(make: Made) -> None:
+def the_page_used_longest_ago_goes_first(make: SchedulerMaker) -> None:
     """A prompt that is requested again and again stays in the cache, although other requests fill it."""
     run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
     often = (1, 1, 1, 1, 1)
@@ -131,7 +131,7 @@ def the_page_used_longest_ago_goes_first(make: Made) -> None:
     assert [run.ended[number].cached_tokens for number in range(0, 16, 2)] == [0] + [4] * 7
 
 
-def a_reader_does_not_stop_texts(make: Made) -> None:
+def a_reader_does_not_stop_texts(make: SchedulerMaker) -> None:
     """While a long prompt is prefilled, other requests decode one step per chunk, so that the next chunk comes soon."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=2, burst=2, context=40))
     run.submit(long_answer((1,), 16))
@@ -154,7 +154,7 @@ def a_reader_does_not_stop_texts(make: Made) -> None:
     assert {0, 1, 2} <= {*run.ended}
 
 
-def a_worse_priority_gives_way(make: Made) -> None:
+def a_worse_priority_gives_way(make: SchedulerMaker) -> None:
     """A request with a better priority preempts one request with a worse priority at once, and no other request."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=8, burst=1, context=30))
     for priority in (0, 1):
@@ -181,7 +181,7 @@ def a_worse_priority_gives_way(make: Made) -> None:
     assert run.scheduler.preemptions == 1 and run.scheduler.plans == 7 + 1 + 2
 
 
-def memory_is_flat(make: Made, requests: int = 300) -> None:
+def memory_is_flat(make: SchedulerMaker, requests: int = 300) -> None:
     """A scheduler holds as much memory after many requests as after a few."""
     run = make(Limits(pages=16, page=2, rows=3, chunk=4, burst=2, context=16, waiting=4))
     for number in range(requests):
@@ -194,7 +194,7 @@ def memory_is_flat(make: Made, requests: int = 300) -> None:
     assert len(pool.nodes) == len(pool.tree) == len(pool.idle) <= 15 and pool.available == 15
 
 
-LAWS: tuple[Callable[[Made], None], ...] = (
+LAWS: tuple[Callable[[SchedulerMaker], None], ...] = (
     nobody_waits_for_ever,
     nobody_overtakes_an_equal,
     nothing_is_computed_twice,

@@ -26,7 +26,7 @@ def next_token(text: Sequence[int], seed: int) -> int:
     return hash((tuple(text), seed)) % 9
 
 
-def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
+def single_answer(request: Request, context: int) -> tuple[list[int], FinishReason]:
     """Compute a request's answer without other requests, and why the answer ends."""
     text: list[int] = []
     while True:
@@ -194,7 +194,7 @@ class Watched:
         assert end.reason != "cancelled" or end.number in self.cancelled
         assert end.reason != "expired" or request.deadline is not None
         if end.reason in ("stop", "length", "context"):
-            assert (text, end.reason) == alone(request, self.limits.context), "another text than alone"
+            assert (text, end.reason) == single_answer(request, self.limits.context), "another text than alone"
         assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
 
     def check_pages(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 import llamaspec.model.stories
 from llamaspec.model.chat.template import ChatTemplate, template_of
+from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.serving.api import Api
@@ -253,15 +254,20 @@ def make_site(
     access: Access | None = None,
     template: str | None = None,
     tokenizer: Tokenizer = TOKENIZER,
+    sampling: SamplingOptions | None = None,
 ) -> Site:
-    """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None."""
+    """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None.
+
+    `sampling` has the defaults of requests; None: OpenAI's.
+    """
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
     prompts = Prompts(tokenizer, template=chosen, stops=stops, context=engine.context, vocab=engine.vocab)
     model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
-    return Site(Api(engine, prompts, model, Metrics(engine), **about), limits=limits, access=access or Access())
+    api = Api(engine, prompts, model, Metrics(engine), **about, sampling=sampling)
+    return Site(api, limits=limits, access=access or Access())
 
 
 @contextmanager

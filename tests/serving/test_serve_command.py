@@ -19,10 +19,12 @@ import pytest
 
 from llamaspec.commands.serve import _fingerprint
 from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from tests.serving.serving_site import TOKENIZER
 from tests.support import tiny_tokenizers
 from tests.support.processes import REPOSITORY, run_llamaspec
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE, until
 
 ANSWERS = 500.0  # seconds: on a busy machine 20 long answers take minutes
@@ -176,19 +178,19 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
 
 
 @pytest.mark.slow  # 25 s
-def test_sigterm_under_load_lets_everybody_finish(server):
+def test_sigterm_under_load_lets_running_requests_finish(server):
     """After SIGTERM, running requests finish and new requests are refused.
 
     This test runs last, since the server ends.
     """
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
-    before = asked(server)
+    before = request_count(server)
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(text(chat(server, 5, **long)))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    until(lambda: asked(server) >= before + 20)
+    until(lambda: request_count(server) >= before + 20)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: turns_away(server))
     for thread in threads:
@@ -210,7 +212,7 @@ def turns_away(server: Server) -> bool:
     return False
 
 
-def asked(server: Server) -> float:
+def request_count(server: Server) -> float:
     """Count the requests that the engine has received, including ended requests."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
@@ -222,18 +224,18 @@ def asked(server: Server) -> float:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--host", "0.0.0.0"], 2, "0.0.0.0 is reachable from other machines: give --api-key"),
-        (["--api-key", ""], 2, "an API key cannot be empty"),
+        (["--host", "0.0.0.0"], 2, "0.0.0.0 --api-key"),
+        (["--api-key", ""], 2, "API key"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),
-        (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),
-        (["--host", "192.0.2.1", "--api-key", "k"], 1, "cannot listen at 192.0.2.1, port 8000"),
+        (["--context", "4096"], 1, "context 1 1024"),
+        (["--host", "192.0.2.1", "--api-key", "k"], 1, "listen 192.0.2.1 port 8000"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments, code, message):
     done = run_llamaspec("serve", *arguments)
     assert done.code == code and done.out == ""
-    assert done.err.startswith("error: ") and message in done.err and done.err.count("\n") == 1
+    assert done.err.startswith("error: ") and mentions(done.err, message) and done.err.count("\n") == 1
 
 
 def test_a_missing_package_is_one_line():
@@ -251,16 +253,17 @@ def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
     template = ChatTemplate("t", "a")
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
     prints = [
-        _fingerprint("stories", options, TOKENIZER, template),
-        _fingerprint("other", options, TOKENIZER, template),
-        _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template),
-        _fingerprint("stories", options | {"devices": 2}, TOKENIZER, template),
-        _fingerprint("stories", options, load_tokenizer(tmp_path), template),
-        _fingerprint("stories", options, TOKENIZER, None),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b")),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"})),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"})),
+        _fingerprint("stories", options, TOKENIZER, template, None),
+        _fingerprint("other", options, TOKENIZER, template, None),
+        _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template, None),
+        _fingerprint("stories", options | {"devices": 2}, TOKENIZER, template, None),
+        _fingerprint("stories", options, load_tokenizer(tmp_path), template, None),
+        _fingerprint("stories", options, TOKENIZER, None, None),
+        _fingerprint("stories", options, TOKENIZER, template, SamplingOptions()),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b"), None),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"}), None),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"}), None),
     ]
     assert len({*prints}) == len(prints)
     # The fingerprint depends on the template's content, not on the name of its file.
-    assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a")) == prints[0]
+    assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a"), None) == prints[0]

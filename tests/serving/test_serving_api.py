@@ -268,9 +268,9 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
 
 def test_a_field_of_openai_that_is_null_says_nothing(site):
     """A field of OpenAI's API may be null, even a field that the server refuses with any other value."""
-    nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
+    nulls = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
     ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
-    assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200
+    assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nulls | ignored).status == 200
 
 
 def test_another_model_is_not_found(client):
@@ -321,7 +321,7 @@ def test_the_openapi_document_names_every_field(site):
     assert document["paths"]["/v1/completions"]["post"]["responses"]["4XX"]
 
 
-def test_a_machine_without_time_for_a_template_is_no_fault_of_the_request(site, monkeypatch):
+def test_a_template_timeout_on_a_busy_machine_is_a_server_error(site, monkeypatch):
     def busy(workers, source, variables):
         raise TimeoutError("the machine is busy")
 

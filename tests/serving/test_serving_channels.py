@@ -100,7 +100,7 @@ def test_a_stop_text_in_thoughts_or_calls_ends_nothing():
     assert read(ids_of(CALL), stop="Rome")[2] == [WEATHER]
 
 
-def test_half_a_character_before_a_control_token_stays_where_it_was_written():
+def test_half_a_character_stays_on_its_channel():
     half = TOKENIZER.encode("é")[:1]
     thinks, says = ids_of("<|channel|>analysis<|message|>"), ids_of("<|end|>" + SAYS + "<|channel|>")
     assert read([*thinks, *half, *says])[:2] == ("Let me see.", "\ufffd")
@@ -108,7 +108,7 @@ def test_half_a_character_before_a_control_token_stays_where_it_was_written():
     assert read([*ids_of("<|channel|>final<|message|>"), *half, *ids_of(THINKS)])[:2] == ("\ufffd", "Why Rome?")
 
 
-def test_what_a_client_began_is_not_said_again():
+def test_a_begun_answer_is_not_repeated():
     begun = ids_of(THINKS + "<|channel|>final<|message|>It is")
     assert read(ids_of(" warm.<|return|>"), begun=tuple(begun))[:3] == (" warm.", "", [])
     assert read(ids_of(ROME + "<|call|>"), begun=tuple(ids_of(CALL)[: -len(ids_of(ROME)) - 1]))[2] == [WEATHER]
@@ -133,7 +133,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
     assert len(text) + len(thoughts) + sum(map(len, (call[1] for call in calls))) <= written
 
 
-class Said:
+class Script:
     """A script for the site's engine that answers with the text that a test sets."""
 
     text = ANSWER
@@ -144,7 +144,7 @@ class Said:
 
 @pytest.fixture(scope="module")
 def site():
-    with running(FakeEngine(Said(), context=4000), template=TEMPLATE, tokenizer=TOKENIZER) as site:
+    with running(FakeEngine(Script(), context=4000), template=TEMPLATE, tokenizer=TOKENIZER) as site:
         yield site
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamaspec.model.options import MAX_SEED
+from llamaspec.model.options import MAX_SEED, SAMPLING, SamplingOptions
 from llamaspec.serving.connections import Access
 from llamaspec.serving.prompts import called_arguments, completions
 from llamaspec.serving.streaming import server_sent
@@ -169,7 +169,7 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(site, value):
         assert read_reply(connection).status == 200
 
 
-def test_who_may_not_send_a_body_is_not_asked_for_it():
+def test_unauthorized_clients_get_no_100_continue():
     with running(FakeEngine(), access=Access(keys=("k",))) as site:
         raw = request_bytes(CHAT, {"messages": USER}, headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")[0]
         with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
@@ -209,6 +209,17 @@ def test_an_answer_over_http_1_0_ends_with_its_connection(site, stream):
 )
 def test_values_that_openai_takes_are_taken(site, options):
     assert site.ask(CHAT, {"messages": USER, "max_tokens": 2, **options}).status == 200
+
+
+def test_a_request_wins_over_the_servers_defaults():
+    """Fields that a request does not have come from the model's generation_config.json, else they are OpenAI's."""
+    stated = SamplingOptions(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    with running(FakeEngine(), sampling=stated) as site:
+        site.ask(CHAT, {"messages": USER, "max_tokens": 2})
+        site.ask("/v1/completions", {"prompt": "a", "max_tokens": 2, "temperature": 0.3, "top_k": -1})
+    first, second = site.engine.requests
+    assert [getattr(first, name) for name in SAMPLING] == [getattr(stated, name) for name in SAMPLING]
+    assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.3, 0, 0.9, 0.1)
 
 
 def test_values_mean_what_they_say(site):

@@ -62,17 +62,17 @@ def site() -> Iterator[Running]:
         yield site
 
 
-def asked(site: Running, **options: Any) -> socket.socket:
+def send_request(site: Running, **options: Any) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE)
     connection.sendall(request_bytes("/v1/completions", FOX | options))
     return connection
 
 
-def test_everybody_is_told_and_the_server_ends(site):
+def test_a_failed_engine_sends_errors_and_ends_the_server(site):
     """When the engine fails, a begun stream ends with an error event, other requests get a 500, and the server ends."""
-    began = asked(site, stream=True)
+    began = send_request(site, stream=True)
     first = began.recv(1 << 16)
-    connections = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
+    connections = [send_request(site, stream=stream) for stream in (True, False) for _ in range(3)]
     until(lambda: site.engine.stats().waiting == len(connections))
     site.engine._executor.dies.set()
     assert b"200 OK" in first
@@ -104,7 +104,7 @@ def staying(monkeypatch, request) -> Running:
 def test_probes_and_later_requests_learn_of_it(staying):
     for path in ("/health", "/ready"):
         assert staying.ask(path).status == 200
-    with asked(staying) as connection:
+    with send_request(staying) as connection:
         staying.engine._executor.dies.set()
         assert read_reply(connection).status == 500
     for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
@@ -122,13 +122,13 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
             connection.sendall(request_bytes("/v1/completions", FOX))
             replies.append(read_reply(connection))
 
-    def said(line: str) -> None:
+    def say(line: str) -> None:
         dying.dies.set()
         threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
         threads[0].start()
 
     threads: list[threading.Thread] = []
-    monkeypatch.setattr("llamaspec.commands.serve.say", said)
+    monkeypatch.setattr("llamaspec.commands.serve.say", say)
     monkeypatch.setattr("llamaspec.serving.loading.load_engine", lambda *_, **__: engine)
     ended = click.testing.CliRunner().invoke(serve, ["stories", "--port", "0"])
     threads[0].join(PATIENCE)
@@ -138,7 +138,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     assert "for 5 GB" in caplog.text  # the log has the whole message
 
 
-def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monkeypatch):
+def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
     hanging, lines, statuses = Dying(), [], []
     engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
 
@@ -171,7 +171,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
+def test_only_sigint_prints_a_newline(number, monkeypatch):
     """A newline follows ^C, which a terminal prints for SIGINT; other signals print nothing, so no newline follows."""
     lines: list[str] = []
 
@@ -215,8 +215,8 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
 
     monkeypatch.setattr("llamaspec.serving.http.Site._until", until_asked)
     with running(hung) as site:
-        began = asked(site, stream=True)
-        waiting = asked(site)
+        began = send_request(site, stream=True)
+        waiting = send_request(site)
         until(lambda: hung.stats().waiting == 1)
         take_too_long(hung)
         reply = read_reply(waiting)
@@ -267,7 +267,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     assert asked_for["step_seconds"] == 7
 
 
-def test_a_step_that_ends_late_is_nobodys(hung):
+def test_a_late_step_delivers_no_token(hung):
     """A step that ends after its engine failed delivers no token, and the engine stays failed."""
     events = []
     hung.submit(Request((1, 2), 50), events.append)
@@ -307,7 +307,7 @@ def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
     assert isinstance(events[-1], Finished)
 
 
-def test_everybody_is_told_once_where_the_step_fails_after_all(hung):
+def test_clients_get_one_error_if_the_hanging_step_fails(hung):
     events = []
 
     def deliver(event) -> None:

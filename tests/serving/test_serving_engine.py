@@ -20,7 +20,7 @@ from llamaspec.serving.request import (
     TopLogprobs,
 )
 from llamaspec.serving.scheduler import Draws, Limits
-from tests.serving.scheduler_machine import EOS, alone, next_token
+from tests.serving.scheduler_machine import EOS, next_token, single_answer
 from tests.support.waiting import PATIENCE, until
 
 VOCAB, CONTEXT = 9, 40
@@ -109,7 +109,9 @@ def engine(fake):
 
 def endless(prompt=(1, 1), **options) -> Request:
     """Return a request that runs until its context is full."""
-    seed = next(seed for seed in range(10_000) if alone(Request(prompt, 99, seed=seed), CONTEXT)[1] == "context")
+    seed = next(
+        seed for seed in range(10_000) if single_answer(Request(prompt, 99, seed=seed), CONTEXT)[1] == "context"
+    )
     return Request(prompt, 99, seed=seed, **options)
 
 
@@ -120,7 +122,7 @@ def test_answers_are_those_of_each_request_alone(engine):
     assert len({*numbers}) == 20
     for request, client in zip(requests, clients, strict=True):
         end = client.wait()
-        assert (client.ids, end.reason) == alone(request, CONTEXT)
+        assert (client.ids, end.reason) == single_answer(request, CONTEXT)
         tokens = [event for event in client.events if isinstance(event, Tokens)]
         logprobs = [value for event in tokens for value in event.logprobs or ()]
         assert logprobs == [-float(token) for token in client.ids]
@@ -161,11 +163,11 @@ def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
     for i, neighbor in enumerate(neighbors):
         engine.submit(endless((1, i)), neighbor)
 
-    def told(event: Event) -> None:
+    def deliver(event: Event) -> None:
         client(event)
         engine.cancel(number)
 
-    number = engine.submit(endless(), told)
+    number = engine.submit(endless(), deliver)
     if waits:
         engine.cancel(number)
         engine.cancel(number)
@@ -173,7 +175,7 @@ def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
     fake.goes_on.set()
     assert client.wait().reason == "cancelled" and bool(client.ids) != waits
     for i, neighbor in enumerate(neighbors):
-        assert neighbor.wait().reason == "context" and neighbor.ids == alone(endless((1, i)), CONTEXT)[0]
+        assert neighbor.wait().reason == "context" and neighbor.ids == single_answer(endless((1, i)), CONTEXT)[0]
     engine.cancel(number)
 
 

@@ -211,7 +211,7 @@ def test_a_poisoned_request_fails_alone(stream):
         assert texts == [expected] * 4
 
 
-def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice():
+def test_a_greedy_template_is_refused_and_other_chats_continue():
     greedy = "{{ messages[0].content * (10**10 if messages[0].content == 'eat' else 1) }}"
     with running(FakeEngine(), template=greedy) as site:
         for text, status in (("eat", 400), ("fox", 200)) * 2:

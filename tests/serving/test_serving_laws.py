@@ -91,9 +91,9 @@ class LawMachine(RuleBasedStateMachine):
         for number, answer in self.server.answers.items():
             if answer.reason and answer.reason != "cancelled" and number not in self.judged:
                 self.judged.add(number)
-                assert repr(answer) == repr(self.alone(number))  # NaN is not equal to itself
+                assert repr(answer) == repr(self.single_answer(number))  # NaN is not equal to itself
 
-    def alone(self, number: int) -> Answer:
+    def single_answer(self, number: int) -> Answer:
         server = Server(self.model)
         server.submit(replace(self.server.requests[number], priority=0))
         return server.finish()[0]
@@ -106,7 +106,7 @@ class LawMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow  # 50 s: four models are compiled
 @pytest.mark.timeout(7200)  # enough for the profile `thorough`
-def test_in_any_company_as_alone():
+def test_answers_are_the_same_alone_and_among_others():
     examples = share_of(12, part=1, thorough=334)  # 10,000 steps
     run_state_machine_as_test(
         LawMachine,
@@ -133,7 +133,7 @@ def company(server: Server, request: Request) -> Answer:
 @pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
-def test_in_company_as_alone(name, dtype):
+def test_an_answer_is_the_same_among_preempting_requests(name, dtype):
     """A request gets the same answer by itself and among others, even if others preempt it."""
     model = served(name, dtype)
     preempted = 0
@@ -147,7 +147,7 @@ def test_in_company_as_alone(name, dtype):
     assert preempted >= 6
 
 
-def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
+def test_masks_are_not_recomputed_for_refed_tokens():
     """After a preemption, the mask function `allowed` is not called for tokens that are fed again."""
     model, preempted = served(MODELS[0]), 0
     for seed in range(12):
@@ -293,11 +293,11 @@ def first_token(request: Request) -> Answer:
 def test_bias_penalties_and_masks():
     """Bias, penalties and masks change the likeliest token as their formulas say."""
     prompt = (1, 5, 6, 7)
-    everything = first_token(Request(prompt, 1, logprobs=20))
-    ids, values = everything.reports[0][1]
+    unrestricted = first_token(Request(prompt, 1, logprobs=20))
+    ids, values = unrestricted.reports[0][1]
     best, second = ids[:2]
     gap = values[0] - values[1]
-    assert everything.tokens == [best] and everything.reports[0][0] == values[0]
+    assert unrestricted.tokens == [best] and unrestricted.reports[0][0] == values[0]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 0.99})).tokens == [best]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 1.01})).tokens == [second]
     even = next(token for token in ids if token % 2 == 0 and token != POISON)

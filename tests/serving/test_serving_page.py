@@ -186,7 +186,7 @@ def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
         assert page.get_by_text("was forgotten").count() == 1
 
 
-def test_what_no_room_helps_forgets_nothing(browser, engine, site):
+def test_no_turn_is_dropped_if_dropping_does_not_help(browser, engine, site):
     with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "Who sang?")

@@ -27,8 +27,8 @@ CHECKS = [
     checks.negative_data_rejection,
 ]
 SCHEMA = schemathesis.openapi.from_dict(openapi("stories"))
-FOUND = [*map(methodcaller("ok"), SCHEMA.get_all_operations())]
-OPERATIONS = {f"{operation.method.upper()} {operation.path}": operation for operation in FOUND}
+PARSED_OPERATIONS = [*map(methodcaller("ok"), SCHEMA.get_all_operations())]
+OPERATIONS = {f"{operation.method.upper()} {operation.path}": operation for operation in PARSED_OPERATIONS}
 
 
 @pytest.fixture(scope="module")

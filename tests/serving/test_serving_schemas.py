@@ -271,7 +271,7 @@ def test_preparing_changes_no_schema_in_place():
     assert after["anyOf"] == [{"$ref": "#/$defs/b"}, True] and after["$defs"]["b"]["maximum"] < 2**60
 
 
-def test_a_dead_end_that_only_an_answer_finds_is_the_schemas_fault():
+def test_a_dead_end_during_an_answer_is_an_invalid_schema():
     """If a schema allows no next token in the middle of an answer, the client gets a 400 and nothing is logged."""
 
     def allowed(drawn):

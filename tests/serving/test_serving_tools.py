@@ -118,7 +118,7 @@ def test_an_opening_after_a_call_is_text_where_no_call_follows(tail):
         (ANSWERS["hermes"].removesuffix("\n</tool_call>"), None, True),
     ],
 )
-def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most, complete):
+def test_an_answer_waits_for_tools_only_if_its_last_call_is_complete(text, most, complete):
     reader = CallReader(HERMES, NAMES, most=most)
     reader.feed(text)
     reader.finish()

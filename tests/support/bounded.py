@@ -29,7 +29,7 @@ from tests.support.processes import REPOSITORY
 
 SECONDS = 2.0
 BYTES = 500_000_000
-LEFT = 30_000_000  # bytes that earlier calls may leave behind before a new process starts
+LEFTOVER = 30_000_000  # bytes that earlier calls may leave behind before a new process starts
 PATIENCE = 300.0  # seconds by the clock for a call that waits without using the processor
 
 STATUS = Path("/proc/self/status")
@@ -51,7 +51,7 @@ class Bounded:
             self.close()
             self.module = function.__module__
         answer = self._ask({"module": function.__module__, "name": function.__name__, "argument": argument})
-        if answer["left"] > LEFT:
+        if answer["left"] > LEFTOVER:
             self.close()
         assert "crash" not in answer, answer["crash"]
         assert answer["bytes"] < BYTES, f"{answer['bytes'] / 1e6:.0f} MB of memory were in use"

@@ -319,7 +319,7 @@ def test_probabilities_sum_to_one_and_no_text_is_made_twice():
 
 
 @given(seeds, st.integers(1, 5))
-def test_so_it_is_for_every_rest_of_a_story(seed, open_choices):
+def test_probabilities_of_every_story_ending_sum_to_one(seed, open_choices):
     start = story(random.Random(seed)).trail[:-open_choices]
     texts, probabilities = zip(*derivations(lambda choices: tell_story(choices, OPEN).text, start), strict=True)
     assert len(set(texts)) == len(texts) > 1

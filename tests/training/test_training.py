@@ -61,6 +61,7 @@ from tests.model.test_model_against_reference import composed_bound
 from tests.support import tiny_tokenizers
 from tests.support.processes import REPOSITORY
 from tests.support.random_models import random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.strategies import assert_within, seeds
 
 TINY = Config(
@@ -205,7 +206,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
     assert weights(stopped) == weights(full_run[0])
 
 
-def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
+def test_training_with_a_host_ahead_of_its_device_gives_the_same_weights(full_run, command, monkeypatch, tmp_path):
     """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
@@ -327,31 +328,31 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     ("arguments", "words"),
     [
         (["--out=OUT", "--text=NONE"], "No such file"),
-        (["--out=OUT", "--text=EMPTY"], "holds no text"),
-        (["--out=OUT", "--text=BINARY"], "is not UTF-8: its byte"),
-        (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context': 1 is not in the range"),
-        (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads do not share 2 kv heads"),
+        (["--out=OUT", "--text=EMPTY"], "text"),
+        (["--out=OUT", "--text=BINARY"], "UTF-8 byte"),
+        (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context' 1"),
+        (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads 2 kv heads"),
         (["--out=OUT", "--head-dim=15"], "RoPE turns pairs"),
-        (["--out=OUT", "--dim=0"], "'--dim': 0 is not in the range"),
-        (["--out=OUT", "--context=1"], "'--context': 1 is not in the range"),
-        (["--out=OUT", "--steps=0"], "'--steps': 0 is not in the range"),
-        (["--out=OUT", "--save-every=0"], "'--save-every': 0 is not in the range"),
-        (["--out=OUT", "--batch=0"], "'--batch': 0 is not in the range"),
-        (["--out=OUT", "--lr=nan"], "lr must be positive"),
-        (["--out=OUT", "--seed=-1"], "'--seed': -1 is not in the range"),
-        (["--out=OUT", "--answers=-1"], "'--answers': -1.0 is not in the range"),
-        (["--out=OUT", "--resume"], "contains no checkpoint"),
+        (["--out=OUT", "--dim=0"], "'--dim' 0"),
+        (["--out=OUT", "--context=1"], "'--context' 1"),
+        (["--out=OUT", "--steps=0"], "'--steps' 0"),
+        (["--out=OUT", "--save-every=0"], "'--save-every' 0"),
+        (["--out=OUT", "--batch=0"], "'--batch' 0"),
+        (["--out=OUT", "--lr=nan"], "lr positive"),
+        (["--out=OUT", "--seed=-1"], "'--seed' -1"),
+        (["--out=OUT", "--answers=-1"], "'--answers' -1.0"),
+        (["--out=OUT", "--resume"], "checkpoint"),
         (["--out=EMPTY"], "Not a directory"),
-        (["--out=OUT", "--tokenizer=NONE"], "--tokenizer goes with --text"),
+        (["--out=OUT", "--tokenizer=NONE"], "--tokenizer --text"),
         (["--evaluate=NONE"], "No such file"),
         ([], "give either"),
     ],
 )
-def test_what_cannot_be_is_one_line(stories, tmp_path, arguments, words):
+def test_impossible_trainings_are_refused_in_one_line(stories, tmp_path, arguments, words):
     (tmp_path / "EMPTY").write_text("\n \n\n")
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
     places = [re.sub("=(OUT|NONE|EMPTY|BINARY)$", rf"={tmp_path}/\1", argument) for argument in arguments]
-    assert words in refusal("train", *places)
+    assert mentions(refusal("train", *places), words)
     assert not (tmp_path / "OUT").exists()
 
 
@@ -625,7 +626,7 @@ def test_a_question_counts_its_answer_alone(stories):
         assert example.ids[-1] == EOS and EOS not in example.ids[start:-1]
 
 
-def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
+def test_each_epoch_has_the_whole_text_in_another_order(alphabet, tmp_path):
     (tmp_path / "text").write_text("\n\n".join(f"Number {i}.\n" for i in range(25)) + "\n\n\n")
     tokenizer = load_tokenizer(alphabet[1])
     text = Text(tmp_path / "text", tokenizer, {}, context=32)

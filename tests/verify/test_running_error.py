@@ -12,7 +12,7 @@ from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.contract import Expected
 
 GATE, UP = np.array([[-20.0, -3.0, -1.0, -0.1, 0.5, 6.0]], np.float32), np.full((1, 6), 3.0, np.float32)
-BOTH = {"gate": GATE, "up": UP}
+GATED = {"gate": GATE, "up": UP}
 X = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
 EIGHT, P = np.full(64, 8.0, np.float32), np.full((3, 64), 1 / 64, np.float32)
 
@@ -28,12 +28,12 @@ def of_softmax_backward(y: np.ndarray) -> np.ndarray:
 # For each op: the bound's formula as its contract prints it, arguments, and the bound in units of u.
 PRINTED: dict[str, tuple[str, dict, Callable[[np.ndarray], np.ndarray]]] = {
     "rmsnorm": ("(n/2 + 9) u |y|", {"x": X, "weight": EIGHT, "eps": 1e-6}, lambda y: (64 / 2 + 9) * np.abs(y)),
-    "swiglu": ("(8 + 2 max(-gate, 1)) u |y|", BOTH, lambda y: (8 + 2 * at_least_1(-GATE)) * np.abs(y)),
+    "swiglu": ("(8 + 2 max(-gate, 1)) u |y|", GATED, lambda y: (8 + 2 * at_least_1(-GATE)) * np.abs(y)),
     "gelu": ("7.84 u |x|", {"x": GATE}, lambda y: 7.84 * np.abs(GATE) + 2 * np.abs(y)),
-    "geglu": ("7.84 u |gate up|", BOTH, lambda y: 7.84 * np.abs(GATE * UP) + 3 * np.abs(y)),
+    "geglu": ("7.84 u |gate up|", GATED, lambda y: 7.84 * np.abs(GATE * UP) + 3 * np.abs(y)),
     "clamped_swiglu": (
         "(9 + 5 max(-1.702 gate, 1)) u |y|",
-        BOTH,
+        GATED,
         lambda y: (9 + 5 * at_least_1(-1.702 * GATE)) * np.abs(y),
     ),
     "softmax_backward": ("p (3 u |dp| + gamma_(n+3) sum p |dp|)", {"p": P, "dp": X}, of_softmax_backward),

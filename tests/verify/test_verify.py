@@ -35,7 +35,7 @@ RMSNORM = contract_for("rmsnorm")
 precisions = st.sampled_from(sorted(PRECISIONS)).map(precision)
 
 
-def due(value, *, bound=0.0) -> tuple[Expected]:
+def expected_exactly(value, *, bound=0.0) -> tuple[Expected]:
     value = np.asarray(value, np.float64)
     return (Expected(value, np.full(value.shape, bound), np.full(value.shape, bound / 4), np.abs(value)),)
 
@@ -109,32 +109,32 @@ def test_what_is_no_values_is_refused(text):
     ],
 )
 def test_each_fault_has_its_name(actual, kind):
-    finding = judge((actual,), due([1.0, 2.0], bound=1.0), FLOAT32).finding
+    finding = judge((actual,), expected_exactly([1.0, 2.0], bound=1.0), FLOAT32).finding
     assert (finding and finding.kind) == kind
 
 
 def test_a_result_that_is_missing():
-    assert judge((), due([1.0]), FLOAT32).finding == ("shape", "expected 1 arrays, got 0", "")
+    assert judge((), expected_exactly([1.0]), FLOAT32).finding == ("shape", "expected 1 arrays, got 0", "")
 
 
 def test_what_overflows_its_dtype_may_be_infinite():
     half = precision("float16")
-    assert judge((array([np.inf], np.float16),), due([7e4]), half).finding is None
-    assert judge((array([-np.inf], np.float16),), due([7e4]), half).finding is not None
-    assert judge((array([np.inf], np.float16),), due([6e4]), half).finding is not None
+    assert judge((array([np.inf], np.float16),), expected_exactly([7e4]), half).finding is None
+    assert judge((array([-np.inf], np.float16),), expected_exactly([7e4]), half).finding is not None
+    assert judge((array([np.inf], np.float16),), expected_exactly([6e4]), half).finding is not None
     for infinite in (np.inf, -np.inf):  # up to the bound of sums that cancel
-        assert judge((array([infinite], np.float16),), due([0.0], bound=7e4), half).finding is None
-        assert judge((array([infinite], np.float16),), due([0.0], bound=6e4), half).finding is not None
+        assert judge((array([infinite], np.float16),), expected_exactly([0.0], bound=7e4), half).finding is None
+        assert judge((array([infinite], np.float16),), expected_exactly([0.0], bound=6e4), half).finding is not None
 
 
 def test_one_rounding_on_the_way_out_is_allowed():
     near = np.asarray([1 + 2**-9], ml_dtypes.bfloat16)
     assert near[0] == 1
-    assert judge((near,), due([1 + 2**-9]), precision("bfloat16")).finding is None
-    assert judge((near.astype(np.float32),), due([1 + 2**-9]), precision("bfloat16")).finding is not None
+    assert judge((near,), expected_exactly([1 + 2**-9]), precision("bfloat16")).finding is None
+    assert judge((near.astype(np.float32),), expected_exactly([1 + 2**-9]), precision("bfloat16")).finding is not None
 
 
-def test_conditioning_is_told():
+def test_bad_conditioning_is_reported():
     value = np.array([1e-6])
     expected = (Expected(value, value, value, np.array([1.0])),)
     finding = judge((array([1], np.float32),), expected, FLOAT32).finding
@@ -310,7 +310,7 @@ def test_what_is_no_replay_is_refused(text, tmp_path):
         replay.load(path)
 
 
-def test_programs_are_told_too():
+def test_reports_are_written_as_json_and_junit():
     reports = [run(right), run(eps_outside)]
     summary = json.loads(json.dumps(as_json(reports), allow_nan=False))
     assert summary["outcome"] == "violated"

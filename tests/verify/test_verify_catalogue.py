@@ -111,7 +111,7 @@ def test_definitions_are_pages_of_the_reference():
     assert outside == []
 
 
-def test_a_kernel_right_within_one_tile_is_found_at_default_settings():
+def test_a_kernel_wrong_beyond_one_tile_is_detected_by_default():
     def rmsnorm(x, weight, *, eps):
         squares = np.sum((x * x)[:, :1024], axis=-1, keepdims=True)
         return x / np.sqrt(squares / x.shape[-1] + np.float32(eps)) * weight

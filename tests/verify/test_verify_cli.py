@@ -420,8 +420,8 @@ def test_mutants_of_an_op(verify):
     verdicts, _, table = done.stdout.partition("\n\n")
     count = len(verdicts.splitlines())
     assert done.stderr == f"seed 0\n{count} of {count} mutants killed\n"
-    *_, op, everything = table.splitlines()
-    assert op.startswith(f"| add | {count} | {count} |") and everything.startswith(f"| all | {count} | {count} |")
+    *_, op, total = table.splitlines()
+    assert op.startswith(f"| add | {count} | {count} |") and total.startswith(f"| all | {count} | {count} |")
 
 
 def test_a_model_is_walked_through(verify, data):

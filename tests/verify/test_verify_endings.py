@@ -144,7 +144,7 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("fault", [Unjudged("add"), OSError(28, "No space left on device"), KeyError("x"), None])
-def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
+def test_an_internal_failure_is_no_violation(monkeypatch, capsys, fault):
     def verify(*_: Any, **__: Any):
         raise fault
 
@@ -168,7 +168,7 @@ def test_a_failure_with_its_traceback_is_no_violation(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])
-def test_what_ends_the_program_passes_through(ending):
+def test_exits_pass_through_the_judge(ending):
     def raises(x, y):
         raise ending
 
@@ -178,7 +178,7 @@ def test_what_ends_the_program_passes_through(ending):
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
-def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
+def test_exits_pass_through_hypothesis(monkeypatch, ending):
     """SystemExit and KeyboardInterrupt pass through Hypothesis, which might report another error instead."""
     calls, right = [], runner.strategy
 
@@ -246,6 +246,7 @@ def test_a_signal_ends_mutants_without_a_score(folder, number, status):
     assert "mutants killed" not in err and "| all |" not in out
 
 
+@pytest.mark.slow  # 35 s
 def test_a_signal_ends_what_runs_side_by_side(folder):
     with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", line="seed") as process:
         until(lambda: session_seconds(process.pid) > 6)  # by then all processes judge
@@ -255,7 +256,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
         until(lambda: not session_lives(process.pid))
 
 
-def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
+def test_a_worker_that_ends_at_once_kills_its_candidate(folder):
     """If a pool's worker ends at once because of a signal, it first kills its candidate's process."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)

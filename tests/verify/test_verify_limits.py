@@ -54,7 +54,7 @@ def test_a_candidate_out_of_hand_gets_an_error(tmp_path, monkeypatch, function, 
     assert isinstance(outcome, Failure) and outcome.kind == "raised" and message in outcome.message
 
 
-def test_a_lower_limit_stays_and_what_the_system_refuses_is_left_out():
+def test_a_lower_limit_is_kept_and_refused_limits_are_skipped():
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))

@@ -116,7 +116,7 @@ def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-9])
-def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
+def test_a_weaker_law_allows_both_errors_unless_it_requires_equal_bits(tolerance):
     value = np.ones((1, 2))
     law = Law("it is what it was", lambda trial: Claim(trial.again()[0], value, tolerance))
     looser = loosened(replace(CONTRACTS["add"], laws=[law]), "bfloat16")

@@ -48,7 +48,7 @@ def judged(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere(judged):
+def test_a_causal_kernel_is_right_only_for_causal_masks(judged):
     report, output = judged("attention", "attention", mask=["causal"])
     assert report.outcome == "within bounds", output
     assert re.search("laws .*left out: the order of the keys .*; a key ", output)

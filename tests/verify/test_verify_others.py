@@ -25,10 +25,10 @@ from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import REPOSITORY
 from tests.verify.other_pythons import python_with
 
-FOUND = sorted((REPOSITORY / "docs" / "found").glob("*.json"))
+REPLAYS = sorted((REPOSITORY / "docs" / "found").glob("*.json"))
 
 
-def each(jobs: list[CandidateJob]) -> list[tuple[CandidateJob, str]]:
+def with_dtypes(jobs: list[CandidateJob]) -> list[tuple[CandidateJob, str]]:
     return [(job, dtype) for job in jobs for dtype in job.dtypes]
 
 
@@ -66,19 +66,19 @@ def library(monkeypatch):
 
 
 @pytest.mark.sampled(4)  # 1 s each
-@pytest.mark.parametrize(("job", "dtype"), each(JAX))
+@pytest.mark.parametrize(("job", "dtype"), with_dtypes(JAX))
 def test_functions_of_jax(job, dtype):
     assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=10, shapes=2)
 
 
 @pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("job", "dtype"), each(TRITON))
+@pytest.mark.parametrize(("job", "dtype"), with_dtypes(TRITON))
 def test_triton_kernels_of_jax(job, dtype):
     assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=3, shapes=1)
 
 
-@pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
+@pytest.mark.parametrize(("job", "dtype"), with_dtypes([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
 def test_other_libraries(library, job, dtype):
     assert_accepted(job, dtype, library(job.candidate, job.arrays), examples=60, shapes=None)
 
@@ -90,8 +90,8 @@ def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
     assert report.outcome == "within bounds"
 
 
-@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_what_was_found_is_found_again(path, library):
+@pytest.mark.parametrize("path", REPLAYS, ids=[path.stem for path in REPLAYS])
+def test_every_replay_finds_its_fault_again(path, library):
     """Each replay file that docs/found.md names finds its fault again. Numbers may differ a little between machines."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
@@ -106,10 +106,10 @@ def test_what_was_found_is_found_again(path, library):
     assert finding is not None and finding.kind == saved.finding.partition(":")[0]
 
 
-def test_everything_found_is_told_of():
+def test_every_replay_is_documented():
     text = (REPOSITORY / "docs" / "found.md").read_text(encoding="utf-8")
     text += (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
-    assert FOUND and [path.name for path in FOUND if path.name not in text] == []
+    assert REPLAYS and [path.name for path in REPLAYS if path.name not in text] == []
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():

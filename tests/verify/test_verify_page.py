@@ -70,7 +70,7 @@ def test_every_plot_is_there(pages):
 def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
     within, violated = (charts(text)["Share of the bound by position"] for text in pages)
     colors = [{dot.get("fill") for dot in chart.iter(f"{SVG}circle")} for chart in (within, violated)]
-    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # the other errors vanish next to one of 0.25
+    assert colors == [{svg.COLORS[0]}, {svg.COLORS[1]}]  # the other errors vanish next to one of 0.25
 
 
 def test_a_page_says_what_the_lines_say(pages):

@@ -164,7 +164,7 @@ def test_a_violation_fails_with_its_counterexample():
     assert any(line.startswith("  value: at [0, 0]") for line in lines)
 
 
-def test_what_is_only_suspicious_fails_where_strict():
+def test_suspicious_results_fail_with_strict():
     """With `strict`, a suspicious result fails: its error of 200 u |W| |x| is within gamma_513, but above the alarm."""
 
     def sums_badly(x, weight):

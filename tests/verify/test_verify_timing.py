@@ -109,7 +109,7 @@ def run(*arguments: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
+def candidate_file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 3)
@@ -276,7 +276,7 @@ def torch_on_a_gpu(monkeypatch):
     return did
 
 
-def test_on_a_gpu_events_lie_around_the_whole_call_after_the_cache_was_cleared(torch_on_a_gpu):
+def test_gpu_events_time_the_whole_call_after_the_cache_is_cleared(torch_on_a_gpu):
     clock = Clock("torch")
     argument = SimpleNamespace(is_cuda=True, device="cuda:0")
     result = clock.measure(lambda x: torch_on_a_gpu.append("call") or x, [argument], {})

@@ -22,9 +22,9 @@ from tests.support.processes import REPOSITORY
 from tests.verify.other_pythons import python_with
 
 GUIDE = (REPOSITORY / "docs" / "verify-triton.md").read_text(encoding="utf-8")
-MINE, USUAL, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
-REPAIRED = MINE.replace("/ BLOCK", "/ dim")
-KERNELS = {"mine": MINE, "repaired": REPAIRED, "right": REPAIRED.replace("other=0.0)", "other=0.0).to(tl.float32)")}
+BROKEN, USUAL, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
+REPAIRED = BROKEN.replace("/ BLOCK", "/ dim")
+KERNELS = {"mine": BROKEN, "repaired": REPAIRED, "right": REPAIRED.replace("other=0.0)", "other=0.0).to(tl.float32)")}
 TRANSCRIPTS = re.findall(r"^\$ llamaspec (verify .*)\n((?:.+\n)+?)```", GUIDE, re.M)
 VERDICT = re.compile(r"^(?=violated|within bounds)", re.M)
 
@@ -33,7 +33,7 @@ def test_the_guide_has_a_verdict_for_each_kernel_and_dtype():
     assert [re.findall(r"--candidate (\w+).py", line) for line, _ in TRANSCRIPTS] == [[name] for name in KERNELS]
     for name, source in KERNELS.items():
         ast.parse(source)
-        assert (source == MINE) == (name == "mine")
+        assert (source == BROKEN) == (name == "mine")
     assert KERNELS["right"].count(".to(tl.float32)") == 2
 
 

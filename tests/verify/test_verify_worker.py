@@ -99,7 +99,7 @@ def test_a_judge_that_ends_at_once_leaves_no_process(worker):
     assert candidate._process._popen.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
+def test_a_signal_during_the_import_of_the_cleanup_module_is_handled(monkeypatch):
     for name in ("llamaspec.verify.candidates.process", "multiprocessing", "llamaspec.model.checkpoints.staging"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     remove_what_is_unfinished()

@@ -99,13 +99,13 @@ def attention_paged(
             query = f32(q[row, head]) / np.sqrt(np.float32(head_dim))
             maximum, total, out = np.float32(-np.inf), np.float32(0), np.zeros(head_dim, np.float32)
             for block in range(-(-length // page)):
-                held = slice(0, min(page, length - block * page))
+                tokens = slice(0, min(page, length - block * page))
                 place = table[row, block]
-                scores = f32(k_pages[place, held, shared]) @ query
+                scores = f32(k_pages[place, tokens, shared]) @ query
                 new = max(maximum, np.max(scores))
                 rescale, p = np.exp(maximum - new), np.exp(scores - new)
                 total = total * rescale + np.sum(p)
-                out = out * rescale + p @ f32(v_pages[place, held, shared])
+                out = out * rescale + p @ f32(v_pages[place, tokens, shared])
                 maximum = new
             o[row, head] = out / total if total > 0 else 0
     return o
@@ -469,11 +469,11 @@ pages of 16, always
     - min(page, length - block * page)
     + min(page, 16, max(length - block * 16, 1))
 first position of every page left out
-    - held = slice(0, min
-    + held = slice(min(1, page - 1, length - block * page - 1), min
+    - tokens = slice(0, min
+    + tokens = slice(min(1, page - 1, length - block * page - 1), min
 values from the page of the block, keys from the table
-    - v_pages[place, held, shared]
-    + v_pages[min(block, len(v_pages) - 1), held, shared]
+    - v_pages[place, tokens, shared]
+    + v_pages[min(block, len(v_pages) - 1), tokens, shared]
 weighted sum not rescaled
     - out = out * rescale +
     + out = out +
@@ -499,8 +499,8 @@ right up to groups of 8
     - head // (heads // kv_heads)
     + head // min(heads // kv_heads, 8) % kv_heads
 right up to heads of 128
-    - f32(k_pages[place, held, shared]) @ query
-    + f32(k_pages[place, held, shared, :128]) @ query[:128]
+    - f32(k_pages[place, tokens, shared]) @ query
+    + f32(k_pages[place, tokens, shared, :128]) @ query[:128]
 right up to 4,096 blocks
     - range(-(-length // page))
     + range(min(-(-length // page), 4096))

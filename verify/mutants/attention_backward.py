@@ -33,11 +33,11 @@ def attention_backward(
             shift = np.where(np.isneginf(top), np.float32(0), top)
             delta = np.sum(output / total[:, None] * slopes, axis=1)
             for tile in spans(keys, BLOCK):
-                near, held = f32(k[row, tile, shared]), f32(v[row, tile, shared])
-                scores = queried @ near.T * scale + f32(mask[row, :, tile])
+                key_tile, value_tile = f32(k[row, tile, shared]), f32(v[row, tile, shared])
+                scores = queried @ key_tile.T * scale + f32(mask[row, :, tile])
                 p = np.exp(scores - shift[:, None]) / total[:, None]
-                ds = p * (slopes @ held.T - delta[:, None])
-                dq[row, :, head] += ds @ near * scale
+                ds = p * (slopes @ value_tile.T - delta[:, None])
+                dq[row, :, head] += ds @ key_tile * scale
                 dk[row, tile, shared] += ds.T @ queried * scale
                 dv[row, tile, shared] += p.T @ slopes
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
@@ -47,23 +47,23 @@ IMPLEMENTATION = implementation(
     attention_backward,
     """
 delta left out
-    - slopes @ held.T - delta[:, None]
-    + slopes @ held.T
+    - slopes @ value_tile.T - delta[:, None]
+    + slopes @ value_tile.T
 delta added
-    - slopes @ held.T - delta[:, None]
-    + slopes @ held.T + delta[:, None]
+    - slopes @ value_tile.T - delta[:, None]
+    + slopes @ value_tile.T + delta[:, None]
 delta of an output that is not divided
     - output / total[:, None] * slopes
     + output * slopes
 scale left out of dq
-    - ds @ near * scale
-    + ds @ near
+    - ds @ key_tile * scale
+    + ds @ key_tile
 scale left out of dk
     - ds.T @ queried * scale
     + ds.T @ queried
 scale twice in dq
-    - ds @ near * scale
-    + ds @ near * scale * scale
+    - ds @ key_tile * scale
+    + ds @ key_tile * scale * scale
 scale of the model's width
     - np.sqrt(head_dim)
     + np.sqrt(head_dim * heads)
@@ -86,8 +86,8 @@ tail left out of the forward pass
     - for span in spans(keys, BLOCK)
     + for span in full_spans(keys, BLOCK)
 mask left out
-    - scores = queried @ near.T * scale + f32(mask[row, :, tile])
-    + scores = queried @ near.T * scale
+    - scores = queried @ key_tile.T * scale + f32(mask[row, :, tile])
+    + scores = queried @ key_tile.T * scale
 probabilities not divided
     - np.exp(scores - shift[:, None]) / total[:, None]
     + np.exp(scores - shift[:, None])
@@ -101,8 +101,8 @@ dk from the output's slopes
     - ds.T @ queried
     + ds.T @ slopes
 keys for values in dp
-    - slopes @ held.T - delta
-    + slopes @ near.T - delta
+    - slopes @ value_tile.T - delta
+    + slopes @ key_tile.T - delta
 a maximum that starts at 0
     - np.full(queries, -np.inf, np.float32)
     + np.zeros(queries, np.float32)
@@ -119,8 +119,8 @@ last query left out of dk
     - ds.T @ queried * scale
     + ds.T[:, : max(queries - 1, 1)] @ queried[: max(queries - 1, 1)] * scale
 ds in bfloat16 for inputs of float32
-    - dq[row, :, head] += ds @ near
-    + dq[row, :, head] += bf16(ds) @ near
+    - dq[row, :, head] += ds @ key_tile
+    + dq[row, :, head] += bf16(ds) @ key_tile
 p in float16
     - p.T @ slopes
     + f16(p).T @ slopes
@@ -128,11 +128,11 @@ delta in bfloat16
     - delta = np.sum(output / total[:, None] * slopes, axis=1)
     + delta = bf16(np.sum(output / total[:, None] * slopes, axis=1))
 mask of the first sequence for all
-    - near.T * scale + f32(mask[row, :, tile])
-    + near.T * scale + f32(mask[0, :, tile])
+    - key_tile.T * scale + f32(mask[row, :, tile])
+    + key_tile.T * scale + f32(mask[0, :, tile])
 right up to 4,096 queries
-    - dq[row, :, head] += ds @ near * scale
-    + dq[row, :4096, head] += (ds @ near * scale)[:4096]
+    - dq[row, :, head] += ds @ key_tile * scale
+    + dq[row, :4096, head] += (ds @ key_tile * scale)[:4096]
 right up to 4,096 keys
     - dv[row, tile, shared] += p.T @ slopes
     + dv[row, tile, shared] += p.T @ slopes * (tile.start < 4096)

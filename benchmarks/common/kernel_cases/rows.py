@@ -17,7 +17,7 @@ from llamaspec.benchmarks.common.kernel_cases.case import (
     times,
 )
 from llamaspec.pallas_kernels.rmsnorm import rmsnorm
-from llamaspec.pallas_kernels.softmax import WHOLE, softmax
+from llamaspec.pallas_kernels.softmax import REGISTER_SCORES, softmax
 from llamaspec.reference.config import Config
 
 
@@ -41,7 +41,7 @@ def norm_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Ca
 def logit_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
     """Yield softmax of a row of logits, which are float32."""
     if dtype == FLOAT32:
-        kernels = ("softmax",) if config.vocab <= WHOLE else ("exp_sums", "softmax")
+        kernels = ("softmax",) if config.vocab <= REGISTER_SCORES else ("exp_sums", "softmax")
         yield Case(
             op="softmax",
             shape=f"{config.vocab}",

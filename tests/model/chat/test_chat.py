@@ -228,7 +228,7 @@ def test_an_interrupted_answer_is_kept(kind):
     assert talk.script.fed == talk.cached
 
 
-def test_a_question_without_any_answer_was_not_put(kind):
+def test_a_question_without_an_answer_is_dropped(kind):
     talk = Talk(kind)
     generation = talk.chat.reply("Hi", interrupted=lambda: True)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
@@ -242,7 +242,7 @@ def test_a_question_without_any_answer_was_not_put(kind):
 
 
 @pytest.mark.parametrize("length", range(1, 6))
-def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
+def test_an_answer_cut_inside_a_character_stays_as_shown(kind, length):
     talk = Talk(kind)
     begin, end = text("a", kind), "\ufffd" if 1 < length < 5 else ""
     drawn = talk.tokenizer.encode(f"{begin}🦙", start=False)
@@ -254,7 +254,7 @@ def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
     assert talk.chat.messages[1]["content"] == generation.completion
 
 
-def test_what_is_shown_for_half_a_character_is_not_taken_for_its_bytes(kind):
+def test_half_a_character_keeps_its_bytes(kind):
     talk = Talk(kind)
     begin, *later_bytes = talk.tokenizer.encode(text("！", kind), start=False)[-3:]
     assert talk.tokenizer.bytes_of(begin) == "\ufffd".encode()[:1] and len(later_bytes) == 2
@@ -360,7 +360,7 @@ def test_old_turns_make_room(kind):
     )
 
 
-def test_room_that_cannot_be_made_is_not_made(kind):
+def test_old_turns_stay_if_dropping_them_does_not_help(kind):
     talk = Talk(kind, capacity=200)
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     messages = talk.chat.messages
@@ -411,7 +411,7 @@ THOUGHTLESS = """\
 """
 
 
-def test_a_template_that_rewrites_the_past_has_the_rest_computed_anew():
+def test_a_template_that_changes_earlier_turns_recomputes_the_rest():
     talk = Talk("llama3", ChatTemplate("thoughtless", THOUGHTLESS, {"bos_token": "<|begin_of_text|>"}))
     first = talk.ask("Hi", talk.answer("<think>Hm.</think>Yes"))
     before = len(talk.script.fed)

@@ -52,7 +52,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("written", CASES)
-def test_an_answer_is_what_is_said(talk, written):
+def test_the_answer_is_the_final_channel(talk, written):
     ids = ids_of(written)
     ends = {} if written.endswith("<|return|>") else {"max_new_tokens": len(ids)}
     talk.script.answer = list(ids)

@@ -70,7 +70,7 @@ def test_templates_render_as_in_transformers(case):
         assert template.render(case["messages"], **case["variables"]) == case["rendered"]
 
 
-def test_what_is_none_is_not_there():
+def test_none_values_are_undefined_in_templates():
     template = ChatTemplate(
         "t", "{% for m in messages %}{{ m.name is defined }}{{ m.content }}{% endfor %}{{ bos_token }}"
     )
@@ -165,7 +165,7 @@ def say(template: ChatTemplate, text: str) -> str:
     return template.render([{"role": "user", "content": text}])
 
 
-def test_one_worker_renders_again_and_again_whatever_a_rendering_does(monkeypatch, started):
+def test_one_worker_renders_many_templates_even_after_failures(monkeypatch, started):
     monkeypatch.setattr("llamaspec.model.chat.template_process.CPU_SECONDS", 1)
     with closing(Workers()) as workers:
         template = ChatTemplate("t", AS_TOLD, workers=workers)
@@ -276,7 +276,7 @@ contents = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a
 @example("<|eot_id|>")
 @example("</s>")
 @example("<<s>s>")
-def test_what_was_said_is_text(name, text):
+def test_message_text_is_never_a_special_token(name, text):
     tokenizer = TOKENIZERS[name]
     special = SpecialTokens(tokenizer)
     begin, end = list(tokenizer.special)[:2]
@@ -288,7 +288,7 @@ def test_what_was_said_is_text(name, text):
 
 
 @given(parts=st.lists(st.text("<|eot_id>/s", max_size=4) | st.sampled_from(["<|", "eot_id", "|>"])))
-def test_nor_do_parts_of_it_make_a_special_token(parts):
+def test_message_parts_cannot_form_a_special_token(parts):
     together = marked("").join(map(quoted, parts))
     assert SpecialTokens(LLAMA3).encode(together) == LLAMA3.encode("".join(parts))
 
@@ -296,7 +296,7 @@ def test_nor_do_parts_of_it_make_a_special_token(parts):
 @pytest.mark.parametrize(
     ("before", "content", "after"), [("<|", "eot_id|>", ""), ("", "<|eot_id", "|>"), ("<|eot", "_", "id|>")]
 )
-def test_nor_does_a_part_of_it_within_a_name(before, content, after):
+def test_message_text_inside_a_name_is_no_special_token(before, content, after):
     text = marked(before) + quoted(content) + after
     assert text == "<|eot_id|>" and SpecialTokens(LLAMA3).encode(text) == LLAMA3.encode("<|eot_id|>")
 
@@ -334,7 +334,7 @@ def test_errors_of_templates_show_what_was_said():
         template.render([{"role": "user", "content": "<|eot_id|> \U0001f999"}])
 
 
-def test_halves_of_a_character_that_a_template_puts_together_are_refused():
+def test_joined_halves_of_a_character_are_refused():
     with pytest.raises(CheckpointError, match=r"^t: .*Unicode"):
         ChatTemplate("t", r"{{ '\ud83d' ~ '\udc4b' }}").render([])
 
@@ -374,7 +374,7 @@ class Model(Llama):
     def session(self) -> Any: ...
 
 
-def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
+def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_encoded():
     """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding it would take 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(ValueError, match=r"^t: .*2,800,000.*25,600"):

@@ -24,7 +24,7 @@ def test_a_folders_template_is_found_rendered_and_encoded_as_in_transformers(cas
     assert SpecialTokens(tokenizer).encode(rendered) == [int(id) for id in case["ids"].split()]
 
 
-def test_a_file_of_its_own_comes_first(tmp_path):
+def test_a_template_file_takes_precedence(tmp_path):
     config = {"chat_template": "not this", "bos_token": {"content": "<x>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").write_text("[{{ bos_token }}|{{ eos_token }}]")
@@ -33,13 +33,13 @@ def test_a_file_of_its_own_comes_first(tmp_path):
     assert template.render(HELLO) == "[<x>|]"
 
 
-def test_it_is_beside_a_file(tmp_path):
+def test_a_template_next_to_a_model_file_is_found(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token ~ eos_token }}")
     assert find_template(LLAMA3, tmp_path / "tokenizer.model").render(HELLO) == "<|begin_of_text|><|eot_id|>"
     assert find_template(LLAMA2, tmp_path / "none.bin").render(HELLO) == "<s></s>"
 
 
-def test_places_are_asked_in_turn(tmp_path):
+def test_template_locations_have_an_order(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "chat_template.jinja").write_text("found")
     assert find_template(LLAMA3, tmp_path / "a", tmp_path).source == "found"
@@ -120,7 +120,7 @@ def test_a_model_without_one_says_so(tmp_path):
         find_template(load_tokenizer(tmp_path), tmp_path)
 
 
-def test_a_template_that_nobody_named_is_said_to_be_taken(tmp_path):
+def test_a_default_template_is_announced(tmp_path):
     note = find_template(LLAMA2, tmp_path).note
     assert note and note.startswith(f"{tmp_path}: no chat template")
     assert "llama2" in note and "--template" in note and "llama3, chatml" in note

@@ -81,7 +81,7 @@ EXACT = {
     "{{ m.role }}{{ '<s>'.join(['a', 'b']) }}": "usera<s>b",
 }
 # Templates with a result that counts as text from a message as a whole.
-WHOLE = [
+QUOTED_RESULTS = [
     "{{ m.content | center(80) }}{{ m.content.center(80) }}{{ m.content.ljust(80) }}{{ m.content.zfill(80) }}",
     "{{ m.content | wordwrap(5) }}{{ m.content | truncate(8) }}{{ m.content | urlencode }}",
     "{{ m.content | striptags }}{{ m.content.expandtabs() }}{{ m.content.swapcase() }}{{ m.content.casefold() }}",
@@ -108,7 +108,7 @@ def with_our_marks(source: str) -> MarkedText:
     return render(compiled("{% set m = messages[0] %}" + source), with_marks(request))
 
 
-def shown(text: str) -> str:
+def with_quotes(text: str) -> str:
     """Return the text with the letter Q in place of each run of quoted characters."""
     at, parts = 0, []
     for i, length in enumerate(lengths_of(marks_of(text))):
@@ -121,14 +121,14 @@ def shown(text: str) -> str:
 def test_a_template_sees_plain_texts_and_marks_stay(source):
     text = with_our_marks(source)
     assert text == in_plain_jinja(source)
-    assert shown(text) == EXACT[source]
+    assert with_quotes(text) == EXACT[source]
 
 
-@pytest.mark.parametrize("source", WHOLE, ids=range(len(WHOLE)))
+@pytest.mark.parametrize("source", QUOTED_RESULTS, ids=range(len(QUOTED_RESULTS)))
 def test_what_is_not_followed_is_quoted_as_a_whole(source):
     text = with_our_marks(source)
     assert text == in_plain_jinja(source)
-    assert shown(text) == "Q"
+    assert with_quotes(text) == "Q"
 
 
 @pytest.mark.parametrize("name", sorted({*FILTERS} - {"random"}))
@@ -155,7 +155,7 @@ def test_the_tokens_of_the_model_and_roles_are_the_templates_own():
     )
     text = template.render([{"role": "user", "content": ""}], x="<s>", tools=[{"a": "</s>"}])
     assert text == "<s><s><|user|></s>"
-    assert shown(text) == "<s>Q<|user|>Q"
+    assert with_quotes(text) == "<s>Q<|user|>Q"
 
 
 def test_errors_name_what_templates_have():
@@ -200,7 +200,7 @@ def test_parts_keep_their_marks(text, separator, new, count, first, step):
         options = (separator, count) if "split" in name else (separator,)
         parts = getattr(text, name)(*options)
         assert [*parts] == [*getattr(plain(text), name)(*options)]
-        between = marked("") if "partition" in name else _found(text, separator)
+        between = marked("") if "partition" in name else _part(text, separator)
         assert marks_of(between.join(parts)) == marks_of(text) or "split" in name
     for name in ("split", "rsplit"):
         assert [*getattr(text, name)(None, count)] == getattr(plain(text), name)(None, count)
@@ -213,7 +213,7 @@ def test_parts_keep_their_marks(text, separator, new, count, first, step):
     assert "".join(map(plain, text)) == text and b"".join(map(marks_of, text)) == marks_of(text)
 
 
-def _found(text: MarkedText, part: str) -> MarkedText:
+def _part(text: MarkedText, part: str) -> MarkedText:
     at = text.find(part)
     return text[at : at + len(part)] if at >= 0 else marked("")
 

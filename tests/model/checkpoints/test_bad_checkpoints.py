@@ -63,14 +63,14 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_strangers(tmp_path, kind):
+def test_files_of_other_formats_are_refused(tmp_path, kind):
     content, what = STRANGERS[kind]
     (tmp_path / "model.bin").write_bytes(content)
     assert mentions(refusal(tmp_path / "model.bin"), what)
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_strangers_under_the_name_of_safetensors(tmp_path, kind):
+def test_other_files_named_safetensors_are_refused(tmp_path, kind):
     families.write_checkpoint(tmp_path, families.FAMILIES["llama-3"])
     (tmp_path / "model.safetensors").write_bytes(STRANGERS[kind][0])
     refusal(tmp_path, named=str(tmp_path / "model.safetensors"))
@@ -109,7 +109,7 @@ def test_an_error_while_reading_is_one_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["the directory's config.json", "the weights"])
-def test_half_a_directory(tmp_path, missing):
+def test_an_incomplete_folder_is_refused(tmp_path, missing):
     families.write_checkpoint(tmp_path, families.FAMILIES["llama-3"])
     if missing == "the weights":
         (tmp_path / "model.safetensors").unlink()

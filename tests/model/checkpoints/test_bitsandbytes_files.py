@@ -202,7 +202,7 @@ SCALES = np.full(128, np.nan, np.float32)
         (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "finite number"),
     ],
 )
-def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp_path):
+def test_invalid_quantized_tensors_are_refused(double, part, value, what, tmp_path):
     write(tmp_path, double=double, **{part: value})
     assert mentions(refusal(tmp_path), what)
 
@@ -218,7 +218,7 @@ def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp
         ({"bnb_4bit_use_double_quant": True}, "weight.absmax float32 [64] config.json uint8 [64]"),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
+def test_an_unsupported_quantization_config_is_refused(changes, what, tmp_path):
     write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changes

@@ -69,13 +69,13 @@ def process() -> Iterator[Bounded]:
         (fail, "", r"(?s)Traceback.*IndexError"),
     ],
 )
-def test_a_limit_is_one(process, function, argument, what):
+def test_each_limit_stops_a_call(process, function, argument, what):
     with pytest.raises(AssertionError, match=what):
         process.refusal(function, argument)
     assert process.refusal(refuse, "goes on") == "goes on"
 
 
-def test_what_an_earlier_call_took_hides_nothing(process):
+def test_earlier_calls_do_not_affect_the_next_limit(process):
     """Memory that an earlier call used does not count in the next call's limit."""
     most = str(BYTES // 2)
     for _ in range(3):

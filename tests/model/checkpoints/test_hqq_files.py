@@ -119,7 +119,7 @@ NAN = np.full((192, 1), np.nan, np.float16)
         ("quant_zero", np.array(1, np.uint8), "up_proj quant_zero 1 0"),
     ],
 )
-def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
+def test_invalid_quantized_tensors_are_refused(part, value, what, tmp_path):
     write(tmp_path, {part: value})
     assert mentions(refusal(tmp_path), what)
 
@@ -143,7 +143,7 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
         ({}, {"weight_quant_params": 7}, "weight_quant_params 7 object"),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(weights, change, what, tmp_path):
+def test_an_unsupported_quantization_config_is_refused(weights, change, what, tmp_path):
     write(tmp_path, {})
     config = json.loads((tmp_path / "config.json").read_text())
     settings = config["quantization_config"]["quant_config"]

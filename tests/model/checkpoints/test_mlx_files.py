@@ -219,7 +219,7 @@ def test_joined_experts_need_no_quantization(tmp_path):
         ),
     ],
 )
-def test_tensors_that_cannot_be_meant_are_refused(model, changes, what, tmp_path):
+def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
     write(tmp_path, model, **changes)
     assert what in refusal(tmp_path)
 
@@ -237,6 +237,6 @@ def test_tensors_that_cannot_be_meant_are_refused(model, changes, what, tmp_path
         ({"group_size": 64}, "rows of 32 weights are not whole groups of 64, as MLX needs"),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
+def test_an_unsupported_quantization_config_is_refused(changes, what, tmp_path):
     write(tmp_path, "phi3", {"quantization": GOLDENS["models"]["phi3"]["quantization"] | changes})
     assert what in refusal(tmp_path, named=str(tmp_path))

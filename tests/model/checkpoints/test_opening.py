@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
 from llamaspec.model.checkpoints.open import place_of
 from llamaspec.model.checkpoints.staging import new_directory, new_file
 from llamaspec.model.convert import convert
-from tests.support import families
+from tests.support import families, llama2c_files
 from tests.support.gguf_files import file_of
 from tests.support.processes import REPOSITORY
 from tests.support.refusals import mentions
@@ -159,7 +159,7 @@ with {maker}(sys.argv[1]) as staged:
 
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
-def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(maker, written, tmp_path):
     """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
@@ -196,3 +196,18 @@ def test_a_link_named_like_an_unfinished_file_is_left_alone(tmp_path):
     with new_file(tmp_path / "there") as staged:
         staged.write_text(json.dumps({}))
     assert (tmp_path / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize("layers", [123, 379])
+def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
+    """A llama2.c file has the number of layers where a safetensors file has JSON, and 379 begins with the byte "{"."""
+    sizes = llama2c_files.Sizes(dim=8, ffn=4, layers=layers)
+    assert open_checkpoint(llama2c_files.write(tmp_path / "x.bin", 0, sizes=sizes)).config.layers == layers
+
+
+@pytest.mark.parametrize("dim", [379, 0x407B])
+def test_a_width_that_begins_with_a_brace(tmp_path, dim):
+    path = tmp_path / "x.bin"
+    path.write_bytes(llama2c_files.header(llama2c_files.Sizes(dim=dim), version=1, tied=True))
+    with pytest.raises(CheckpointError, match=f"not a checkpoint: dim {dim} and 4 heads"):
+        open_checkpoint(path)

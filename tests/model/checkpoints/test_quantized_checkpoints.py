@@ -59,7 +59,7 @@ CONFIG = {
 
 
 @pytest.mark.parametrize("case", GOLDENS["compressed_tensors"]["cases"])
-def test_words_are_those_of_compressed_tensors(case):
+def test_packed_words_equal_compressed_tensors(case):
     rows, cols = GOLDENS["compressed_tensors"]["shape"]
     bits, packed = case["bits"], np.array(case["packed"], np.int32)
     codes = np.array(case["codes"], np.int8)
@@ -70,7 +70,7 @@ def test_words_are_those_of_compressed_tensors(case):
     np.testing.assert_array_equal(rule.pack(part)["weight_packed"], packed)
 
 
-def test_words_are_those_of_autoawq():
+def test_packed_words_equal_autoawq():
     dtypes = {"qweight": np.int32, "qzeros": np.int32, "scales": np.float16}
     words = {name: np.array(GOLDENS["awq"]["words"][name], dtype) for name, dtype in dtypes.items()}
     rows, cols = GOLDENS["awq"]["shape"]
@@ -80,7 +80,7 @@ def test_words_are_those_of_autoawq():
 
 
 @pytest.mark.parametrize("case", GOLDENS["gptq_words"]["cases"], ids=lambda case: str(case["bits"]))
-def test_words_are_those_of_auto_gptq(case):
+def test_packed_words_equal_auto_gptq(case):
     golden, bits = GOLDENS["gptq_words"], case["bits"]
     random = np.random.RandomState(bits)  # as the golden was made
     codes = random.randint(0, 2**bits, (golden["rows"], golden["cols"]))
@@ -93,7 +93,7 @@ def test_words_are_those_of_auto_gptq(case):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_words_are_those_of_marlin(groups):
+def test_packed_words_equal_marlin(groups):
     codes, scales = make_marlin.drawn(groups)
     arrays = {name: np.array(MARLIN[str(groups)][name], dtype) for name, dtype in (("B", np.int32), ("s", np.float16))}
     rule = Marlin(make_marlin.COLS // groups)
@@ -556,7 +556,7 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ("int8 of bitsandbytes", {"load_in_8bit": False}, "load_in_4bit load_in_8bit"),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_path):
+def test_an_unsupported_quantization_config_is_refused(layout, changes, what, tmp_path):
     assert mentions(fails(tmp_path, layout, **changes), what)
 
 
@@ -581,7 +581,7 @@ def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_
         ("fp8 a row", "weight", np.full((96, 64), np.nan, ml_dtypes.float8_e4m3fn), "nan"),
     ],
 )
-def test_tensors_that_cannot_be_meant_are_refused(layout, part, value, what, tmp_path):
+def test_invalid_quantized_tensors_are_refused(layout, part, value, what, tmp_path):
     write_layout(tmp_path, layout)
     file = tmp_path / "model.safetensors"
     raw = file.read_bytes()

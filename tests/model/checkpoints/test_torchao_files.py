@@ -134,7 +134,7 @@ def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
         ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale float32 [96 2] config"),
     ],
 )
-def test_tensors_that_cannot_be_meant_are_refused(kind, part, value, what, tmp_path):
+def test_invalid_quantized_tensors_are_refused(kind, part, value, what, tmp_path):
     write(tmp_path, {part: value}, kind)
     assert mentions(refusal(tmp_path), what)
 
@@ -162,7 +162,7 @@ def test_tensors_that_cannot_be_meant_are_refused(kind, part, value, what, tmp_p
         ),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(settings, what, tmp_path):
+def test_an_unsupported_quantization_config_is_refused(settings, what, tmp_path):
     write(tmp_path, {})
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["quant_type"] = settings

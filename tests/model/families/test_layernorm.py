@@ -82,7 +82,7 @@ def test_switches_that_have_no_meaning_together_are_refused(changes, words):
 HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
 
 
-def test_a_file_of_few_tensors_names_no_norm_for_each_of_many_heads(tmp_path):
+def test_too_many_heads_are_refused_before_their_norms_are_listed(tmp_path):
     """2^30 heads in config.json are refused before the reader lists one norm tensor per head."""
     write_huggingface(random_checkpoint(HEADS, seed=0), tmp_path / "model")
     config = tmp_path / "model" / "config.json"

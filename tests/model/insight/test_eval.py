@@ -58,7 +58,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
-def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, data):
+def test_windows_do_not_matter_if_only_the_last_token_counts(seed, tokens, context, data):
     """If logits depend only on the last token, loss and divergence equal sums over a table, for any windows."""
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def test_a_model_is_no_distance_from_itself():
     assert result.divergence == (0, 0, 0, 0, 1)
 
 
-def test_what_all_logits_of_a_position_share_does_not_matter():
+def test_a_constant_added_to_all_logits_does_not_matter():
     rng = np.random.default_rng(0)
     table, text = rng.normal(size=(5, 5)), EvalText([0, 1, 2, 3, 4], 5)
     moved = table + 1e4 * rng.normal(size=(5, 1))
@@ -177,7 +177,7 @@ def test_windows_are_those_of_transformers(data):
             assert abs(result.loss - golden["model"]) <= loss_bound(GOLDEN)
 
 
-def test_each_tensor_alone():
+def test_the_divergence_of_each_tensor_is_reported():
     """`compare_by_tensor` lists each quantized tensor with the divergence that quantizing only this tensor causes."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
@@ -334,7 +334,7 @@ def test_a_model_of_another_vocabulary_is_refused(run, tmp_path, data):
     assert_refused(run("eval", "--against", str(small), "--text", str(path)), "different vocabularies", str(small))
 
 
-def test_what_nothing_predicts_is_not_counted(tmp_path):
+def test_a_token_without_a_prediction_is_not_counted(tmp_path):
     """The first token counts only if BOS predicts it; a text of one token without BOS is refused."""
     path, spelt = tmp_path / "text", tmp_path / "tokenizer.json"
     spelt.write_text(tiny_tokenizers.chatml())

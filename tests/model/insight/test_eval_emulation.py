@@ -39,7 +39,7 @@ from llamaspec.reference.quantizers import ggml_activations, smoothquant
 from llamaspec.verify.bounds import running_error
 from tests.commands.test_cli import assert_refused
 from tests.goldens import make_gguf
-from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, made, theirs
+from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, llama_cpp_logits, make_file
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import assert_within, noises
 
@@ -61,7 +61,7 @@ def file(tmp_path_factory) -> Callable[[str], Path]:
 
     def path(name: str) -> Path:
         if name not in paths:
-            paths[name] = made(folder, name, GOLDENS["logits"][name]["sha256"])
+            paths[name] = make_file(folder, name, GOLDENS["logits"][name]["sha256"])
         return paths[name]
 
     return path
@@ -79,7 +79,7 @@ def test_logits_are_those_of_llama_cpp(file, name):
     actual = emulated_logits(file(name), IDS)
     apart = CHANGED.get(name, [FLIPPED.get(name)])
     compared = [position for position in range(len(IDS)) if position not in apart]
-    assert distance(actual[compared], theirs(name)[compared]) < 1e-5
+    assert distance(actual[compared], llama_cpp_logits(name)[compared]) < 1e-5
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +94,7 @@ def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "position"), [*FLIPPED.items(), ("float16", 0)])
-def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
+def test_remaining_differences_come_from_one_rounding_tie(file, monkeypatch, name, position):
     """Rounding one number at a tie to the other side reproduces llama.cpp's logits of the whole position.
 
     For float16, only the first position is checked: ties are 2^-11 apart, and later positions have several numbers
@@ -114,7 +114,7 @@ def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
         return rounded + np.where(np.isin(x, chosen), np.where(x < rounded, -step, step), 0)
 
     monkeypatch.setitem(ggml_activations.ROUNDINGS, to, rounding)
-    ids, expected = IDS[: position + 1], theirs(name)
+    ids, expected = IDS[: position + 1], llama_cpp_logits(name)
     assert distance(emulated_logits(path, ids)[position], expected[position]) > 1e-5
     nearest = sorted(set(seen))[: 8 if name == "float16" else 1]
 
@@ -217,7 +217,7 @@ def test_a_product_is_that_of_the_reference(noise):
             assert_within(actual, linear(rounded, w.astype(np.float64)), bound)
 
 
-def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
+def test_a_rounding_array_rounds_only_its_multiplier():
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, 32)), rng.normal(size=(5, 32))
     rounding = RoundingArray.of(w, "q8_0")
@@ -228,7 +228,7 @@ def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
     assert np.array_equal(rounding[1] + 1, w[1] + 1)
 
 
-def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
+def test_a_rounding_array_multiplies_minima_by_sums():
     """`RoundingArray` multiplies the minima by the sums that q8_1 stores, also for each expert's matrix."""
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
@@ -242,7 +242,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
-def test_q8_0_is_for_all_that_is_quantized(name):
+def test_q8_0_activations_apply_to_every_quantized_matrix(name):
     """Activations are rounded to q8_0 for every matrix of a q8 model, experts included, alike on both backends."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
@@ -255,7 +255,7 @@ def test_q8_0_is_for_all_that_is_quantized(name):
 
 
 @pytest.mark.slow  # 10 s
-def test_int8_is_for_what_is_in_int8():
+def test_int8_activations_apply_to_int8_matrices():
     """Activations are rounded to int8, one scale per token, for every matrix of a q8_row model, on both backends."""
     checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
     assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}

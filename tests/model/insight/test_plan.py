@@ -32,6 +32,7 @@ from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
 from tests.support.processes import run_python
 from tests.support.random_models import random_checkpoint
+from tests.support.refusals import mentions
 
 FLOAT32 = np.dtype(np.float32)
 WIDE = Config(512, 4, 8, 4, 64, 1376, vocab=16_000, context=2048, eps=1e-5, theta=1e4)
@@ -141,7 +142,7 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
     assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, head_dim, bytes
 
 
-def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_them(run):
+def test_a_plan_for_several_devices_counts_a_share_and_all_reduces(run):
     shape = ("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--json")
     single, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
     assert (single["devices"], eight["devices"]) == (1, 8)
@@ -184,7 +185,7 @@ def test_several_sequences_share_the_weights_and_nothing_else():
         assert together.cost.intensity >= single_work.cost.intensity
 
 
-def test_experts_that_tokens_choose_are_read_and_how_many_is_told():
+def test_a_plan_counts_the_experts_that_tokens_choose():
     config = replace(SMALL, experts=8, experts_per_token=2)
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
     expert = config.layers * 3 * config.ffn * config.dim * 4
@@ -286,7 +287,7 @@ def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, o
 
 
 @pytest.mark.parametrize(("scheme", "on_a_gpu"), [("q8", "bfloat16"), (None, "float32")])
-def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
+def test_bench_and_plan_use_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
     plain = random_checkpoint(SMALL, seed=0, dtype=np.float32)
     checkpoint = quantized(plain, scheme) if scheme else plain
     monkeypatch.setattr(timed_model, "open_checkpoint", lambda path: checkpoint)
@@ -302,25 +303,24 @@ def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, m
     [
         (
             Memory(weights=4_400_000_000, cache=180_000_000, activations=10**7, logits=0, process=10**9, compiling=0),
-            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB to compute do not fit in the "
-            "0.10 GB of memory that are free",
+            "4.40 GB weights 0.18 GB cache 64 0.83 GB 0.10 GB",
         ),
         (
             Memory(weights=6_000_000, cache=1_000_000, activations=0, logits=0, process=10**8, compiling=460_000_000),
-            "compiling takes up to 0.28 GB and does not fit in the 0.10 GB of memory that are free",
+            "compiling 0.28 GB 0.10 GB",
         ),
     ],
 )
 def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: str):
     with pytest.raises(MemoryError) as refusal:
         check_fits(memory, context=64, available=100_000_000)
-    assert str(refusal.value) == words
+    assert mentions(str(refusal.value), words)
     with pytest.raises(MemoryError) as refusal:
         check_fits(memory, context=64, available=100_000_000, other_programs=70_000_000_000)
-    assert str(refusal.value).startswith(words) and "70.0 GB" in str(refusal.value)
+    assert mentions(str(refusal.value), words) and "70.0 GB" in str(refusal.value)
 
 
-def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
+def test_gpu_memory_of_other_programs_is_not_free(monkeypatch):
     """Memory that other programs hold on a GPU is not free.
 
     JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.
@@ -344,15 +344,15 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--plan", "--device", "abacus"], 1, "no device named abacus: there are h200, "),
-        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "no shape named llama-9"),
-        (["--plan", "--context", "5000", "--device", "h200"], 1, "context must be between 1 and the model's "),
+        (["--plan", "--device", "abacus"], 1, "device abacus h200"),
+        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "shape llama-9"),
+        (["--plan", "--context", "5000", "--device", "h200"], 1, "context 1"),
         (["nowhere.bin", "--plan", "--device", "h200"], 1, "nowhere.bin"),
-        (["stories", "--plan", "--shape", "llama-2-7b"], 2, "either MODEL or --shape"),
-        (["--device", "h200"], 2, "--device goes with --plan"),
+        (["stories", "--plan", "--shape", "llama-2-7b"], 2, "MODEL --shape"),
+        (["--device", "h200"], 2, "--device --plan"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], status: int, words: str, run):
     code, out, err = run("inspect", *arguments)
     assert (code, out) == (status, "")
-    assert err.startswith("error: ") and words in err and err.count("\n") == 1
+    assert err.startswith("error: ") and mentions(err, words) and err.count("\n") == 1

@@ -69,7 +69,7 @@ def h200() -> dict[str, Any]:
     return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
 
 
-def test_kernels_in_a_graph_carry_no_instruction_and_a_loop_shows_one_round(h200: dict[str, Any]):
+def test_kernels_in_cuda_graphs_have_no_instruction_names(h200: dict[str, Any]):
     for span, parts in h200["parts"].items():
         ran, start, end = events_of(h200["graphs"], f"{span} 0")
         assert seconds_by(ran, parts, start=start, end=end)[None] * 1e6 > 0.99 * (end - start)
@@ -111,7 +111,7 @@ def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
     assert prompt["norm_gate_up"] > prompt["down_add"] > prompt["project_add"] > prompt["attend"] > 100
 
 
-def test_kernels_that_no_graph_recorded_take_the_time_of_the_other_run():
+def test_kernels_outside_of_graphs_get_times_of_the_second_run():
     named = [Event(1, 0.0, 2.0, "a", "gemv"), Event(1, 2.0, 3.0, "b", "add"), Event(1, 3.0, 9.0, "x", "unknown")]
     ran = [Event(1, 20.0, 21.0, "command_buffer", "gemv")]
     spent = seconds_in_graphs(ran, named, {"a": "A", "b": "B"}, start=20.0, end=30.0)
@@ -119,7 +119,7 @@ def test_kernels_that_no_graph_recorded_take_the_time_of_the_other_run():
     assert seconds_in_graphs([], [], {}, start=0.0, end=1e6) == {None: 1.0}
 
 
-def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
+def test_most_instructions_have_a_named_part(monkeypatch: pytest.MonkeyPatch):
     """Most XLA instructions belong to a named part.
 
     Instructions are counted, because times of a small model are noise.

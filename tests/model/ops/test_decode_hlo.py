@@ -105,7 +105,7 @@ def test_no_branch_asks_for_the_temperature(greedy: bool):
     assert len(filters) == (not greedy)
 
 
-def test_what_is_left_out_of_the_loop_is_seen():
+def test_weights_widened_before_a_loop_are_detected():
     """`written` detects weights that XLA widens before a loop, as happens without our barrier."""
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 

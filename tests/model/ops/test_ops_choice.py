@@ -81,7 +81,7 @@ def broken(error: type[Exception]) -> Callable[..., Any]:
 @pytest.mark.sampled(3)  # 9 cases, 4 s
 @pytest.mark.parametrize("error", [ValueError, TypeError, AssertionError])
 @pytest.mark.parametrize(("loop", "method"), [(RowProduct, "scratch"), (Int8Product, "scratch"), (Int4Product, "run")])
-def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop, method, error):
+def test_a_kernel_error_is_raised_without_fallback(untraced, monkeypatch, loop, method, error):
     form = {Int8Product: "int8", Int4Product: "int4"}.get(loop)
     params = in_codes(shapes(WIDE), form, 64) if form else shapes(WIDE)
     monkeypatch.setattr(loop, method, broken(error))
@@ -91,7 +91,7 @@ def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
-def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
+def test_a_later_kernel_error_is_raised_too(untraced, monkeypatch, error):
     """An error in a kernel that was found to support the model is raised; the op does not fall back to XLA."""
     ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
     assert not any(reasons.values())
@@ -117,7 +117,7 @@ def lowered(call: OpCall) -> str:
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
 
 
-def test_every_field_of_config_is_handled_harmless_or_refused_by_every_kernel():
+def test_every_config_field_says_which_kernels_support_it():
     """Every field of `Config` is in `FIELDS`, which says which kernels handle the field and which refuse it."""
     assert FIELDS.keys() == {field.name for field in fields(Config)}
     for known in FIELDS.values():
@@ -165,7 +165,7 @@ FIRST = ("activation", "attention_cap", "qk_norm", "residual_scale", "windows") 
 
 @pytest.mark.sampled(5, first=True)  # 39 cases, 12 s
 @pytest.mark.parametrize("name", sorted(CHANGED, key=lambda name: name not in FIRST))
-def test_a_field_that_is_harmless_to_an_op_does_not_change_its_plain_form(name, unchanged):
+def test_harmless_config_fields_do_not_change_the_xla_op(name, unchanged):
     config = replace(TINY, **{name: CHANGED[name]})
     every = calls(config, shapes(config), batch=1, capacity=CAPACITY)
     changed = {call.op for call in every if lowered(call) != unchanged[call.name]}
@@ -238,7 +238,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
     assert refused == ops
 
 
-def test_layers_of_different_forms_are_routed_apart():
+def test_layers_of_different_forms_get_their_own_ops():
     """If no kernel supports one layer's feed-forward matrices, only that layer's feed-forward ops fall back to XLA."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
@@ -307,7 +307,7 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
         llamaspec.model.llama.load_backend(checkpoint, RunOptions(emulate_activations="q8_0"))
 
 
-def test_tables_are_values():
+def test_tables_of_ops_are_equal_and_hashable():
     """Two tables of ops for the same arguments are equal and have the same hash, so they share compiled programs."""
     table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
     assert table == again and hash(table) == hash(again)
@@ -339,7 +339,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
 
 
 @pytest.mark.slow  # 10 s
-def test_kernels_say_unsupported_of_all_that_they_do_not_take():
+def test_kernels_raise_only_unsupported_for_odd_models():
     """For unsupported models, kernels raise only `Unsupported`. Any other exception would end a command."""
     refused = 0
     for config, params, batch in odd_models():

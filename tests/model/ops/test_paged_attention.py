@@ -85,7 +85,7 @@ def test_each_row_attends_to_its_own_pages(attend, heads, seed, seq, starts, win
 
 @FORMS
 @given(seed=seeds, starts=st.lists(st.integers(-1, BLOCKS * PAGE - 1), min_size=BATCH, max_size=BATCH))
-def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(attend, heads, seed, starts):
+def test_a_row_has_the_same_bits_at_any_place_and_in_any_pages(attend, heads, seed, starts):
     k, v, table = draw_pages(seed, rows=BATCH)
     q = np.random.default_rng(seed + 1).normal(size=(BATCH, 1, heads, WIDTH)).astype(np.float32)
     at = np.array(starts, np.int32)[:, None]

@@ -192,7 +192,7 @@ def test_matrices_that_are_stacked_stay_quantized_only_together():
 
 
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
-def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at_once):
+def test_a_large_matrix_is_decoded_in_blocks_of_rows(monkeypatch, name, at_once):
     """A prompt's product decodes a large matrix in blocks of rows, so that the whole matrix is never in float32."""
     monkeypatch.setattr(products, "MOST_DECODED", 16 * 192)
     tensor, part = Matrix("int4", False, 64, seed=3)(48, 172)
@@ -212,7 +212,7 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 
 @pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
-def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, limit):
+def test_products_of_few_vectors_do_not_depend_on_neighbors(monkeypatch, limit):
     """A vector's product does not depend on the other vectors; if one block is enough, it equals the vector's single
     product.
 
@@ -242,7 +242,7 @@ def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, li
 
 @pytest.mark.parametrize("count", [2, 8, 20])
 @pytest.mark.parametrize("form", [None, "int8"])
-def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: Form | None, count: int):
+def test_products_of_many_vectors_do_not_depend_on_neighbors(form: Form | None, count: int):
     """The bits of a vector's product depend neither on its place in the batch nor on the other vectors.
 
     The matrix is the first operand of the dot, which XLA does not copy.
@@ -261,7 +261,7 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
 
 
 @pytest.mark.parametrize("count", [8, 20, 65])
-def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_among_any_others(count: int):
+def test_products_of_many_bfloat16_vectors_are_bounded_and_independent(count: int):
     """Products of bfloat16 vectors, padded to registers, are within the bound and do not depend on other vectors."""
     bfloat16 = np.dtype(jnp.bfloat16)
     weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
@@ -282,7 +282,7 @@ def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_a
 @pytest.mark.sampled(8)  # 24 cases, 9 s
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
-def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
+def test_a_cpu_product_writes_only_partial_sums(form: Form | None, group: int, shape):
     """A product on a CPU writes only the partial sums that plans count: no float32 weights and no copied codes.
 
     If the sums are too large for a cache, each one covers twice as many numbers: less than half a byte per weight of

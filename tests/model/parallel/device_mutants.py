@@ -248,7 +248,7 @@ def broken(mutant: Mutant) -> Iterator[None]:
         yield
 
 
-def found(name: str) -> dict[str, Any]:
+def walk_mutant(name: str) -> dict[str, Any]:
     """Walk over the ops of a model with the mutant `name`; return what the walk detects."""
     mutant = MUTANTS[name]
     with broken(mutant):
@@ -257,4 +257,4 @@ def found(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in MUTANTS:
-        print(json.dumps(found(name)), flush=True)
+        print(json.dumps(walk_mutant(name)), flush=True)

@@ -13,7 +13,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     served      answers of engines, for each number of devices in `SERVED`
     stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
     commands    exit code, stdout and stderr of every command of `COMMANDS`
-    shown       exit code, stdout and stderr of every command of `shown`
+    shown       exit code, stdout and stderr of every command of `documented_commands`
 
 A case that raises ends the process with a traceback.
 """
@@ -140,7 +140,7 @@ COMMANDS = {  # run in order, in one process with one folder of caches
 EARLY = ("--max-new-tokens", "40")
 
 
-def shown() -> dict[str, tuple[str, ...]]:
+def documented_commands() -> dict[str, tuple[str, ...]]:
     """Return the commands that docs/parallel.md shows, by subcommand, with fewer tokens to generate."""
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
     typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
@@ -274,7 +274,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     return {"wrong": None, "ratio": max(ratios), "steps": len(ratios)}
 
 
-def told(way: Any, devices: int) -> dict[str, Any]:
+def generated(way: Any, devices: int) -> dict[str, Any]:
     """Generate the beginning of a story, sampled and greedy, and compute its logits."""
     from llamaspec.model.llama import load
     from llamaspec.model.options import SamplingOptions
@@ -314,7 +314,7 @@ def gradient(name: str) -> dict[str, Any]:
     counted = jnp.ones((devices, 12), jnp.float32)
     static: dict[str, Any] = {"dtype": np.dtype(np.float32)}
 
-    def alone(t):
+    def single_device_loss(t):
         return summed_loss(t, ids, counted, config=config, ops=WHOLE_ATTENTION, **static)[0]
 
     over = mesh(devices)
@@ -359,7 +359,7 @@ def gradient(name: str) -> dict[str, Any]:
                 return summed_loss(t, ids, counted, config=config, ops=WHOLE_ATTENTION, **static)[0]
 
             actual = inside(of_mine, replicated, check=True)
-    expected = _of_one_device(config, tensors, alone)
+    expected = _of_one_device(config, tensors, single_device_loss)
     off = max(float(jnp.max(jnp.abs(actual[n] - expected[n])) / jnp.max(jnp.abs(expected[n]))) for n in expected)
     return {"error": off}
 
@@ -606,7 +606,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     return {"alone": single, "drawn": tokens, "same": all(np.array_equal(draws, seen[0]) for draws in seen)}
 
 
-_alone: list[Any] = []
+_single_device: list[Any] = []
 
 
 def trained(kind: str) -> dict[str, Any]:
@@ -660,9 +660,9 @@ def trained(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         single, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
         options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
-        if not _alone:  # one device's training, which both kinds are compared with
-            _alone.extend((run(single), weights(single)))
-        (expected, a), losses = _alone, run(straight, **options)
+        if not _single_device:  # one device's training, which both kinds are compared with
+            _single_device.extend((run(single), weights(single)))
+        (expected, a), losses = _single_device, run(straight, **options)
         run(killed, die=True, **options)
         run(killed, resume=True, **options)
         b, c = weights(straight), weights(killed)
@@ -723,7 +723,7 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
         case "every":
             yield from ((lambda case=case: walked(case) | {"case": case}) for case in EVERY)
         case "stories":
-            yield from (partial(told, *shared) for shared in SHARED_BY)
+            yield from (partial(generated, *shared) for shared in SHARED_BY)
         case "gradients":
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":
@@ -739,7 +739,7 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
         case "commands":
             yield from commands(COMMANDS.values())
         case "shown":
-            yield from commands(shown().values())
+            yield from commands(documented_commands().values())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
 # One process computes all cases of a kind, so one test checks them all; two workers would compute them twice.
 
 
+@pytest.mark.slow  # 14 s
 def test_every_op_is_within_the_bound_of_one_device():
     for case, walked in zip(WALKS, results("walk"), strict=True):
         assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
@@ -61,7 +62,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
 
 
 @pytest.mark.slow  # 8 s
-def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
+def test_the_engine_on_several_devices_answers_as_on_one():
     """On several devices, the engine answers as on one device, whether requests come together or one by one."""
     single, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
@@ -97,23 +98,23 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
 @pytest.mark.parametrize(
     ("sizes", "devices", "words"),
     [
-        ({}, 3, "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices"),
-        ({"ffn": 42}, 4, "42 columns of the feed-forward layers cannot be cut into 4 equal parts"),
+        ({}, 3, "4 heads.* 3 .*1, 2 or 4 devices"),
+        ({"ffn": 42}, 4, "42 columns of the feed-forward layers.* 4 "),
         (
             {"heads": 12, "kv_heads": 6},
             4,
-            "6 kv heads cannot be shared evenly by 4 devices: this model runs on 1 or 2 devices",
+            "6 kv heads.* 4 devices.* 1 or 2 devices",
         ),
         (
             {"heads": 3, "kv_heads": 1},
             2,
-            "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
+            "3 heads.* 2 .* one device",
         ),
-        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
+        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns.* expert"),
         ({}, 0, "0 devices are none"),
     ],
 )
-def test_a_number_that_cannot_share_a_model_is_refused_with_those_that_can(sizes, devices, words):
+def test_a_wrong_number_of_devices_is_refused_with_possible_numbers(sizes, devices, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         share(replace(SMALL, **sizes), devices)
 

@@ -7,14 +7,14 @@ import pytest
 
 from llamaspec.model.insight.machine import keep_link, keep_read_rate, kept_link, kept_read_rate
 from llamaspec.model.insight.plan import Link
-from tests.model.parallel.on_devices import COMMANDS, EARLY, results, shown
+from tests.model.parallel.on_devices import COMMANDS, EARLY, documented_commands, results
 
 # One process runs all commands of a test; two workers would run them twice.
 
 
 @pytest.mark.slow  # 24 s
 def test_the_commands_of_the_page_do_what_it_says(run):
-    ran = dict(zip(shown(), results("shown"), strict=True))
+    ran = dict(zip(documented_commands(), results("shown"), strict=True))
     assert {verb: result["code"] for verb, result in ran.items()} == dict.fromkeys(ran, 0), ran
     code, out, _ = run("generate", "Once upon a time", "--seed", "7", *EARLY)
     assert (code, ran["generate"]["out"]) == (0, out)
@@ -57,7 +57,7 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
         assert ran[name]["err"].count("\n") == 1 and not ran[name]["out"], name
 
 
-def test_links_are_kept_by_the_number_of_devices_beside_the_rate_of_reading(tmp_path):
+def test_link_speeds_are_stored_by_the_number_of_devices(tmp_path):
     assert kept_link(tmp_path, 2) is None
     two, four = Link(1e-6, 1e-9), Link(2e-6, 1e-9)
     keep_link(tmp_path, 2, two)

@@ -29,6 +29,7 @@ from tests.model.parallel.on_devices import COMPILED_FAST
 from tests.support import tiny_tokenizers
 from tests.support.processes import MEASURED, REPOSITORY, run_llamaspec
 from tests.support.random_models import SMALL, random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE, held_port, listens, until
 
 STORY = ("generate", "Once", "--seed", "7", "--context", "128")
@@ -152,7 +153,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
         ), name
 
 
-def held(process: int) -> str:
+def stop_process(process: int) -> str:
     """Return Python code that makes one process wait in the middle of a text, without limit."""
     return f"""
 import sys, threading
@@ -172,7 +173,7 @@ session.perf_counter = held
 @pytest.mark.sampled(1)  # 15 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
-    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim))
+    processes = started(*STORY, "--max-new-tokens", "100", first=stop_process(victim))
     assert processes[0].stdout.read(6) == "Once u"  # the text has begun
     processes[victim].kill()
     lines = errors(processes[1 - victim])  # at once, without waiting for a timeout
@@ -205,7 +206,7 @@ processes.Watch = Told
 @pytest.mark.slow  # 20 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
-    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
+    processes = started(*STORY, "--max-new-tokens", "100", first=stop_process(victim) + TIMEOUT_IS_TOLD)
     assert processes[0].stdout.read(6) == "Once u"
     processes[victim].send_signal(signal.SIGSTOP)
     processes[1 - victim].stdin.write("4\n")
@@ -283,7 +284,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
 
 
 @pytest.mark.slow  # 10 s
-def test_a_process_that_never_comes_is_named_by_its_place(started):
+def test_a_missing_process_is_named_by_its_number(started):
     (first,) = started(*STORY, timeout=5, which=[0])
     (line,) = errors(first)
     assert re.match(r"error: .*2 processes .*127\.0\.0\.1:", line)
@@ -293,17 +294,17 @@ def test_a_process_that_never_comes_is_named_by_its_place(started):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--processes", "2"), "--coordinator, --processes and --process go together"),
-        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is not below 2"),
+        (("--processes", "2"), "--coordinator --processes --process"),
+        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2"),
         (
             ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
-            "3 devices cannot be divided evenly between 2 processes",
+            "3 devices 2 processes",
         ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(run, options, words):
     code, _, err = run("generate", "Once", *options)
-    assert (code, words in err) == (2, True)
+    assert code == 2 and mentions(err, words)
 
 
 READS = """

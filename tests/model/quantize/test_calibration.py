@@ -37,6 +37,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.training.stories.corpus import story
 from tests.support.families import is_matrix
 from tests.support.random_models import CONFIGS, random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.strategies import Noise, U, noises, seeds
 
 FLOAT32 = np.dtype(np.float32)
@@ -138,7 +139,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 
 @pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("name", FOUR_BITS)
-def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
+def test_calibrated_errors_are_at_most_those_of_rounding_to_nearest(name, monkeypatch):
     """On the calibration inputs, no matrix has a larger error than with rounding to nearest.
 
     Most have a smaller one.
@@ -203,7 +204,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.sampled(3)  # 10 cases, 7 s
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
-def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
+def test_calibration_factors_cancel(config, into_matrices, monkeypatch):
     """If calibration uses powers of 2 and no rounding, it changes tensors, but the model computes the same logits."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
@@ -394,15 +395,15 @@ def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (("--quantize", "awq"), "awq needs a calibration"),
-        (("--quantize", "q4", "--calibration", "x"), "a calibration is for awq, gptq, smoothquant alone"),
-        (("--calibration", "x"), "a calibration is for awq, gptq, smoothquant alone"),
-        (("--quantize", "awq2", "--calibration", "x"), "'awq2' is not one of"),
+        (("--quantize", "awq"), "awq calibration"),
+        (("--quantize", "q4", "--calibration", "x"), "calibration awq gptq smoothquant"),
+        (("--calibration", "x"), "calibration awq gptq smoothquant"),
+        (("--quantize", "awq2", "--calibration", "x"), "'awq2'"),
     ],
 )
 def test_requests_that_mean_nothing_are_refused(options, what, run, tmp_path):
     code, out, err = run("convert", "stories", str(tmp_path / "there"), "--to", "safetensors", *options)
-    assert (code, out) == (2, "") and what in err
+    assert (code, out) == (2, "") and mentions(err, what)
     code, out, err = run("convert", "stories", "x", "--to", "gguf", "--quantize", "gptq", "--calibration", "x")
     assert (code, out) == (2, "") and "gguf has no gptq" in err
 
@@ -411,10 +412,10 @@ def test_requests_that_mean_nothing_are_refused(options, what, run, tmp_path):
     ("content", "what"),
     [
         (None, "No such file"),
-        (b"", "holds no text"),
-        (b" \n\n", "holds no text"),
-        (b"Once upon a time", "tokens, fewer than the 511 of one window to calibrate with"),
-        (b"Once \xff upon", "is not UTF-8: its byte 5 is 0xff"),
+        (b"", "text"),
+        (b" \n\n", "text"),
+        (b"Once upon a time", "511"),
+        (b"Once \xff upon", "UTF-8 byte 5 0xff"),
     ],
 )
 def test_a_text_that_does_not_serve_is_refused(content, what, run, tmp_path):
@@ -424,7 +425,7 @@ def test_a_text_that_does_not_serve_is_refused(content, what, run, tmp_path):
     request = ("--to", "safetensors", "--quantize", "awq", "--calibration", str(path))
     code, out, err = run("convert", "stories", str(tmp_path / "there"), *request)
     assert (code, out) == (1, "")
-    assert f"error: {path}: " in err and what in err and err.count("\n") == 1
+    assert f"error: {path}: " in err and mentions(err, what) and err.count("\n") == 1
     assert not (tmp_path / "there").exists()
 
 

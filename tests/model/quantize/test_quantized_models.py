@@ -94,7 +94,7 @@ def test_an_unknown_scheme_is_refused():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "form"), [("q4", "int4"), ("nf4", "nf4")])
-def test_a_model_that_is_written_quantized_runs_as_one_that_is_quantized_at_load(run, tmp_path, scheme, form):
+def test_converting_quantized_equals_quantizing_at_load(run, tmp_path, scheme, form):
     request = ("--temperature", "0", "--max-new-tokens", "12", "--context", "64", "--json", "--backend", "reference")
     written = str(tmp_path / scheme)
     code, out, err = run("convert", "stories", written, "--to", "safetensors", "--quantize", scheme)

@@ -33,7 +33,7 @@ def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu",
     return options != usual
 
 
-def test_what_was_not_compared_is_tuned(by_kernels):
+def test_unmeasured_programs_are_autotuned(by_kernels):
     assert untuned(CODED, by_kernels)
     assert not untuned(CODED, by_kernels, platform="cpu")
     assert not untuned(CODED, by_kernels, batch=2)

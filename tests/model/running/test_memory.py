@@ -17,8 +17,6 @@ from llamaspec.reference.config import Config
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 # We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np
@@ -74,7 +72,7 @@ def test_a_compilers_code_is_forgotten_and_comes_back():
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize(("shape", "large"), [("stories-110m", False), ("tinyllama-1.1b", True)])
-def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platform):
+def test_only_large_models_on_a_cpu_release_compiled_code(monkeypatch, shape, large, platform):
     called = []
     monkeypatch.setattr(process, "return_blocks_when_freed", lambda: called.append("blocks"))
     monkeypatch.setattr(process, "forget_code", lambda folder: called.append("code"))
@@ -84,7 +82,7 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
     assert called == (["blocks", "freed", "code"] if large and platform == "cpu" else ["freed"])
 
 
-def test_whoever_compiles_is_told_after_each_compilation():
+def test_a_callback_runs_after_each_compilation():
     """`compile_programs` calls `compiled` before weights are loaded, and again after the second decode program."""
     calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)

@@ -9,7 +9,6 @@ from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 from llamaspec.model.running.process import FRACTIONS, MEMORY, prepare_process
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 
@@ -34,9 +33,7 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
 @pytest.mark.parametrize("ahead", [None, "", "false", "False", "0", "true", "1", "no"])
 @pytest.mark.parametrize("fraction", [None, *FRACTIONS])
 @pytest.mark.parametrize("other_fraction", [None, ""])
-def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(
-    bare, ahead, fraction, other_fraction
-):
+def test_a_memory_fraction_is_set_only_with_on_demand_allocation(bare, ahead, fraction, other_fraction):
     """A command sets a memory fraction only if JAX allocates on demand and the user has set no fraction.
 
     JAX's own code reads the result: it refuses two fractions, and preallocates for any other string.

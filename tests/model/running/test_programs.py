@@ -27,7 +27,6 @@ from tests.model.test_generation import VOCAB, Alphabet
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
@@ -65,7 +64,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
 
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("greedy", [True, False])
-def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
+def test_the_other_decode_program_is_compiled_once_on_demand(compiled, greedy):
     """The other decode program is compiled once, when first needed.
 
     Changing temperatures give the reference's texts.
@@ -93,7 +92,7 @@ def ids_of(llama: Llama, temperature: float) -> list[int]:
 @pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 @pytest.mark.parametrize("command", ["story", "chat"])
-def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, tmp_path, command, temperature):
+def test_a_command_compiles_only_its_own_programs(run, compiled, monkeypatch, tmp_path, command, temperature):
     """A command compiles only its decode program, and for a prompt one prefill program.
 
     Their names differ in JAX's cache.
@@ -107,7 +106,7 @@ def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatc
     assert names == [f"jit({decoder})", *(["jit(prefill_128)"] if command == "chat" else [])]
 
 
-def test_layers_alike_are_traced_once():
+def test_equal_layers_are_traced_once():
     config = replace(CONFIG, layers=5)
     shapes = abstract_params(config, dtype=np.dtype(np.float32), positions=64)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=64, dtype=np.dtype(np.float32)))
@@ -178,7 +177,7 @@ def test_both_backends_tell_the_same_story():
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
+def test_seen_tokens_and_the_end_carry_over_between_calls(temperature, ahead, reference_texts):
     """The tokens seen so far and the end of a text carry over between calls that draw three tokens each.
 
     A repetition penalty makes the seen tokens matter, and the text ends in the middle of a call.

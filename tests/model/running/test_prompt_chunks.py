@@ -24,7 +24,6 @@ from llamaspec.model.weights import quantizing
 from llamaspec.model.weights.loading import abstract_params, load_params, no_progress
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 CONFIG = replace(SMALL, context=200)
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -112,7 +111,7 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
 @given(st.integers(0, 5000), st.integers(1, 300), st.sets(st.integers(0, 2100), max_size=3))
 @example(768, 256, {256, 768})
 @example(1793, 256, {256, 1792})
-def test_a_prompt_is_cut_into_full_chunks_and_a_last_one_that_the_cache_has_room_for(count, chunk, more):
+def test_a_prompt_is_cut_into_full_chunks_and_a_shorter_last_one(count, chunk, more):
     layout = Layout(1, 5000, chunk, 1, np.dtype(np.float32), wide=tuple(chunk + extra for extra in sorted(more)))
     parts = [*layout.parts(count)]
     assert sum(tokens for _, tokens in parts) == count
@@ -172,7 +171,7 @@ def bits(tree) -> list[bytes]:
 
 
 @pytest.mark.parametrize("scheme", [None, "q8", "mxfp4"])
-def test_several_readers_read_what_one_reads(monkeypatch, scheme):
+def test_several_reader_threads_load_the_same_weights(monkeypatch, scheme):
     """Several reader threads load the same bits as one thread, whether the device or NumPy quantizes."""
     checkpoint = random_checkpoint(replace(CONFIG, tied=scheme == "q8"), seed=0)
     run = quantized(checkpoint, scheme) if scheme else checkpoint

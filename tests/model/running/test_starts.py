@@ -19,7 +19,6 @@ from llamaspec.model.system import process_age
 from tests.support.processes import run_llamaspec, run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 
@@ -70,7 +69,7 @@ def test_a_process_knows_its_age():
 OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
-def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
+def test_a_command_prints_its_phases_and_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     request = ["story", "--seed", "7", "--max-new-tokens", "12", "--timings"]
     starts, texts = [], []

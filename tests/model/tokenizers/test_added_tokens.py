@@ -22,6 +22,7 @@ from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
@@ -32,7 +33,7 @@ from llamaspec.reference.byte_bpe import LLAMA3
 from tests.model.tokenizers.other_tokenizers import OtherTokenizers, other_tokenizers
 from tests.model.tokenizers.test_gguf_tokenizers import Keys, model_with, trained_merges, trained_pieces
 from tests.reference import test_byte_bpe, test_sentencepiece_bpe
-from tests.support import bounded, gguf_files
+from tests.support import bounded, gguf_files, tiny_tokenizers
 from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.verify.other_pythons import python_with
@@ -192,6 +193,37 @@ def test_names_are_found_as_the_tokenizers_library_finds_them(text, names, flags
     added = {name: Added(id, False, lstrip, rstrip, False, single_word) for id, name in enumerate(sorted(names))}
     ids = [part for part in Leftmost(added).split(text) if isinstance(part, int)]
     assert ids == library.encode(text).ids
+
+
+CONTROL_FLAGS = {"<|user|>": (False, True), "<|end|>": (True, False), "<|both|>": (True, True)}
+WHITE_NAMES = ["\n\n", "  ", "\t"]
+
+
+@settings(max_examples=500)
+@given(
+    text=st.lists(st.sampled_from([*CONTROL_FLAGS, *WHITE_NAMES, " ", "\n", "a", "\xa0"]), max_size=8).map("".join),
+    normalized=st.booleans(),
+)
+@example("<|user|>\n\na", False)
+@example("<|user|> \n\n\na", False)
+@example("a\n\n <|end|>", False)
+@example("<|user|>\n\na", True)
+def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized):
+    """A token that absorbs white space leaves added tokens of white space that are found before normalization."""
+    spec = json.loads(tiny_tokenizers.chatml(special=()))
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    spec["added_tokens"] = [
+        {"id": 256 + i, "content": name, **plain, "lstrip": lstrip, "rstrip": rstrip}
+        for i, (name, (lstrip, rstrip)) in enumerate(CONTROL_FLAGS.items())
+    ]
+    spec["added_tokens"] += [
+        {"id": 259 + i, "content": name, **plain, "special": False, "normalized": normalized}
+        for i, name in enumerate(WHITE_NAMES)
+    ]
+    data = json.dumps(spec)
+    tokenizer = read_huggingface(data.encode(), path="nowhere/tokenizer.json")
+    ids = Tokenizer.from_str(data).encode(text, add_special_tokens=False).ids
+    assert SpecialTokens(tokenizer).encode(text) == ids
 
 
 HOSTILE = {

@@ -61,7 +61,7 @@ FRAGMENTS = [
     *("—", "_", "/", "//", "👋", "\u00a0", "हिन्दी", "ไทย", "٣٤", "½", "Ⅷ", "।"),
 ]
 # Texts that llama.cpp splits differently: see the docstring of the module under test.
-OTHER = {
+DIFFERENT_TEXTS = {
     "gpt-4o llama4 kanana2 minimax-m2 tekken": {"हिन्दी", "ไทย", "été"},
     "deepseek-llm deepseek-coder": {"\u3000"},
 }
@@ -140,7 +140,7 @@ def file(request, tmp_path_factory) -> tuple[str, Path]:
 @given(fragments=texts)
 def test_ids_are_those_of_llama_cpp(llama_cpp, file, fragments):
     name, path = file
-    also_known = next((known for names, known in OTHER.items() if name in names.split()), set())
+    also_known = next((known for names, known in DIFFERENT_TEXTS.items() if name in names.split()), set())
     text = "".join(fragment for fragment in fragments if fragment not in also_known)
     assert loaded(path).encode(text) == llama_cpp.llama_cpp(path, text)[0]
 

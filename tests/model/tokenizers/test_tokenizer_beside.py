@@ -71,7 +71,7 @@ def test_files_beside_a_tokenizer_add_tokens(files, tmp_path):
     assert (ids[0], ids[-1], len(ids)) == (A, B, 4)
 
 
-def test_an_added_tokens_decoder_keeps_the_other_files_from_being_read(tmp_path):
+def test_an_added_tokens_decoder_replaces_the_other_files(tmp_path):
     decoder = {"tokenizer_config": {"added_tokens_decoder": {"258": token("<a>")}, "eos_token": "</s>"}}
     more_files = {"added_tokens": {"<b>": 259}, "special_tokens_map": {"eos_token": "<b>"}}
     tokenizer = load_tokenizer(write(tmp_path, **decoder, **more_files))
@@ -117,12 +117,12 @@ def test_an_id_that_the_next_token_would_not_have_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        ({"tokenizer_config": {"eos_token": 7}}, "eos_token is 7, not a text"),
-        ({"tokenizer_config": {"extra_special_tokens": ["<a>", 7]}}, "extra_special_tokens is 7, not a text"),
-        ({"tokenizer_config": {"extra_special_tokens": {"x": None}}}, "x is null, not a text"),
-        ({"tokenizer_config": {"eos_token": "x" * 1001}}, "the name of a control token, .* has 1,001 characters"),
-        ({"tokenizer_config": {"extra_special_tokens": [f"<{i}>" for i in range(100_001)]}}, "100,00. control tokens"),
-        ({"added_tokens": {"<a>": "258"}}, 'the id of token "<a>" is "258", not a whole number'),
+        ({"tokenizer_config": {"eos_token": 7}}, "eos_token .*7"),
+        ({"tokenizer_config": {"extra_special_tokens": ["<a>", 7]}}, "extra_special_tokens .*7"),
+        ({"tokenizer_config": {"extra_special_tokens": {"x": None}}}, "x .*null"),
+        ({"tokenizer_config": {"eos_token": "x" * 1001}}, "control token.* 1,001 characters"),
+        ({"tokenizer_config": {"extra_special_tokens": [f"<{i}>" for i in range(100_001)]}}, "100,00. "),
+        ({"added_tokens": {"<a>": "258"}}, '"<a>".* "258"'),
     ],
     ids=range(6),
 )

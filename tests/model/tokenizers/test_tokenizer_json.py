@@ -37,8 +37,8 @@ def metaspace(scheme: str, *, split: bool) -> dict[str, Any]:
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
 
 
-OTHER = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": True}
-OTHERS_SPACE = {"type": "Replace", "pattern": {"String": "_"}, "content": " "}
+METASPACE = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": True}
+REPLACED_SPACE = {"type": "Replace", "pattern": {"String": "_"}, "content": " "}
 METASPACES = [metaspace(scheme, split=split) for scheme in ("first", "always", "never") for split in (True, False)]
 LLAMAS = [SPACE, FALLBACK, FUSE, STRIP]
 DECODERS = [
@@ -119,8 +119,8 @@ texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 @example(file_of(before=[METASPACES[1]]), "   ", [])
 @example(file_of(before=[METASPACES[3]], normalizer=[UNDERLINE, DOUBLE]), " she", [])
 @example(file_of([SPACE, FALLBACK, FUSE], [UNDERLINE], [SPLIT]), "a    b", [450])
-@example(file_of([OTHERS_SPACE, FALLBACK, FUSE, STRIP], None, [OTHER]), " she saw", [])
-@example(file_of([OTHER], None, [OTHER]), "she saw", [])
+@example(file_of([REPLACED_SPACE, FALLBACK, FUSE, STRIP], None, [METASPACE]), " she saw", [])
+@example(file_of([METASPACE], None, [METASPACE]), "she saw", [])
 def test_ids_and_text_equal_the_librarys(data, text, ids_to_decode):
     tokenizer, library = read(data), Tokenizer.from_buffer(data)
     library.encode_special_tokens = True
@@ -255,7 +255,7 @@ WORD_PIECE = {"vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 9
 BROKEN = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0" + b"\xff" * 9).decode()}
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BAD = {
-    "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "its post_processor puts other ids"),
+    "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "post_processor"),
     "spaces stripped on the right": (
         file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), "decoder's part Strip .*stop 1",
     ),
@@ -272,7 +272,7 @@ BAD = {
     "a prefix of subwords": (
         file_of(model=trained()["model"] | {"continuing_subword_prefix": "####"}), "continuing_subword_prefix",
     ),
-    "a broken charsmap": (file_of(normalizer=[BROKEN]), "characters to replace is damaged"),
+    "a broken charsmap": (file_of(normalizer=[BROKEN]), "damaged"),
     "nested replacements": (file_of(normalizer=[DOUBLING] * 40), "1,000 times as long"),
     "an expression that backtracks": (
         file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}]), "repeats a group",
@@ -292,11 +292,11 @@ BAD = {
         file_of(before=[{**SPLIT, "pattern": {"Regex": "((a{1000}){1000}){1000}"}}]), "repeats too often",
     ),
     "a control token of 1 MB": (
-        file_of(added_tokens=[added(450, "x" * 1_000_000, special=True)]), "1,000,000 characters, more than 1,000",
+        file_of(added_tokens=[added(450, "x" * 1_000_000, special=True)]), "1,000,000 characters.* 1,000",
     ),
     "a model of no stated type": (
         file_of(model=WORD_PIECE),
-        "type .Word.*only BPE and Unigram are",
+        "type .Word.*BPE.*Unigram",
     ),
     "a vocabulary of 600,000": (
         file_of(model={"type": "BPE", "vocab": {f"{i:x}": i for i in range(600_000)}, "merges": []}),
@@ -304,22 +304,22 @@ BAD = {
     ),
     "a vocabulary of 1.5 million": (
         b'{"model": {"vocab": {' + b'"token": 3,' * 1_500_000 + b'"a": 3}}}',
-        "more than 1,000,000 tokens and other names",
+        "1,000,000 tokens",
     ),
     "a million merges": (
-        b'{"model": {"merges": [' + b'["a", "b"],' * 1_000_000 + b"[]]}}", "more than 700,000 lists and objects",
+        b'{"model": {"merges": [' + b'["a", "b"],' * 1_000_000 + b"[]]}}", "700,000 lists",
     ),
     "a merge that makes no token": (
-        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}), '"ab", which is not in the vocab',
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}), '"ab".*vocab',
     ),
     "a merge that makes no token, as a list": (
-        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}), '"ab", which is not in',
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}), '"ab"',
     ),
     "600,000 merges of what is no token": (
         file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "c"]] * 600_000}),
-        '"ac", which is not in the vocabulary',
+        '"ac".*vocabulary',
     ),
-    "49 MB of numbers": (b'{"model": [' + b"300," * 12_000_000 + b"1]}", "more than 3,000,000 values"),
+    "49 MB of numbers": (b'{"model": [' + b"300," * 12_000_000 + b"1]}", "3,000,000 values"),
 }  # fmt: skip
 
 

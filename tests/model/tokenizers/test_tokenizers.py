@@ -110,7 +110,7 @@ def tokenizer(request, folder):
     return load_tokenizer(folder / request.param)
 
 
-def kept(tokenizer, text: str) -> str:
+def round_trip(tokenizer, text: str) -> str:
     """Return the text that decoding gives back: Metaspace takes a leading space for the space that it adds itself."""
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text
@@ -122,9 +122,9 @@ def kept(tokenizer, text: str) -> str:
 @example("  a", True)
 @example("\0\0", True)
 @example("".join(NAMES), True)
-def test_nothing_is_lost(tokenizer, text, start):
+def test_decoding_inverts_encoding(tokenizer, text, start):
     ids = tokenizer.encode(text, start=start)
-    assert decode(tokenizer, ids, start=start) == (kept(tokenizer, text) if start else text)
+    assert decode(tokenizer, ids, start=start) == (round_trip(tokenizer, text) if start else text)
     assert all(0 <= token < tokenizer.vocab for token in ids)
     assert not set(ids) & set(tokenizer.special.values())  # names of control tokens are plain text
 
@@ -146,7 +146,7 @@ def test_a_stream_never_breaks_a_character(tokenizer, text):
     decoder = Decoder(tokenizer)
     parts = [decoder.feed(token) for token in tokenizer.encode(text)]
     assert all("\ufffd" not in part for part in parts) or "\ufffd" in text
-    assert "".join(parts) == kept(tokenizer, text)
+    assert "".join(parts) == round_trip(tokenizer, text)
     assert decoder.finish() == ""
 
 
@@ -154,13 +154,13 @@ def test_a_stream_never_breaks_a_character(tokenizer, text):
 def test_a_text_may_be_decoded_in_two_parts(tokenizer, text, cut):
     ids = tokenizer.encode(text)
     first, second = b"".join(map(tokenizer.bytes_of, ids[:cut])), b"".join(map(tokenizer.bytes_of, ids[cut:]))
-    assert (first + second).decode() == " " * (tokenizer.dummy_prefix and text != "") + kept(tokenizer, text)
+    assert (first + second).decode() == " " * (tokenizer.dummy_prefix and text != "") + round_trip(tokenizer, text)
 
 
 @given(first=texts, second=texts)
 def test_a_text_may_be_encoded_in_two_parts(tokenizer, first, second):
     ids = tokenizer.encode(first) + tokenizer.encode(second, start=not first)
-    assert decode(tokenizer, ids) == kept(tokenizer, first + second)
+    assert decode(tokenizer, ids) == round_trip(tokenizer, first + second)
 
 
 @given(ids=st.lists(st.integers(-1, 600)))
@@ -187,8 +187,10 @@ def test_half_a_character_becomes_one_replacement(tokenizer):
 @example(" 👋  <s> éa")
 def test_all_sentencepiece_files_agree(folder, text):
     tokenizers = {kind: load_tokenizer(folder / kind) for kind in SENTENCEPIECE}
-    ids = {kind: tokenizer.encode(kept(tokenizer, text)) for kind, tokenizer in tokenizers.items()}
-    assert kept(tokenizers["metaspace"], text) != text or len({tuple(tokens) for tokens in ids.values()}) == 1, ids
+    ids = {kind: tokenizer.encode(round_trip(tokenizer, text)) for kind, tokenizer in tokenizers.items()}
+    assert round_trip(tokenizers["metaspace"], text) != text or len({tuple(tokens) for tokens in ids.values()}) == 1, (
+        ids
+    )
     within = [tokenizer.encode(text, start=False) for tokenizer in tokenizers.values()]
     assert all(tokens == within[0] for tokens in within)
 
@@ -246,7 +248,7 @@ def test_truncation_and_padding_in_a_file_do_not_apply(folder, tmp_path):
 def test_long_texts(tokenizer):
     # Merging one pair per pass, or decoding from the start for each token, would take minutes for these texts.
     for text in ("she saw " * 2_500, "a" * 20_000, " " * 20_000, "\n" * 20_000, "👋" * 5_000):
-        assert decode(tokenizer, tokenizer.encode(text)) == kept(tokenizer, text)
+        assert decode(tokenizer, tokenizer.encode(text)) == round_trip(tokenizer, text)
 
 
 def test_a_vocabulary_of_llama_3s_size(tmp_path):

@@ -105,7 +105,7 @@ def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
 
 
 @given(weights=weights, bits=bits)
-def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits):
+def test_a_float32_quotient_gives_the_same_codes_except_near_ties(weights, bits):
     """Codes computed with a float32 quotient, as kernels do, equal the reference's codes except near rounding ties."""
     w = weights(4, 16)
     for scheme, lowest in ((symmetric, -(2 ** (bits - 1)) + 1), (affine, 0)):
@@ -160,7 +160,7 @@ def test_powers_of_two_pass_into_the_scale(kind, seed, power, shape_and_block, b
 
 
 @given(weights=weights, bits=bits)
-def test_blocks_do_not_know_of_each_other(weights, bits):
+def test_blocks_are_independent(weights, bits):
     w = weights(4, 6)
     for scheme in (symmetric, affine):
         full = scheme.quantize(w, bits=bits, block=(2, 3))

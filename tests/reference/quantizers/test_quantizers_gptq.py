@@ -155,7 +155,7 @@ def test_the_last_group_may_be_short(bits):
 
 
 @pytest.mark.parametrize("case", GOLDENS["gptq_words"]["cases"], ids=lambda case: str(case["bits"]))
-def test_words_are_those_of_auto_gptq(case):
+def test_packed_words_equal_auto_gptq(case):
     golden, bits = GOLDENS["gptq_words"], case["bits"]
     random = np.random.RandomState(bits)
     codes = random.randint(0, 2**bits, (golden["rows"], golden["cols"])).astype(np.uint8)

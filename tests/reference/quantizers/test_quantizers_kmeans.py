@@ -102,7 +102,7 @@ def test_powers_of_two_pass_into_the_levels(seed, power, levels):
     np.testing.assert_array_equal(scaled.levels, q.levels * np.float32(2.0**power))
 
 
-def test_importance_is_heard():
+def test_importance_changes_the_levels():
     w = Weights("normal", seed=24)(4, 128)
     h = np.where(np.arange(128) < 8, 1000.0, 1.0) * np.ones((4, 1))
     plain, heard = (kmeans.quantize(w, bits=3, levels=optimal, importance=a) for a in (None, h))

@@ -222,7 +222,7 @@ def test_powers_of_two_pass_through(name, kind, seed, part):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.odd])
 @few
 @given(kind=st.sampled_from(KINDS), seed=seeds)
-def test_minus_passes_through(name, kind, seed):
+def test_quantizers_are_odd_where_stated(name, kind, seed):
     family = FAMILIES[name]
     w = Weights(kind, seed)(ROWS, family.cols)
     np.testing.assert_array_equal(family.read(-w), -family.read(w))
@@ -231,7 +231,7 @@ def test_minus_passes_through(name, kind, seed):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.fixed])
 @few
 @given(kind=kinds, seed=seeds)
-def test_what_was_quantized_stays(name, kind, seed):
+def test_quantizing_twice_changes_nothing(name, kind, seed):
     family = FAMILIES[name]
     q = family.read(draw(kind, seed, family.cols))
     np.testing.assert_array_equal(family.read(q), q)
@@ -293,15 +293,15 @@ def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
 MODULES = [module.name for module in pkgutil.iter_modules(llamaspec.reference.quantizers.__path__)]
 # These modules have no scheme, or take a grid as an argument, or only read what other programs quantized.
 WITHOUT = ("blocks", "fixed_point", "ggml", "ggml_grids", "ggml_lattices", "ops", "packing", "qat", "schemes")
-SAID = {
+PHRASES = {
     "powers of two": r"[Pp]owers? of two|[Ss]cales? with w",
     "the sign": r"Q\(-[aWwx]\)|\bodd\b",
     "fixed points": r"[Ff]ixed point",
 }
 
 
-@pytest.mark.parametrize("law", SAID)
+@pytest.mark.parametrize("law", PHRASES)
 @pytest.mark.parametrize("name", sorted(set(MODULES) - set(WITHOUT)))
 def test_every_docstring_says_which_laws_hold(name, law):
     text = importlib.import_module(f"llamaspec.reference.quantizers.{name}").__doc__
-    assert text and re.search(SAID[law], text.replace("\n", " "))
+    assert text and re.search(PHRASES[law], text.replace("\n", " "))

@@ -106,7 +106,7 @@ def test_powers_of_two_pass_into_the_scale(codebook, seed, power):
     np.testing.assert_array_equal(scaled.scales, q.scales * 2.0**power)
 
 
-def test_of_two_levels_the_lower():
+def test_a_weight_between_two_levels_gets_the_lower():
     """A weight halfway between two levels gets the lower level, at all midpoints that float32 represents."""
     for codebook in (NF4, FP4):
         levels = np.unique(codebook.levels)

@@ -45,7 +45,7 @@ def test_the_smallest_of_every_group_go(weights, pattern):
         assert np.sum(size[stays]) >= best * (1 - 2.0**-50)
 
 
-def test_of_equals_the_first_stay():
+def test_pruning_keeps_the_first_of_equal_weights():
     w = np.array([[1.0, -1.0, 1.0, -1.0]])
     np.testing.assert_array_equal(pruning.fine_grained(w, keep=2), [[True, True, False, False]])
     np.testing.assert_array_equal(pruning.n_of_m(w, n=1, m=2), [[True, False, True, False]])

@@ -20,7 +20,7 @@ from llamaspec.model.options import RunOptions
 from llamaspec.model.running.programs import Programs
 from llamaspec.model.weights.loading import abstract_params
 from tests.goldens import make_eval_gguf
-from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
+from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, STORED_LOGITS, stored_logits
 from tests.model.checkpoints.gguf.test_gguf_goldens import distance
 from tests.support.goldens import read_golden
 
@@ -34,11 +34,11 @@ APART = {
     ("random", "Q4_1"): ([4], 2.0**-6), ("random", "Q5_1"): ([7], 2.0**-6),
 }  # fmt: skip
 
-Made = Callable[[str, str], Path]
+FileMaker = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")
-def model_file(request, tmp_path_factory) -> Made:
+def model_file(request, tmp_path_factory) -> FileMaker:
     """Return a function that makes the GGUF file of a model and type once, with the codes that llama.cpp chose."""
     folder = tmp_path_factory.mktemp("gguf")
 
@@ -57,9 +57,9 @@ def model_file(request, tmp_path_factory) -> Made:
     return path
 
 
-def theirs(model: str, type: str) -> np.ndarray:
+def llama_cpp_logits(model: str, type: str) -> np.ndarray:
     raw = base64.b64decode(GOLDENS["models"][model][type]["logits"])
-    return np.frombuffer(raw, "<f4").reshape(len(IDS), SHOWN).astype(np.float64)
+    return np.frombuffer(raw, "<f4").reshape(len(IDS), STORED_LOGITS).astype(np.float64)
 
 
 def test_every_type_that_is_read_is_there():
@@ -78,7 +78,7 @@ def test_logits_are_those_of_llama_cpp(model_file, model, type):
     rows = load_backend(
         open_checkpoint(model_file(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
     ).logits(IDS)
-    distances = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
+    distances = [distance(a, b) for a, b in zip(stored_logits(rows), llama_cpp_logits(model, type), strict=True)]
     apart, most = APART.get((model, type), ((), 0.0))
     assert all(distance_at < (most if i in apart else 1e-5) for i, distance_at in enumerate(distances)), distances
 
@@ -121,10 +121,10 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, model_file, tmp_path,
     ids, out = ",".join(map(str, IDS)), str(tmp_path / "x.npy")
     arguments = ["--model", str(model_file(model, type)), "--tokens", ids, "--out", out, "--backend", "reference"]
     assert run("logits", *arguments, "--emulate-activations", "q8_0")[0] == 0
-    emulated = shown(np.load(out))
+    emulated = stored_logits(np.load(out))
     assert run("logits", *arguments)[0] == 0
-    plain = shown(np.load(out))
-    for position, expected in enumerate(theirs(model, type)):
+    plain = stored_logits(np.load(out))
+    for position, expected in enumerate(llama_cpp_logits(model, type)):
         assert distance(emulated[position], expected) < 1e-5 < 1e-4 < distance(plain[position], expected)
 
 

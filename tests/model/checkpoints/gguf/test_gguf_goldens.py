@@ -23,7 +23,7 @@ GOLDENS = read_golden("gguf")
 IDS = np.array(GOLDENS["ids"])
 
 
-def made(tmp_path: Path, name: str, sha256: str) -> Path:
+def make_file(tmp_path: Path, name: str, sha256: str) -> Path:
     """Write the GGUF file that llama.cpp read for the golden, and check its hash."""
     path = tmp_path / f"{name}.gguf"
     if name.startswith("tokenizer-"):
@@ -44,7 +44,7 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-def theirs(name: str) -> np.ndarray:
+def llama_cpp_logits(name: str) -> np.ndarray:
     raw = base64.b64decode(GOLDENS["logits"][name]["logits"])
     return np.frombuffer(raw, "<f4").reshape(len(IDS), -1).astype(np.float64)
 
@@ -57,14 +57,14 @@ def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
 
     With the same rounding the logits agree: tests/model/insight/test_eval_emulation.py.
     """
-    path = made(tmp_path, name, GOLDENS["logits"][name]["sha256"])
-    assert distance(logits_of(path), theirs(name)) < 0.06
+    path = make_file(tmp_path, name, GOLDENS["logits"][name]["sha256"])
+    assert distance(logits_of(path), llama_cpp_logits(name)) < 0.06
 
 
 @pytest.mark.parametrize("name", GOLDENS["tokens"])
 def test_texts_become_the_ids_of_llama_cpp(tmp_path, name):
     golden = GOLDENS["tokens"][name]
-    tokenizer = load_tokenizer(made(tmp_path, f"tokenizer-{name}", golden["sha256"]))
+    tokenizer = load_tokenizer(make_file(tmp_path, f"tokenizer-{name}", golden["sha256"]))
     for text, ids in golden["ids"].items():
         assert encode_text(tokenizer, text) == ids, repr(text)
 

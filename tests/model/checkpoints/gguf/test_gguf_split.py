@@ -41,7 +41,7 @@ def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Pat
     return paths
 
 
-def test_parts_are_the_whole(tmp_path):
+def test_split_files_load_as_one_model(tmp_path):
     first, *_ = split(tmp_path)
     full, parts = open_checkpoint(tmp_path / "whole.gguf"), open_checkpoint(first)
     assert (parts.config, parts.bos, parts.stops) == (full.config, full.bos, full.stops)

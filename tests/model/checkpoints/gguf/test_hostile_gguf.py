@@ -201,7 +201,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_file_that_lies(tmp_path, kind):
+def test_an_invalid_gguf_file_is_refused(tmp_path, kind):
     spoil, what = CASES[kind]
     file = good()
     spoil(file)
@@ -209,7 +209,7 @@ def test_a_file_that_lies(tmp_path, kind):
     assert mentions(message, what), message
 
 
-def test_the_good_file_is_good(tmp_path):
+def test_the_valid_gguf_file_loads(tmp_path):
     load(good().write(tmp_path / "x.gguf"))
 
 
@@ -291,7 +291,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("kind", RAW)
-def test_headers_that_lie(tmp_path, kind):
+def test_an_invalid_gguf_header_is_refused(tmp_path, kind):
     raw, what = RAW[kind]
     (tmp_path / "x.gguf").write_bytes(raw() if callable(raw) else raw)  # large ones are made on demand
     assert mentions(refusal(tmp_path / "x.gguf"), what)
