@@ -94,9 +94,7 @@ def test_a_count_of_tensors_that_is_wrong(tmp_path):
 def test_parts_without_end(tmp_path, count):
     file = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
     file.keys["split.count"] = (U16, count)
-    assert "expected at most 10000 parts" in refusal(
-        file.write(tmp_path / f"x-00001-of-{count:05}.gguf")
-    )
+    assert "expected at most 10000 parts" in refusal(file.write(tmp_path / f"x-00001-of-{count:05}.gguf"))
 
 
 def test_a_link_out_of_the_folder(tmp_path):
