@@ -214,7 +214,8 @@ def test_errors_say_what_is_likely(folder):
     headless = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     families.write_safetensors(folder / "model.safetensors", headless)
     assert (
-        'lacks tensor lm_head.weight; if the model shares it with the embedding, config.json needs "tie_' in message()
+        'lacks the tensor lm_head.weight; if the embedding is also the output matrix, config.json needs "tie_'
+        in message()
     )
     for prefix, program in (("_orig_mod.", "torch.compile"), ("module.", "DistributedDataParallel")):
         renamed = {prefix + name: tensor for name, tensor in tensors.items()}

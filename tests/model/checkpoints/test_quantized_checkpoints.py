@@ -457,7 +457,7 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
 def test_a_file_beside_config_json_says_how_matrices_are_quantized(layout, file, keys, tmp_path):
     meant = write_layout(tmp_path, layout)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert any(words in refusal(tmp_path) for words in ("no quantization_config for", "lacks tensor"))
+    assert any(words in refusal(tmp_path) for words in ("no quantization_config for", "lacks the tensor"))
     (tmp_path / file).write_text(json.dumps(keys))
     for name, weights in meant.items():
         np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)

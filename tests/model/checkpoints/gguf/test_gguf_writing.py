@@ -228,7 +228,7 @@ def test_what_ends_a_text_keeps_its_name(tmp_path, folder):  # noqa: F811
     path = with_tokenizer(tmp_path / "2.gguf", llama2, stops=frozenset({1, 2}))
     assert stored_ids(path) == {"bos": 1, "eos": 2, "eot": 1}
     # llama.cpp knows no end of a text by the names of 3 to 6, so the keys would have to name all four.
-    with pytest.raises(CheckpointError, match=r"\b4 tokens.*GGUF.*\b3\b"):
+    with pytest.raises(CheckpointError, match="random: the model has 4 end tokens, but GGUF"):
         with_tokenizer(tmp_path / "4.gguf", llama2, stops=frozenset({3, 4, 5, 6}))
 
 
@@ -250,5 +250,5 @@ def test_a_split_that_has_no_name_is_refused(tmp_path, folder):  # noqa: F811
     spec = json.loads((folder / "byte-level" / "tokenizer.json").read_text())
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "x|y"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(CheckpointError, match="no name for how its tokenizer cuts a text"):
+    with pytest.raises(CheckpointError, match=r"random: llama\.cpp has no tokenizer\.ggml\.pre for"):
         with_tokenizer(tmp_path / "x.gguf", load_tokenizer(tmp_path))
