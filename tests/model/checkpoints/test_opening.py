@@ -25,9 +25,9 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
     "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
     "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors belongs"),
+    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors"),
     "GGUF files": (
-        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files name one a-Q4_K_M.gguf b-Q8_0",
+        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files one a-Q4_K_M.gguf b-Q8_0",
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
@@ -35,7 +35,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},
-        "name snapshot snapshots/aa snapshots/bb",
+        "snapshot snapshots/aa snapshots/bb",
     ),
 }  # fmt: skip
 

@@ -257,14 +257,14 @@ DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BAD = {
     "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "post_processor"),
     "spaces stripped on the right": (
-        file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), "decoder's part Strip .*stop 1",
+        file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), r'the part Strip \(content " ", start 1, stop 1\)',
     ),
-    "spaces stripped of each token": (file_of([SPACE, FALLBACK, STRIP]), "decoder's part ByteFallback"),
-    "a replacement in the whole text": (file_of([SPACE, FALLBACK, FUSE, SPACE]), "decoder's part Replace"),
-    "a byte before its replacement": (file_of([FALLBACK, SPACE, FUSE]), "decoder's part ByteFallback"),
+    "spaces stripped of each token": (file_of([SPACE, FALLBACK, STRIP]), "the part ByteFallback is not supported at its"),
+    "a replacement in the whole text": (file_of([SPACE, FALLBACK, FUSE, SPACE]), r"the part Replace \(pattern an object, content"),
+    "a byte before its replacement": (file_of([FALLBACK, SPACE, FUSE]), "the part ByteFallback is not supported at its"),
     "a decoder of another kind": (
         file_of([SPACE, {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}]),
-        "decoder's part CTC",
+        r'the part CTC \(pad_token "<pad>"',
     ),
     "an added token in single words": (
         file_of(added_tokens=[added(450, "<x>", special=True, single_word=True)]), '"<x>" has single_word',
