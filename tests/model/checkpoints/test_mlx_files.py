@@ -235,7 +235,7 @@ def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
         ({"mode": ["affine"]}, "quantization: mode a list is not supported"),
         (
             {"bits": 7},
-            "quantization: 7 bits in groups of 32 are not supported (only 2, 3, 4, 5, 6, 8 bits in groups of 32",
+            "quantization: 7 bits in groups of 32 are not supported (only 2, 3, 4, 5, 6, 8 bits",
         ),
         ({"group_size": 48}, "quantization: 4 bits in groups of 48 are not supported"),
         ({"group_size": "64"}, 'group_size is "64", expected an integer'),
