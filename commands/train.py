@@ -94,9 +94,9 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     try:
         with progress_bar():
             from llamaspec.training.evaluation import evaluate_model
-            from llamaspec.training.loop import parameters
-            from llamaspec.training.loop import train as train_model
             from llamaspec.training.recipe import Recipe
+            from llamaspec.training.scratch import parameters
+            from llamaspec.training.scratch import train as train_model
 
             source = _source(text, tokenizer, context=options["context"])
             vocab = source.tokenizer.vocab  # for the stories, we train it here in a few seconds
@@ -104,6 +104,8 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from llamaspec.reference.config import Config
 
+    if source.eos is None:
+        say("the tokenizer has no token that ends a text, so the model will not learn where a text ends")
     if evaluate:
         with progress_bar() as progress:
             evaluation = evaluate_model(evaluate, source, progress=progress)
@@ -149,7 +151,8 @@ def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
     last_line = 0.0
 
     def line(progress: StepReport) -> str:
-        return f"step {progress.step}  loss {progress.loss:.4f}  {progress.rate:,.0f} tokens/s"
+        skipped = "  skipped: its gradient is not finite" if progress.skipped else ""
+        return f"step {progress.step}  loss {progress.loss:.4f}  {progress.rate:,.0f} tokens/s{skipped}"
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as bar:
@@ -160,8 +163,8 @@ def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
             bar.update(task, description=line(progress), completed=progress.step)
             if progress.evaluation:
                 bar.console.print(f"{line(progress)}  {progress.seconds:.0f} s  {progress.evaluation}", highlight=False)
-            elif not terminal and progress.seconds > last_line + 30:
+            elif progress.skipped or (not terminal and progress.seconds > last_line + 30):
                 last_line = progress.seconds
-                click.echo(f"{line(progress)}  {progress.seconds:.0f} s", err=True)
+                bar.console.print(f"{line(progress)}  {progress.seconds:.0f} s", highlight=False)
 
         yield report

@@ -1,5 +1,7 @@
 """Training documents: their sources, and batches of them."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +16,8 @@ from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.recipe import Recipe, check_context
 
+# Control tokens that end a document, in the order of preference.
+ENDS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>")
 LENGTHS = range(32, 1025, 32)  # documents are padded to these lengths, because each length compiles a program
 COARSE = range(128, 1025, 128)  # for batches of several documents, which are padded to the longest anyway
 
@@ -62,6 +66,11 @@ class Source(Protocol):
         ...
 
     @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of all that the documents depend on besides the recipe, by a word for it, such as "text"."""
+        ...
+
+    @property
     def floor(self) -> float | None:
         """The entropy of held-out documents in nats per counted token, if known: a lower bound on the mean loss."""
         ...
@@ -91,8 +100,9 @@ class Text:
         text = read_text(file).replace("\r\n", "\n").replace("\r", "\n")
         self.tokenizer, self.files = tokenizer, files
         self.bos = tokenizer.bos
-        self.eos = next((tokenizer.special[n] for n in ("</s>", "<|end_of_text|>") if n in tokenizer.special), None)
+        self.eos = end_of_text(tokenizer, files)
         self.floor = None
+        self.digests = {"text": digest(text.encode()), "tokenizer": tokenizer_digest(tokenizer, files)}
         paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
         all = [part for text in paragraphs if text for part in self._documents(text, context)]
         if len(all) < 2:
@@ -122,6 +132,40 @@ class Text:
     def questions(self) -> list[Example]:
         """Return no questions: a plain text has no known answers."""
         return []
+
+
+def end_of_text(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> int | None:
+    """Return the id that ends a document: the first of `ENDS` in the vocabulary, else the stated eos_token, else None.
+
+    `files` are the files next to the tokenizer. tokenizer_config.json may state the eos_token.
+    """
+    try:
+        stated = json.loads(files.get("tokenizer_config.json", b"{}")).get("eos_token")
+    except (ValueError, AttributeError):  # A broken file is refused when the model is loaded.
+        stated = None
+    stated = stated.get("content") if isinstance(stated, dict) else stated
+    names = (*ENDS, stated) if isinstance(stated, str) else ENDS
+    return next((tokenizer.special[name] for name in names if name in tokenizer.special), None)
+
+
+def digest(*parts: bytes) -> str:
+    """Return the SHA-256 of byte strings, each after its length.
+
+    >>> digest(b"ab", b"c") == digest(b"a", b"bc")
+    False
+    """
+    sums = hashlib.sha256()
+    for part in parts:
+        sums.update(len(part).to_bytes(8, "little") + part)
+    return sums.hexdigest()
+
+
+def tokenizer_digest(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str:
+    """Return a digest of a tokenizer: of its pieces and control tokens, and of its files among `files`."""
+    pieces = json.dumps([tokenizer.piece(id) for id in range(tokenizer.vocab)])
+    control = json.dumps([dict(sorted(tokenizer.special.items())), tokenizer.bos])
+    own = [files[name] for name in sorted(files) if not name.endswith(".jinja")]
+    return digest(pieces.encode("utf-8", "surrogatepass"), control.encode(), *own)
 
 
 def stops(source: Source) -> frozenset[int]:

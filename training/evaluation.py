@@ -15,7 +15,9 @@ from llamaspec.model.device import default_device
 from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Example, Source, batches
-from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, summed_loss
+from llamaspec.training.objectives.supervised import summed_loss
+from llamaspec.training.ops import WHOLE_ATTENTION
+from llamaspec.training.steps import Tensors
 
 
 class HeldOutLoss(NamedTuple):
@@ -56,7 +58,8 @@ def evaluate(
 ) -> HeldOutLoss:
     """Score `tensors` on the held-out documents of `source`, and on its questions, `rows` at a time.
 
-    `score` is `Step.score` of the configuration. A question is right if every id of the answer is the likeliest.
+    `score` is the compiled `summed_loss` of the configuration. A question is right if every id of the answer is the
+    likeliest.
     """
     documents, questions = source.held_out(), source.questions()
 

@@ -1,39 +1,34 @@
-"""The training loop: starts anew or from the last checkpoint, and writes a directory with the model.
+"""The training loop: starts anew or from the last checkpoint, and takes the steps of a task.
 
-    DIR/tokenizer.model, chat_template.jinja …   the model's files
-    DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
-    DIR/model/                                 at the end: the model in bfloat16, for `load`
+    DIR/step-00001200.safetensors   the last two checkpoints: trained tensors and optimizer
 
-The documents of a step depend only on the seed and the step's number. So a run that was killed and resumed ends with
+The documents of a step depend only on the task and the step's number. So a run that was killed and resumed ends with
 the same weights as an uninterrupted one.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 from llamaspec.model.checkpoints.staging import new_file
 from llamaspec.model.device import default_device
 from llamaspec.model.parallel.processes import agreed
-from llamaspec.model.tensors import tensor_shapes
-from llamaspec.reference.config import Config
-from llamaspec.training.data import Batch, Source, batches, stops
-from llamaspec.training.evaluation import HeldOutLoss, evaluate, rows_at_once
-from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, compile_step, initial_tensors, optimizer, remat
-from llamaspec.training.parallel import even, spread
-from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
-from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
+from llamaspec.training.parallel import Spread
+from llamaspec.training.recipe import check_at_least_one
+from llamaspec.training.saving import checkpoints, load_state, save_state
+from llamaspec.training.steps import Sums, Tensors, TrainingFunctions
 
 STREAMS = 2  # batches computed in parallel: a single batch leaves two cores partly idle
+MOST_SKIPPED = 3  # steps in a row whose gradient is not finite
 
 
 def steps_ahead(platform: str) -> int:
@@ -45,147 +40,184 @@ def steps_ahead(platform: str) -> int:
     return 0 if platform == "cpu" else 1
 
 
+class Work(NamedTuple):
+    """The documents of a step."""
+
+    batches: Sequence[tuple[np.ndarray, ...]]  # the arguments of the loss
+    divisor: float  # of the gradient and the reported sums: predictions, pairs or answers
+    tokens: int  # without padding
+
+
+class Task(NamedTuple):
+    """A training, for the loop."""
+
+    steps: int
+    tensors: Tensors  # to train, at the start
+    frozen: Any  # other arrays that the loss reads
+    transform: optax.GradientTransformation
+    step: TrainingFunctions
+    sums: tuple[str, ...]  # the names of the sums that the loss reports
+    documents: Callable[[int, Tensors | None], Work]  # of a step, counted from 0
+    identity: Mapping[str, Any]  # all that the weights depend on, in JSON's types; a resumed run must have the same
+    evaluate: Callable[[Tensors], Any] | None = None  # scores the tensors
+    files: Mapping[str, bytes] = {}  # to write into the folder at the start, by name
+    over: Spread | None = None  # several devices
+    draws: bool = False  # whether the documents depend on the tensors, as samples do
+
+
 class StepReport(NamedTuple):
     """The state of a training after a step."""
 
     step: int  # completed steps
-    loss: float  # nats per counted token of this step
+    loss: float  # per prediction, pair or answer of this step
     rate: float  # tokens per second, without padding
     seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
-    evaluation: HeldOutLoss | None = None
+    measures: Mapping[str, float] = {}  # what the objective reports besides the loss, by name
+    skipped: bool = False  # the gradient was not finite, so the weights stayed as they were
+    evaluation: Any = None
 
 
-class _Begun(NamedTuple):
+class _Submitted(NamedTuple):
     """A step that was submitted to the device and may still be running."""
 
     step: int
-    nats: jax.Array  # the sum over all predictions of the step
-    predictions: int
-    tokens: int
+    sums: Sums
+    work: Work
+    finite: jax.Array
 
 
-def train(
-    recipe: Recipe,
-    source: Source,
+def run(
+    task: Task,
     out: str | Path,
     *,
     resume: bool = False,
     eval_every: int = 200,
     save_every: int = 100,
-    devices: int = 1,
-    fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
-) -> Path:
-    """Train, and return the directory of the model.
+) -> Tensors:
+    """Take the steps of a task, and return the trained tensors.
 
-    `resume` continues from the last checkpoint in `out`. `devices` share the documents of a step. With `fsdp` they also
-    share weights and optimizer state, otherwise each device has a copy. With several processes, all read `out` and only
-    the first writes there. We call `report` after each step (on a GPU, once the next one has started) and after each
-    evaluation. Raises CheckpointError for an unusable file, ValueError for an invalid recipe, and FloatingPointError
-    for a loss that is not finite, each with a one-line message.
+    `resume` continues from the last checkpoint in `out`. With several processes, all read `out` and only the first
+    writes there. We call `report` after each step (on a GPU, once the next one has started) and after each evaluation.
+    Raises CheckpointError for an unusable file, and FloatingPointError if `MOST_SKIPPED` gradients in a row, or the
+    weights to save, are not finite; each has a one-line message.
     """
     out = Path(out)
-    check_recipe(recipe, bos=source.bos, stops=stops(source))
     check_at_least_one(eval_every=eval_every, save_every=save_every)
-    over = spread(recipe.config, devices=devices, fsdp=fsdp) if devices > 1 else None
-    writes = jax.process_index() == 0
-    transform = optimizer(lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay)
-    tensors = initial_tensors(recipe.config, seed=recipe.seed)
-    state, begun, seconds = transform.init(tensors), 0, 0.0
+    tensors, state, begun, seconds = _start(task, out, resume=resume)
+    if task.over:
+        tensors, state = task.over.place((tensors, state))
+    loop = _Loop(task, tensors, state, seconds, report)
+    for number in range(begun, task.steps):
+        done = number + 1
+        evaluates, saves = (done % every == 0 or done == task.steps for every in (eval_every, save_every))
+        loop.submit(number)
+        latest = loop.finish(everything=evaluates or saves)
+        if evaluates and task.evaluate and latest:
+            report(latest._replace(evaluation=task.evaluate(loop.tensors)))
+        # During skipped steps the weights do not change, so the checkpoints stay, too.
+        if saves and (not loop.skipped or done == task.steps):
+            loop.save(out, done)
+        if evaluates or saves:
+            loop.since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
+    return task.over.gather(loop.tensors) if task.over else loop.tensors
+
+
+def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, float]:
+    """Return tensors, optimizer state, completed steps and seconds: of a new training, or of the last checkpoint."""
+    tensors = task.tensors
+    state = task.transform.init(tensors)
     saved = checkpoints(out)
     if saved and not resume:
         raise refused(out, "contains a training already: --resume continues it")
     if resume and not saved:
         raise refused(out, "contains no checkpoint to resume from")
-    if (out / "model").exists():
-        raise refused(out / "model", "exists already: this training is done")
     if saved:
-        tensors, state, begun, seconds = load_state(saved[-1], recipe, tensors, state)
+        tensors, state, begun, seconds = load_state(saved[-1], task.identity, tensors, state)
         if jax.process_count() > 1 and (first := agreed(begun)) != begun:
             raise refused(
                 out, f"ends with step {begun}, but process 0 has step {first}: all processes need the same folder"
             )
-    else:
-        with os_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
-        for name, data in source.files.items() if writes else ():
-            with new_file(out / name, replace=True) as staged:
-                staged.write_bytes(data)
-    ops = remat(WHOLE_ATTENTION) if recipe.remat else WHOLE_ATTENTION
-    platform = default_device().platform
-    step = compile_step(recipe.config, transform, ops=ops, dtype=np.dtype(recipe.dtype), platform=platform, over=over)
-    rows, streams_at_once = rows_at_once(platform) * devices, STREAMS
-    context = recipe.config.context
-    zeros = jax.jit(lambda: (jax.tree.map(jnp.zeros_like, tensors), jnp.zeros(())))
-    total = jax.jit(lambda *streams: jax.tree.map(lambda *sums: sum(sums), *streams))
-    on_devices = over.documents if over else np.asarray
-    if over:
-        tensors, state = over.place((tensors, state))
-        zeros = jax.jit(zeros, out_shardings=over.shardings((tensors, np.float32(0))))
-        streams_at_once = 1  # devices could run two programs in different orders, and wait for each other forever
-    ahead = steps_ahead(platform)
-    pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
-    side_by_side: Any = map if ahead else pool.map  # if the host runs ahead, the device runs programs in order
+        return tensors, state, begun, seconds
+    with os_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name, data in task.files.items() if jax.process_index() == 0 else ():
+        with new_file(out / name, replace=True) as staged:
+            staged.write_bytes(data)
+    return tensors, state, 0, 0.0
 
-    def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
-        """Sum the gradients and the nats of all predictions of `parts`."""
-        sums = zeros()
-        for part in parts:
-            sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
-        return sums if ahead else jax.block_until_ready(sums)
 
-    def finished(step_begun: _Begun) -> StepReport:
-        """Wait for a step, and report it."""
-        nonlocal seconds, since
-        loss = float(step_begun.nats) / step_begun.predictions
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {step_begun.step} is {loss}: try a smaller --lr")
+class _Loop:
+    """The state of a running training."""
+
+    def __init__(self, task: Task, tensors: Tensors, state: Any, seconds: float, report: Callable):
+        self.tensors, self.skipped, self.since = tensors, 0, time.perf_counter()
+        self._task, self._state, self._seconds, self._report = task, state, seconds, report
+        self._ahead = steps_ahead(default_device().platform)
+        # Devices could run two programs in different orders, and wait for each other forever.
+        self._streams = 1 if task.over else STREAMS
+        zeros = lambda: (jax.tree.map(jnp.zeros_like, tensors), {name: jnp.zeros(()) for name in task.sums})  # noqa: E731
+        shardings = task.over.shardings((tensors, dict.fromkeys(task.sums, np.float32(0)))) if task.over else None
+        self._zeros = jax.jit(zeros, out_shardings=shardings)
+        self._total = jax.jit(lambda *streams: jax.tree.map(lambda *sums: sum(sums), *streams))
+        self._pool, self._writer = ThreadPoolExecutor(self._streams), ThreadPoolExecutor(1)
+        self._next: tuple[int, Future[Work]] | None = None  # a step, and its documents
+        self._waiting: deque[_Submitted] = deque()
+
+    def submit(self, number: int) -> None:
+        """Start the step `number` on the device."""
+        task, work = self._task, self._documents(number)
+        parts = (work.batches[first :: self._streams] for first in range(self._streams))
+        side_by_side: Any = map if self._ahead else self._pool.map  # ahead of the device, programs run in order
+        gradient, sums = self._total(*side_by_side(self._add_up, parts))
+        count = np.float32(work.divisor)
+        self.tensors, self._state, finite = task.step.update(self.tensors, self._state, gradient, count)
+        self._waiting.append(_Submitted(number + 1, sums, work, finite))
+
+    def _documents(self, number: int) -> Work:
+        """Return the documents of a step, and let a thread make the documents of the next step during this one."""
+        if self._task.draws:
+            return self._task.documents(number, self.tensors)
+        due = self._next[1] if self._next and self._next[0] == number else None
+        work = due.result() if due else self._task.documents(number, None)
+        if number + 1 < self._task.steps:
+            self._next = number + 1, self._writer.submit(self._task.documents, number + 1, None)
+        return work
+
+    def _add_up(self, batches: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensors, Sums]:
+        """Sum the gradients and the reported sums of batches."""
+        task, totals = self._task, self._zeros()
+        for batch in batches:
+            arrays = map(task.over.documents if task.over else np.asarray, batch)
+            totals = task.step.add_gradient(*totals, self.tensors, task.frozen, *arrays)
+        return totals if self._ahead else jax.block_until_ready(totals)
+
+    def finish(self, *, everything: bool) -> StepReport | None:
+        """Wait for the submitted steps, except the ones that may run ahead, and report each; return the last report."""
+        latest = None
+        while len(self._waiting) > (0 if everything else self._ahead):
+            latest = self._finish(self._waiting.popleft())
+        return latest
+
+    def _finish(self, submitted: _Submitted) -> StepReport:
+        means = {name: float(value) / submitted.work.divisor for name, value in submitted.sums.items()}
+        finite = bool(submitted.finite)
+        self.skipped = 0 if finite else self.skipped + 1
         now = time.perf_counter()
-        took, since = now - since, now
-        seconds += took
-        finished_steps = StepReport(step_begun.step, loss, step_begun.tokens / took, seconds)
-        report(finished_steps)
-        return finished_steps
+        took, self.since = now - self.since, now
+        self._seconds += took
+        loss, rate = means.pop("loss"), submitted.work.tokens / took
+        step_report = StepReport(submitted.step, loss, rate, self._seconds, means, skipped=not finite)
+        self._report(step_report)
+        if self.skipped == MOST_SKIPPED:
+            first = submitted.step - MOST_SKIPPED + 1
+            what = f"the gradients of steps {first} to {submitted.step} are not finite"
+            raise FloatingPointError(f"{what}: begin again with another --out and a smaller --lr")
+        return step_report
 
-    # We make the next step's documents during this step; on a GPU both take equally long.
-    following = writer.submit(source.training, begun, recipe)
-    waiting: deque[_Begun] = deque()
-    since = time.perf_counter()
-    for number in range(begun, recipe.steps):
-        chosen = following.result()
-        following = writer.submit(source.training, number + 1, recipe)
-        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
-        count = sum(int(part.counted.sum()) for part in parts)
-        if not count:
-            raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
-        streams = side_by_side(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
-        gradient, nats = total(*streams)
-        tensors, state = step.update(tensors, state, gradient, np.float32(count))
-        done = number + 1
-        waiting.append(_Begun(done, nats, count, sum(min(len(d.ids), context) for d in chosen)))
-        evaluates, saves = (done % every == 0 or done == recipe.steps for every in (eval_every, save_every))
-        count_due = len(waiting) if evaluates or saves else max(0, len(waiting) - ahead)
-        finished_steps = [finished(waiting.popleft()) for _ in range(count_due)]
-        if evaluates:
-            score = partial(_score, step.score, on_devices)
-            evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
-            report(finished_steps[-1]._replace(evaluation=evaluation))
-        if saves:
-            complete: tuple[Tensors, Any] = over.gather((tensors, state)) if over else (tensors, state)
-            if writes:
-                save_state(out, done, seconds, recipe, *complete)
-        if evaluates or saves:
-            since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
-    weights = over.gather(tensors) if over else tensors
-    if writes:
-        write_model(out, recipe, source, weights)
-    return out / "model"
-
-
-def _score(score: Callable, on_devices: Callable, tensors: Tensors, ids: np.ndarray, importance: np.ndarray) -> Any:
-    return score(tensors, on_devices(ids), on_devices(importance))
-
-
-def parameters(config: Config) -> int:
-    """Count the weights of a model."""
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())
+    def save(self, out: Path, step: int) -> None:
+        """Write a checkpoint. Raises FloatingPointError, and keeps the checkpoints before, for NaN or infinity."""
+        over = self._task.over
+        tensors, state = over.gather((self.tensors, self._state)) if over else (self.tensors, self._state)
+        if jax.process_index() == 0:
+            save_state(out, step, self._seconds, self._task.identity, tensors, state)

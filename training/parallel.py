@@ -61,7 +61,7 @@ class Spread(NamedTuple):
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def loss(self, summed_loss: Callable, *, config: Config, ops: Ops, dtype: np.dtype) -> Callable:
-        """Turn `training.objective.summed_loss` into the loss of the documents on all devices."""
+        """Turn `training.objectives.supervised.summed_loss` into the loss of the documents on all devices."""
         table = gathered(ops, config)
 
         def on_each(tensors, ids, importance):

@@ -3,8 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.staging import new_file
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.training.data import Source, stops
-from llamaspec.training.objective import Tensors
 from llamaspec.training.recipe import Recipe
+from llamaspec.training.steps import Tensors
 
 CHECKPOINTS = 2  # checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
@@ -35,10 +34,18 @@ def checkpoints(out: Path) -> list[Path]:
     return [out / name for name in sorted(names) if CHECKPOINT.fullmatch(name)]
 
 
-def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Tensors, state: optax.OptState) -> None:
-    """Write a checkpoint, then remove all but the last two."""
-    about = {"recipe": json.dumps(asdict(recipe)), "step": str(step), "seconds": f"{seconds:.3f}"}
+def save_state(
+    out: Path, step: int, seconds: float, identity: Mapping[str, Any], tensors: Tensors, state: optax.OptState
+) -> None:
+    """Write a checkpoint, then remove all but the last two.
+
+    Raises FloatingPointError, and leaves the folder as it is, if a weight is not finite.
+    """
+    about = {"recipe": json.dumps(dict(identity)), "step": str(step), "seconds": f"{seconds:.3f}"}
     arrays = {name: np.asarray(leaf) for name, leaf in _named(tensors, state).items()}
+    if broken := next((name for name, array in arrays.items() if not np.all(np.isfinite(array))), None):
+        what = f"{broken} is not finite after step {step}"
+        raise FloatingPointError(f"{what}: begin again with another --out and a smaller --lr")
     with new_file(out / f"step-{step:08}.safetensors", replace=True) as staged:
         try:
             save_file(arrays, staged, metadata=about)
@@ -48,11 +55,13 @@ def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Te
         old.unlink(missing_ok=True)
 
 
-def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tuple[Tensors, Any, int, float]:
+def load_state(
+    path: Path, identity: Mapping[str, Any], tensors: Tensors, state: Any
+) -> tuple[Tensors, Any, int, float]:
     """Read the weights, optimizer state, completed steps and elapsed seconds that `save_state` wrote.
 
-    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or one with
-    another recipe.
+    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or for one of a
+    training with another `identity`.
     """
     try:
         with os_errors(path), safe_open(path, "np") as file:
@@ -61,8 +70,9 @@ def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tupl
         step, seconds, written = int(about["step"]), float(about["seconds"]), json.loads(about["recipe"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise refused(path, "is not a training checkpoint, or is damaged: try the one before it") from error
-    expected_recipe = json.loads(json.dumps(asdict(recipe)))
-    if differing := [name for name in expected_recipe if expected_recipe[name] != written.get(name)]:
+    expected_identity = json.loads(json.dumps(dict(identity)))
+    # A run on a text has no digest of the stories, and the other way round.
+    if differing := [name for name, value in expected_identity.items() if written.get(name) != value]:
         raise refused(path, f"was made with another {', '.join(differing)}")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:

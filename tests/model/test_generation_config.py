@@ -1,4 +1,4 @@
-"""generation_config.json: its defaults for the next token, as transformers and vLLM use them."""
+"""Sampling defaults in generation_config.json are used as transformers and vLLM use them."""
 
 import json
 import shutil
@@ -44,7 +44,10 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """Options that the file does not state are off, if it states any; do_sample false means greedy."""
+    """If the file states any sampling option, the options that it does not state are off.
+
+    With do_sample false, sampling is greedy.
+    """
     stated = stated_sampling(stories(tmp_path, **generation))
     assert stated == (None if expected is None else SamplingOptions(**OFF | expected))
     assert stated_sampling(tmp_path / "model.safetensors") == stated
@@ -76,7 +79,7 @@ def test_a_gguf_file_has_no_defaults(tmp_path):
 
 
 def test_generate_uses_the_defaults_of_the_model_and_says_so(tmp_path):
-    """An option of the command line wins, and --no-generation-config restores our defaults."""
+    """A command-line option overrides the model's default, and --no-generation-config restores our defaults."""
     folder = stories(tmp_path, do_sample=False, repetition_penalty=1.5)
 
     def generate(*options: str) -> tuple[str, list[str]]:

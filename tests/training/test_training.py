@@ -23,6 +23,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from llamaspec import cli
 from llamaspec.model.cache import LayerCache
@@ -37,21 +38,16 @@ from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.reference import llama as reference
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
-from llamaspec.training import data, loop, saving
+from llamaspec.training import data, loop, saving, scratch
 from llamaspec.training.data import Example, Text, batches, files_beside
 from llamaspec.training.evaluation import evaluate
-from llamaspec.training.loop import StepReport, train
-from llamaspec.training.objective import (
-    WHOLE_ATTENTION,
-    TrainingFunctions,
-    attend_whole,
-    compile_step,
-    initial_tensors,
-    optimizer,
-    remat,
-    summed_loss,
-)
+from llamaspec.training.loop import StepReport
+from llamaspec.training.objectives.supervised import of_documents, summed_loss
+from llamaspec.training.ops import WHOLE_ATTENTION, attend_whole, remat
+from llamaspec.training.optimizers import optimizer
 from llamaspec.training.recipe import Recipe
+from llamaspec.training.scratch import identity, initial_tensors, train
+from llamaspec.training.steps import TrainingFunctions, compile_step
 from llamaspec.training.stories import source, vocabulary
 from llamaspec.training.stories.source import Stories, questions
 from llamaspec.training.stories.vocabulary import EOS
@@ -221,8 +217,8 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 ):
     seen: list[tuple[str, int]] = []
 
-    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> TrainingFunctions:
-        step = compile_step(config, transform, **where)
+    def counted(loss: Any, transform: optax.GradientTransformation, **where: Any) -> TrainingFunctions:
+        step = compile_step(loss, transform, **where)
 
         def update(*arrays: Any) -> Any:
             seen.append(("begun", sum(word == "begun" for word, _ in seen) + 1))
@@ -230,7 +226,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
         return step._replace(update=update)
 
-    monkeypatch.setattr(loop, "compile_step", counted)
+    monkeypatch.setattr(scratch, "compile_step", counted)
     monkeypatch.setattr(loop, "steps_ahead", lambda _, real=loop.steps_ahead: real(platform))
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
 
@@ -248,11 +244,11 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
 def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
     """Processes refuse to resume together if their saved checkpoints are at different steps."""
-    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), files_beside(alphabet[1]), context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
     with pytest.raises(CheckpointError, match=r"step 25.*process 0.*step 20"):
-        loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
+        train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
 def test_a_run_killed_behind_its_last_step_writes_the_model(full_run, command, tmp_path):
@@ -262,10 +258,12 @@ def test_a_run_killed_behind_its_last_step_writes_the_model(full_run, command, t
     assert (code, files(out)) == (0, files(full_run[0])), log
 
 
-def test_the_written_weights_are_the_trained_ones_rounded_once(full_run):
+def test_the_written_weights_are_the_trained_ones_rounded_once(full_run, alphabet):
     tensors = initial_tensors(TINY, seed=0)
     state = optimizer(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
-    trained, _, step, _ = saving.load_state(saving.checkpoints(full_run[0])[-1], RECIPE, tensors, state)
+    text = Text(alphabet[0], load_tokenizer(alphabet[1]), files_beside(alphabet[1]), context=32)
+    last = saving.checkpoints(full_run[0])[-1]
+    trained, _, step, _ = saving.load_state(last, identity(RECIPE, text), tensors, state)
     assert step == RECIPE.steps
     written = open_checkpoint(full_run[0] / "model")
     assert (written.config, written.stops) == (TINY, {EOS})
@@ -363,10 +361,95 @@ def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatc
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_loss_that_is_no_number_ends_the_run(full_run, command, monkeypatch, tmp_path, ahead):
+def test_gradients_that_are_not_finite_end_the_run_and_no_checkpoint_is_broken(
+    full_run, command, monkeypatch, tmp_path, ahead
+):
+    """A run ends after three skipped steps in a row. Its checkpoints are finite, and its advice can be taken."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
-    message = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
-    assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", message)
+    out = tmp_path / "out"
+    code, printed, log = llamaspec(*command, "--lr=1e30", "--save-every=1", "--out", str(out))
+    assert (code, printed) == (1, "")
+    *skipped, message = log.splitlines()
+    first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: begin again with", message)[0]
+    assert int(last) - int(first) == loop.MOST_SKIPPED - 1
+    assert all("skipped: its gradient is not finite" in line for line in skipped) and len(skipped) == 3
+    assert "another --out" in message and "a smaller --lr" in message
+    assert len(saving.checkpoints(out)) == 2  # of the steps before
+    for path in saving.checkpoints(out):
+        assert int(path.stem[-8:]) < int(first)
+        assert all(np.isfinite(array).all() for array in load_file(path).values())
+    code, _, log = llamaspec(*command, "--lr=1e-3", "--steps=2", "--out", str(tmp_path / "again"))
+    assert code == 0, log
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped():
+    """A NaN in one number of the gradient leaves all weights and the optimizer's state as they were, bit for bit."""
+    tensors = random_tensors(TINY, seed=0)
+    transform = optimizer(lr=0.1, steps=10, warm_up=0, decay=0.5)
+    step = compile_step(lambda *_: None, transform, platform="cpu")
+    gradient = {name: np.ones_like(a) for name, a in tensors.items()}
+    start = jax.tree.map(np.asarray, transform.init(tensors))
+    for broken in (False, True):
+        gradient["model.norm.weight"][3] = np.inf if broken else 1.0
+        trained, state, finite = step.update(*jax.tree.map(jnp.asarray, (tensors, start, gradient)), jnp.float32(2))
+        same = [np.array_equal(*both) for both in zip(
+            jax.tree.leaves((trained, state)), jax.tree.leaves((tensors, start)), strict=True
+        )]  # fmt: skip
+        assert (bool(finite), all(same)) == (not broken, broken)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    tensors = {"w": jnp.ones(2)}
+    saving.save_state(tmp_path, 1, 0.0, {}, tensors, ())
+    before = files(tmp_path)
+    with pytest.raises(FloatingPointError, match=r"is not finite after step 2: begin again with another --out and"):
+        saving.save_state(tmp_path, 2, 0.0, {}, {"w": jnp.array([1, jnp.nan])}, ())
+    assert files(tmp_path) == before
+
+
+def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, alphabet, tmp_path):
+    """Resuming with another text, another tokenizer of the same size, or the stories is refused by name."""
+    other_text, other_tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
+    other_text.write_text(alphabet[0].read_text().upper())
+    a, b = (b"\1\0\0\0" + letter for letter in (b"a", b"b"))  # pieces, each after its length
+    other_tokenizer.write_bytes(alphabet[1].read_bytes().replace(a, b"A?").replace(b, a).replace(b"A?", b))
+    resume = (*command, "--resume", "--out", str(stopped))
+    before = files(stopped)
+    assert "was made with another text" in refusal(*resume, "--text", str(other_text))
+    assert "was made with another tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
+    assert "stories" in refusal("train", *OPTIONS, "--resume", "--out", str(stopped))
+    assert files(stopped) == before
+
+
+def test_the_digest_of_the_stories_depends_on_stories_and_tokenizer(stories, monkeypatch):
+    digests = stories.digests
+    assert digests.keys() == {"stories", "tokenizer"} and stories.digests == digests
+    real = source.messages
+    monkeypatch.setattr(source, "messages", lambda seed: real(seed + 1))
+    assert stories.digests["stories"] != digests["stories"]
+    assert stories.digests["tokenizer"] == digests["tokenizer"]
+
+
+@pytest.mark.parametrize("name", ["<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<stated>"])
+def test_a_document_ends_with_the_tokenizers_end_token(tmp_path, name):
+    """The end token comes from the known names or from tokenizer_config.json."""
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml((name, "<|im_start|>")))
+    (tmp_path / "text").write_text("one\n\ntwo")
+    stated = {"tokenizer_config.json": b'{"eos_token": {"content": "<stated>"}}'}
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    text = Text(tmp_path / "text", tokenizer, stated, context=32)
+    end = tokenizer.special[name]
+    assert text.eos == end and data.stops(text) == {end}
+    for example in (*text.held_out(), *text.training(0, replace(RECIPE, batch=1))):
+        assert example.ids[-1] == end and example.weights[-1] == 1.0 and end not in example.ids[:-1]
+
+
+def test_a_tokenizer_without_an_end_token_is_reported(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(("<|im_start|>",)))
+    (tmp_path / "text").write_text("one\n\ntwo")
+    arguments = ("--text", str(tmp_path / "text"), "--tokenizer", str(tmp_path / "tokenizer.json"))
+    code, _, log = llamaspec("train", *arguments, *SHAPE, "--context=32", "--steps=1", "--out", str(tmp_path / "out"))
+    assert code == 0 and "no token that ends a text" in log, log
 
 
 @pytest.mark.slow  # 4 s
@@ -379,18 +462,16 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
         if progress.step == 40:
             raise Killed
 
-    def seen(
-        config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, **where: Any
-    ) -> TrainingFunctions:
+    def seen(*arrays: Any, ops: Ops, dtype: np.dtype, **static: Any) -> Any:
         compiled.append((ops, dtype))
-        return compile_step(config, transform, ops=ops, dtype=dtype, **where)
+        return summed_loss(*arrays, ops=ops, dtype=dtype, **static)
 
-    monkeypatch.setattr(loop, "compile_step", seen)
+    monkeypatch.setattr(scratch, "summed_loss", seen)
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     with pytest.raises(Killed):
         train(replace(RECIPE, dtype="bfloat16", remat=True), source, tmp_path, save_every=100, report=report)
     assert losses[-1] < losses[0] / 2
-    assert [(ops == WHOLE_ATTENTION, dtype) for ops, dtype in compiled] == [(False, ml_dtypes.bfloat16)]
+    assert {(ops == WHOLE_ATTENTION, dtype) for ops, dtype in compiled} == {(False, np.dtype(ml_dtypes.bfloat16))}
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
@@ -529,10 +610,11 @@ def test_a_step_goes_down_the_references_gradient(tied, ops):
     ids = rng.integers(0, 40, (2, 7)).astype(np.int32)
     importance = rng.choice([0.0, 1.0, 6.0], (2, 7)).astype(FLOAT32)
 
-    step = compile_step(config, optax.sgd(1.0), ops=ops, dtype=FLOAT32, platform="cpu")
-    gradient, nats = {name: jnp.zeros(a.shape) for name, a in tensors.items()}, jnp.zeros(())
+    loss = of_documents(partial(summed_loss, config=config, ops=ops, dtype=FLOAT32))
+    step = compile_step(loss, optax.sgd(1.0), platform="cpu")
+    gradient, sums = {name: jnp.zeros(a.shape) for name, a in tensors.items()}, {"loss": jnp.zeros(())}
     for row in (slice(0, 1), slice(1, 2)):
-        gradient, nats = step.add_gradient(gradient, nats, tensors, ids[row], importance[row])
+        gradient, sums = step.add_gradient(gradient, sums, tensors, None, ids[row], importance[row])
     assert {name: a.shape for name, a in gradient.items()} == tensor_shapes(config)
 
     # Forward and backward, a number goes through every matrix once, in a sum over its rows or columns.
@@ -548,7 +630,8 @@ def test_a_step_goes_down_the_references_gradient(tied, ops):
         assert_within(np.sum(along), (further - back) / (2 * size), roundings * np.sum(np.abs(along)))
 
     state = optax.sgd(1.0).init(tensors)
-    changed, _ = step.update(jax.tree.map(jnp.asarray, tensors), state, gradient, jnp.float32(5))
+    changed, _, finite = step.update(jax.tree.map(jnp.asarray, tensors), state, gradient, jnp.float32(5))
+    assert finite
     for name, slope in gradient.items():
         change = np.asarray(slope, np.float64) / 5
         assert_within(changed[name], tensors[name] - change, gamma(3) * (np.abs(tensors[name]) + np.abs(change)))

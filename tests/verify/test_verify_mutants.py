@@ -6,6 +6,7 @@ The thousand short runs are in a separate process, without the tests' shape chec
 import json
 import subprocess
 import sys
+from statistics import median
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.draws.draw import LAW, Values
 from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.mutant import implementation
+from tests.goldens.make_mutants import PAGE
+from tests.support.tables import table_rows
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
 # The mutants of these ops take seven eighths of the time, since a draw of attention or experts is slow. Most have a
@@ -60,6 +63,25 @@ def test_every_mutant_is_found_out(ops: list[str]):
         (op, mutant) for mutant_op in ops for op, mutant in MUTANTS if op == mutant_op
     ]
     assert [(row["op"], row["mutant"]) for row in rows if row["found by"] == "lives"] == []
+    expected = [table_row(op, [row["examples"] for row in rows if row["op"] == op]) for op in sorted(ops)]
+    assert [cells for cells in page_rows() if cells[0] in ops] == expected, "run `python -m tests.goldens.make_mutants`"
+
+
+def page_rows() -> list[list[str]]:
+    """Return the rows of the table in docs/mutants.md without the seconds, which depend on the machine."""
+    return [[*cells[:3], *cells[5:]] for cells in table_rows(PAGE.read_text(encoding="utf-8"))]
+
+
+def table_row(op: str, examples: list[int]) -> list[str]:
+    """Make the row of an op whose mutants are all found, each after a number of examples."""
+    return [op, str(len(examples)), str(len(examples)), f"{median(examples):g}", str(max(examples))]
+
+
+def test_the_page_has_a_row_for_every_op_and_the_total():
+    *rows, total = page_rows()
+    counts = [[op, str(len(right.mutants)), str(len(right.mutants))] for op, right in IMPLEMENTATIONS.items()]
+    assert [cells[:3] for cells in rows] == counts, "run `python -m tests.goldens.make_mutants`"
+    assert total[:3] == ["all", str(len(MUTANTS)), str(len(MUTANTS))]
 
 
 @pytest.mark.slow  # 13 s

@@ -6,7 +6,7 @@ from functools import cache
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
-from llamaspec.training.data import Example
+from llamaspec.training.data import Example, digest, tokenizer_digest
 from llamaspec.training.recipe import Recipe
 from llamaspec.training.stories import vocabulary
 from llamaspec.training.stories.talk import TalkMessage
@@ -14,6 +14,7 @@ from llamaspec.training.stories.vocabulary import BOS, EOS, Document, documents,
 
 HELD_OUT = 400  # documents for measuring the loss
 QUESTIONS = 200
+SAMPLED = range(0, 128, 2)  # seeds of the documents that stand for all in the digest
 SPREAD = 2**40  # distance between the first documents of two seeds
 
 
@@ -34,6 +35,15 @@ class Stories:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, trained on the stories in a few seconds."""
         return _tokenizer()
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the stories and of their tokenizer."""
+        sample = [message.content for seed in SAMPLED for message in messages(seed)]
+        return {
+            "stories": digest(*(text.encode() for text in sample)),
+            "tokenizer": tokenizer_digest(self.tokenizer, self.files),
+        }
 
     @property
     def floor(self) -> float:

@@ -302,8 +302,10 @@ def gradient(name: str) -> dict[str, Any]:
     from llamaspec.model.parallel.share import cut_axis, share
     from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
     from llamaspec.model.tensors import weights
-    from llamaspec.training.objective import WHOLE_ATTENTION, initial_tensors, remat, summed_loss
+    from llamaspec.training.objectives.supervised import summed_loss
+    from llamaspec.training.ops import WHOLE_ATTENTION, remat
     from llamaspec.training.parallel import spread
+    from llamaspec.training.scratch import initial_tensors
 
     devices = 4
     config = replace(configs()["experts" if "experts" in name else "biases, scaled RoPE"], kv_heads=4, vocab=52)
@@ -623,8 +625,8 @@ def trained(kind: str) -> dict[str, Any]:
     from llamaspec.model.tokenizers.load import load_tokenizer
     from llamaspec.reference.config import Config
     from llamaspec.training.data import Text
-    from llamaspec.training.loop import train
     from llamaspec.training.recipe import Recipe
+    from llamaspec.training.scratch import train
     from tests.support import tiny_tokenizers
 
     with tempfile.TemporaryDirectory() as folder:

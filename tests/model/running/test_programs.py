@@ -1,4 +1,7 @@
-"""Two compiled programs serve all prompts and turns, a third one other sampling; weights are in memory once."""
+"""Two compiled programs serve all prompts and turns, and a third serves the other sampling method.
+
+Weights are in memory once.
+"""
 
 import io
 import itertools

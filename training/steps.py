@@ -1,0 +1,61 @@
+"""The compiled functions of a training step: the gradient of a batch, and the update of the weights.
+
+We cut a step's documents into small batches of similar lengths and add their gradients. The result is the gradient of
+all documents together, with little padding and little memory.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Bool
+
+from llamaspec.model.running.compile import untuned_options
+
+Tensors = dict[str, Array]  # weights or gradients by name
+Sums = dict[str, Array]  # sums over a batch that a loss reports, by name; one of them is "loss"
+
+
+class TrainingFunctions(NamedTuple):
+    """The compiled functions of a training. `add_gradient` compiles once per shape of a batch."""
+
+    add_gradient: Callable[..., tuple[Tensors, Sums]]
+    update: Callable[..., tuple[Tensors, optax.OptState, Bool[Array, ""]]]
+
+
+def compile_step(loss: Callable, transform: optax.GradientTransformation, *, platform: str) -> TrainingFunctions:
+    """Compile the functions of a training on a CPU or a GPU.
+
+    `loss` takes the trained tensors, the frozen arrays, and the arrays of a batch. It returns the number to minimize,
+    which is a sum over the batch, and the sums to report.
+    """
+
+    def add_gradient(gradient: Tensors, sums: Sums, trained: Tensors, frozen: Any, *batch: Array):
+        """Add the gradient and the sums of this batch to the totals of the batches before."""
+        (_, more), slopes = jax.value_and_grad(loss, has_aux=True)(trained, frozen, *batch)
+        return jax.tree.map(jnp.add, gradient, slopes), jax.tree.map(jnp.add, sums, more)
+
+    def update(trained: Tensors, state: optax.OptState, gradient: Tensors, count: Array):
+        """Take an optimizer step for the mean loss of `count` predictions.
+
+        Returns the tensors, the optimizer's state, and whether the gradient is finite. If it is not, the step is
+        skipped: tensors and state stay as they are.
+        """
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(slope)) for slope in jax.tree.leaves(gradient)]))
+
+        def take(trained: Any, state: Any) -> tuple[Any, Any]:
+            changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, trained)
+            return optax.apply_updates(trained, changes), state
+
+        trained, state = lax.cond(finite, take, lambda *unchanged: unchanged, trained, state)
+        return trained, state, finite
+
+    # Each shape compiles a program, and autotuning a dozen programs took nine minutes, so we switch autotuning off.
+    options: Any = untuned_options(platform)
+    return TrainingFunctions(
+        add_gradient=jax.jit(add_gradient, donate_argnums=(0, 1), compiler_options=options),
+        update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
+    )
