@@ -187,9 +187,9 @@ def write_two_files(folder: Path, config: dict[str, Any], model: dict[str, Any])
     ("name", "content", "what"),
     [
         ("merges.txt", b"1 2\n1 2 3\n", 'merges.txt: line 2 is "1 2 3", expected two tokens'),
-        ("merges.txt", b"1 2\n\xff 3\n", "merges.txt: is not UTF-8: its byte 4 is 0xff"),
-        ("merges.txt", b"1 3\n", 'a merge makes "13", which is not in the vocabulary'),
-        ("vocab.json", b'{"a": 0, "a": 1}', '"a" is there twice'),
+        ("merges.txt", b"1 2\n\xff 3\n", "is not valid UTF-8: byte 4 is 0xff"),
+        ("merges.txt", b"1 3\n", r'a merge in model\.merges makes "13", which is not in'),
+        ("vocab.json", b'{"a": 0, "a": 1}', 'the key "a" appears twice'),
         ("vocab.json", b"{", "is not JSON"),
         ("tokenizer_config.json", b"{}", "config.json: has no tokenizer_class, expected one of GPT2Tokenizer,"),
         ("tokenizer_config.json", b'{"tokenizer_class": "XTokenizer"}', 'has tokenizer_class "XTokenizer", expected'),

@@ -209,5 +209,5 @@ def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
 def test_a_width_that_begins_with_a_brace(tmp_path, dim):
     path = tmp_path / "x.bin"
     path.write_bytes(llama2c_files.header(llama2c_files.Sizes(dim=dim), version=1, tied=True))
-    with pytest.raises(CheckpointError, match=f"not a checkpoint: dim {dim} and 4 heads"):
+    with pytest.raises(CheckpointError, match=f"llama2.c file, it would have dim {dim} and 4 heads"):
         open_checkpoint(path)
