@@ -217,10 +217,11 @@ def test_errors_say_what_is_likely(folder):
     for prefix, program in (("_orig_mod.", "torch.compile"), ("module.", "DistributedDataParallel")):
         renamed = {prefix + name: tensor for name, tensor in tensors.items()}
         families.write_safetensors(folder / "model.safetensors", renamed)
-        assert f"the names begin with '{prefix}', as {program} saves them" in message()
+        assert f"have the prefix '{prefix}', which {program} adds" in message()
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     assert (
-        "shards are here, such as model-00001-of-00002.safetensors, but not model.safetensors.index.json" in message()
+        "has shards, such as model-00001-of-00002.safetensors, but not their index, model.safetensors.index.json"
+        in message()
     )
 
 
