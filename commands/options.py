@@ -176,7 +176,7 @@ tokenizer_option = click.option(
     type=FILE,
     metavar="PATH",
     help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
-    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin next to it]",
+    "tokenizer.json, tekken.json, tokenizer.model, tokenizer.bin, or vocab.json with merges.txt next to it]",
 )
 template_option = click.option(
     "--template",

@@ -199,10 +199,10 @@ class SpecialTokens:
                 previous, within = part, False
                 continue
             following = parts[i + 1] if i + 1 < len(parts) else None
-            after = previous if self._absorbs(previous)[1] else None
-            before = following if self._absorbs(following)[0] else None
-            if after or before:
-                part = self._tokenizer.trimmed(part, after=after, before=before)
+            left = previous if self._absorbs(previous)[1] else None
+            right = following if self._absorbs(following)[0] else None
+            if left or right:
+                part = self._tokenizer.trimmed(part, after=left, before=right)
             if not part:
                 continue
             if previous is not None:
