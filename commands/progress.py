@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llamaspec.training.loop import StepReport
 
 REDRAWN = 3  # times a second
-# A stage with an unknown length is shown as a pulse.
+# Stages of unknown length, with the texts that we show for them. Their bar only pulses.
 WITHOUT_SHARE = {"starting": "starting JAX", "compiling": "compiling (only the first time)"}
 
 
@@ -33,7 +33,7 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
         task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
 
         def report(stage: str, share: float) -> None:
-            # `update` reads a total of None as unchanged.
+            # `update` takes total=None to mean "unchanged", so we set the total directly.
             bar.tasks[0].total = None if stage in WITHOUT_SHARE else 1.0
             bar.update(task, description=WITHOUT_SHARE.get(stage, stage), completed=share)
 
@@ -42,7 +42,7 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
 
 @contextmanager
 def training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
-    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise a line now and then. Evaluations are lines."""
+    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise lines. Each evaluation is a line."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -29,6 +29,7 @@ DTYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
+    "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"),
     "U32": np.dtype("<u4"),
     "I64": np.dtype("<i8"),

@@ -20,12 +20,16 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import regex
+
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
 # White space as the tokenizers library defines it, without U+001C to U+001F, and as llama.cpp does.
 WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 ASCII_WHITE_SPACE = r"[\t-\r ]"
 
+# A character of a word as Rust's regular expressions define it. Python's own \w also has numbers such as "²".
+WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]")
 ASCII_SPACES = "".join(filter(re.compile(ASCII_WHITE_SPACE).match, map(chr, range(128))))
 SPACES = "".join(filter(re.compile(WHITE_SPACE).match, map(chr, range(0x3001))))
 
@@ -188,4 +192,4 @@ def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | in
 
 
 def _is_word(character: str) -> bool:
-    return re.match(r"\w", character) is not None
+    return WORD.match(character) is not None

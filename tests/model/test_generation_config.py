@@ -1,4 +1,4 @@
-"""generation_config.json: its defaults for the next token, as transformers and vLLM use them."""
+"""Sampling defaults in generation_config.json are used as transformers and vLLM use them."""
 
 import json
 import shutil
@@ -12,7 +12,6 @@ from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
 from llamaspec.model.generation_config import stated_sampling
 from llamaspec.model.options import SamplingOptions
-from tests.support.processes import run_llamaspec
 
 STORIES = BUILT_IN["stories"]
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -44,7 +43,10 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """Options that the file does not state are off, if it states any; do_sample false means greedy."""
+    """If the file states any sampling option, the options that it does not state are off.
+
+    With do_sample false, sampling is greedy.
+    """
     stated = stated_sampling(stories(tmp_path, **generation))
     assert stated == (None if expected is None else SamplingOptions(**OFF | expected))
     assert stated_sampling(tmp_path / "model.safetensors") == stated
@@ -75,15 +77,15 @@ def test_a_gguf_file_has_no_defaults(tmp_path):
     assert stated_sampling(tmp_path / "x.gguf") is None and stated_sampling(tmp_path / "nothing") is None
 
 
-def test_generate_uses_the_defaults_of_the_model_and_says_so(tmp_path):
-    """An option of the command line wins, and --no-generation-config restores our defaults."""
+def test_generate_uses_the_defaults_of_the_model_and_says_so(run, tmp_path):
+    """A command-line option overrides the model's default, and --no-generation-config restores our defaults."""
     folder = stories(tmp_path, do_sample=False, repetition_penalty=1.5)
 
     def generate(*options: str) -> tuple[str, list[str]]:
-        request = ("generate", "Once upon a time, there was a", "--max-new-tokens", "12", *options)
-        done = run_llamaspec(*request)
-        assert done.code == 0, done.err
-        return done.out, [line for line in done.err.splitlines() if "generation_config" in line]
+        request = ("--backend", "reference", "--max-new-tokens", "6", *options)
+        code, out, err = run("generate", "Once upon a time, there was a", *request)
+        assert code == 0, err
+        return out, [line for line in err.splitlines() if "generation_config" in line]
 
     model = ("--model", str(folder))
     greedy = generate("--temperature", "0", "--repetition-penalty", "1.5")
@@ -97,5 +99,5 @@ def test_generate_uses_the_defaults_of_the_model_and_says_so(tmp_path):
     assert generate(*model, "--no-generation-config", "--seed", "1") == ours
     given = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1")
     assert generate(*model, *given, "--seed", "1") == ours
-    bad = run_llamaspec("generate", "Once", "--model", str(stories(tmp_path / "bad", top_p=7)))
-    assert bad.code == 1 and len(bad.err.splitlines()) == 1 and "top_p is 7" in bad.err
+    code, _, err = run("generate", "Once", "--model", str(stories(tmp_path / "bad", top_p=7)))
+    assert code == 1 and len(err.splitlines()) == 1 and "top_p is 7" in err

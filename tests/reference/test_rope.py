@@ -110,7 +110,7 @@ def test_every_token_turns_to_its_own_position(rope, noise, at):
 
 @given(noise=noises, head_dim=head_dims, heads=st.integers(1, 3), position=positions)
 def test_both_pairings_agree_after_the_permutation(noise, head_dim, heads, position):
-    """Both pairings (halves, interleaved) agree if the rows of a projection are permuted."""
+    """RoPE in halves and interleaved RoPE give the same result if the rows of a projection are permuted."""
     weight, x = noise(heads * head_dim, 5), noise(5)
     turns = frequencies(head_dim, theta=10_000.0)
     rows = interleaved_to_halves(weight @ x, heads=heads)  # a vector [heads * head_dim], such as a bias

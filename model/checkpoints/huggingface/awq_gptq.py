@@ -1,12 +1,25 @@
-"""Matrices in the layouts of autoawq and AutoGPTQ: transposed, with zero points.
+"""Matrices in the layouts of autoawq and AutoGPTQ: codes of a few bits with zero points.
 
-The tensors are qweight, qzeros and scales, and for GPTQ also g_idx: see `reference.quantizers.awq` and
-`reference.quantizers.gptq`.
+The tensors are qweight, qzeros and scales, and for GPTQ also g_idx. The layouts of GPTQ and of autoawq's version gemm
+are transposed: see `reference.quantizers.gptq` and `reference.quantizers.awq`. Autoawq has two more versions
+(awq/modules/linear/gemv.py and gemv_fast.py of https://github.com/casper-hansen/AutoAWQ):
+
+    gemv        qweight   int32 [rows, cols / 8]: eight codes in a word, the lowest bits first
+                qzeros    int32 [rows, words]: zero points, packed in the same way
+                scales    [rows, 8 words]
+    gemv_fast   qweight   int16 [rows / 4, cols]: codes of four rows, moved within blocks of 64 columns
+                scales    [8 words, rows]
+                qzeros    [8 words, rows]: floats, minus scale times zero point, to be added
+
+The number of words is that of the zero points of a row, rounded up to a multiple of 128 / group. A row of scales and
+zero points is padded to fill these words.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.marlin import Marlin
 from llamaspec.model.checkpoints.huggingface.rule import (
@@ -19,11 +32,14 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     check_groups,
     group_size,
     in_order,
+    nibbles,
     unpack_words,
 )
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers import awq, packing
 from llamaspec.reference.quantizers.affine import Affine
+
+FAST_COLUMNS = 64  # columns of four rows that gemv_fast stores together
 
 
 class AWQ(Rule):
@@ -58,6 +74,70 @@ class AWQ(Rule):
             for name in ("qweight", "qzeros")
         )
         return Affine(codes, arrays["scales"][:, start:stop].T.astype(np.float32), zeros)
+
+
+def _padded_groups(cols: int, group: int) -> int:
+    """Return the number of scales of a row in the versions gemv and gemv_fast of autoawq, padding included.
+
+    >>> _padded_groups(4096, 128), _padded_groups(96, 32)
+    (32, 32)
+    """
+    words, multiple = -(-(cols // group) // 8), max(1, 128 // group)
+    return 8 * -(-words // multiple) * multiple
+
+
+class AWQGemv(AWQ):
+    """The layout "gemv" of autoawq."""
+
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        groups = _padded_groups(cols, self.group_of(cols))
+        return {
+            "qweight": StoredArray((rows, cols // 8), INT32),
+            "qzeros": StoredArray((rows, groups // 8), INT32),
+            "scales": StoredArray((rows, groups), FLOATS),
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        super().check(arrays, rows, cols)
+        _check_whole_groups(cols, self.group_of(cols))
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
+        groups = cols // self.group_of(cols)
+        codes, zeros = (unpack_words(arrays[name][start:stop], 4) for name in ("qweight", "qzeros"))
+        return Affine(codes, arrays["scales"][start:stop, :groups].astype(np.float32), zeros[:, :groups].copy())
+
+
+class AWQGemvFast(Rule):
+    """The layout "gemv_fast" of autoawq."""
+
+    form, zeros = "int4_min", False
+
+    def __init__(self, group: int | None):
+        self.group = group
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        grid = StoredArray((_padded_groups(cols, self.group_of(cols)), rows), FLOATS)
+        return {"qweight": StoredArray((rows // 4, cols), ("int16",)), "scales": grid, "qzeros": grid}
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        del arrays
+        _check_words(rows, cols)
+        _check_whole_groups(cols, self.group_of(cols))
+        if cols % FAST_COLUMNS:
+            raise ValueError(f"rows of {cols} weights are not whole blocks of {FAST_COLUMNS}, as gemv_fast needs")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
+        groups = cols // self.group_of(cols)
+        words = np.ascontiguousarray(arrays["qweight"][start // 4 : stop // 4]).astype("<i2").view(np.uint8)
+        # Four neighbors in this order are the codes of a word; 64 words hold a block of 64 columns of four rows.
+        blocks = nibbles(words).reshape(-1, cols // FAST_COLUMNS, 4, FAST_COLUMNS).swapaxes(1, 2)
+        # A block has two runs of 32 columns, and each run is a transposed table of 4 x 8 columns.
+        codes = blocks.reshape(stop - start, cols // 32, 8, 4).swapaxes(2, 3).reshape(stop - start, cols)
+        scales, minima = (arrays[name][:groups, start:stop].T.astype(np.float32) for name in ("scales", "qzeros"))
+        return CodesWithMinima(codes, np.ascontiguousarray(scales), np.ascontiguousarray(minima))
 
 
 class GPTQ(Rule):
@@ -108,20 +188,31 @@ class GPTQ(Rule):
         )
 
 
+AWQ_VERSIONS: dict[str, Callable[[int | None], Rule]] = {"gemm": AWQ, "gemv": AWQGemv, "gemv_fast": AWQGemvFast}
+AWQ_INSTEAD = "take a release of the model in the version gemm"
+
+
 def _check_words(rows: int, cols: int) -> None:
     if rows % ROWS or cols % ROWS:
         raise ValueError(f"a matrix of {rows} x {cols} does not fill words of int32")
+
+
+def _check_whole_groups(cols: int, group: int) -> None:
+    if cols % group:
+        raise ValueError(f"rows of {cols} weights are not whole groups of {group}")
 
 
 def read_awq(fields: Fields) -> Rule:
     """Read an AWQ layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     bits = fields.integer("bits", 4) if "bits" in fields.values else fields.integer("w_bit", 4)
     version, zero_point = fields.values.get("version", "gemm"), fields.boolean("zero_point", True)
-    if bits != 4 or str(version).lower() != "gemm" or not zero_point:
+    layout = AWQ_VERSIONS.get(version.lower()) if isinstance(version, str) else None
+    if bits != 4 or layout is None or not zero_point:
         what = f"AWQ with {bits} bits, version {short(version)}, zero_point {str(zero_point).lower()}"
-        raise refused(fields.path, f"quantization_config: {what} is not read (only 4, gemm, true)")
+        known = f"only 4 bits, the versions {', '.join(AWQ_VERSIONS)}, and zero points"
+        raise refused(fields.path, f"quantization_config: {what} is not read ({known}); {AWQ_INSTEAD}")
     size = fields.integer_or_none("group_size" if "group_size" in fields.values else "q_group_size", 128)
-    return AWQ(group_size(size))
+    return layout(group_size(size))
 
 
 def read_gptq(fields: Fields) -> Rule:

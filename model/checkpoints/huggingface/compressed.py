@@ -34,6 +34,7 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     nibbles,
     pack_nibbles,
     pack_words,
+    powers_of_two,
     unpack_words,
 )
 from llamaspec.model.checkpoints.huggingface.targets import ByTarget, read_targets
@@ -179,6 +180,18 @@ class PackedMX(CompressedTensors):
         return {"weight_packed": pack_nibbles(part.codes), "weight_scale": part.scales}
 
 
+class MXFP8(CompressedTensors):
+    """The layout mxfp8-quantized: a scale is the exponent of a power of two, plus 127."""
+
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        stored = super().stored(rows, cols)
+        return {**stored, "weight_scale": stored["weight_scale"]._replace(dtypes=("uint8",))}
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        scales = powers_of_two(arrays["weight_scale"][start:stop])
+        return Quantized(arrays["weight"][start:stop].view(np.uint8), scales)
+
+
 def read_compressed_tensors(fields: Fields) -> Rule:
     """Read the layout in a quantization_config. Raises `CheckpointError` if it is not supported."""
 
@@ -239,6 +252,8 @@ def _read_group(group: Fields, fields: Fields) -> Rule:
             return CompressedTensors("fp8", **shared)
         case "mxfp4-pack-quantized", "float", 4 if not shared["zeros"] and shared["group"] == 32:
             return PackedMX("mxfp4", **shared)
+        case "mxfp8-quantized", "float", 8 if not shared["zeros"] and shared["group"] == 32:
+            return MXFP8("fp8", **shared)
     raise refuse(f"format {short(name)} with {short(kind)} weights of {bits} bits by {strategy} is not read")
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Part, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import TWICE
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles, powers_of_two
 from llamaspec.model.checkpoints.huggingface.stacked_experts import Located
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.family import Family
@@ -105,9 +105,7 @@ class MXFP8(_Layout):
     form = "fp8"
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
-        exponents = arrays["scales"][start:stop].astype(np.int32) - mx.BIAS
-        scales = np.where(exponents > mx.BIAS, np.nan, np.ldexp(1.0, exponents)).astype(np.float32)
-        return Quantized(_bytes(arrays, start, stop)[:, :cols], scales)
+        return Quantized(_bytes(arrays, start, stop)[:, :cols], powers_of_two(arrays["scales"][start:stop]))
 
 
 class NVFP4(_Layout):

@@ -13,6 +13,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Codes, Part, Tensor, os_errors, refused
 from llamaspec.model.checkpoints.codes import PART, dequantized
+from llamaspec.model.checkpoints.huggingface.auto_round import read_auto_round
 from llamaspec.model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq, read_marlin
 from llamaspec.model.checkpoints.huggingface.bitnet import read_bitnet
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
@@ -21,6 +22,7 @@ from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
 from llamaspec.model.checkpoints.huggingface.mlx import KEY, is_mlx, read_mlx
+from llamaspec.model.checkpoints.huggingface.quanto import read_quanto
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
 from llamaspec.model.checkpoints.huggingface.torchao import read_torchao
@@ -34,11 +36,16 @@ INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, 
 OWNERS = {
     **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
     "spqr": "transformers with spqr_quant",
-    "quanto": "transformers with optimum-quanto",
     "exl2": "exllamav2",
 }
-# Files of AutoGPTQ, autoawq and Model Optimizer in place of a quantization_config, with the quant_method of each.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+# Files in place of a quantization_config, with the quant_method of each: of AutoGPTQ, autoawq, Model Optimizer and
+# optimum-quanto.
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+    "quanto_qmap.json": "quanto",
+}
 # Scales for activations and for a KV cache in e4m3, which change no weight: of any module, and of attention.
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "output_scale", "activation_scale", "input_scale_ub", "input_global_scale"),
@@ -87,6 +94,8 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "bitnet": read_bitnet,
         "hqq": read_hqq,
         "torchao": read_torchao,
+        **dict.fromkeys(("auto-round", "intel/auto-round"), read_auto_round),
+        "quanto": read_quanto,
     }
     method = fields.values.get("quant_method")
     if method == METHOD:  # the names of the tensors say which are quantized

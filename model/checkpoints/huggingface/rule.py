@@ -8,6 +8,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Form, Part
 from llamaspec.model.tensors import QUANTIZABLE, Role
+from llamaspec.reference.quantizers import mx
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -88,6 +89,16 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
 def nibbles(pairs: np.ndarray) -> np.ndarray:
     """Unpack bytes into 4-bit codes [*batch, codes], uint8, the low half first."""
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
+
+
+def powers_of_two(exponents: np.ndarray) -> np.ndarray:
+    """Decode scales e8m0 to float32: an exponent plus 127, or 255 for NaN.
+
+    >>> powers_of_two(np.array([127, 126, 255], np.uint8))
+    array([1. , 0.5, nan], dtype=float32)
+    """
+    powers = np.ldexp(1.0, exponents.astype(np.int32) - mx.BIAS)
+    return np.where(exponents == 255, np.nan, powers).astype(np.float32)
 
 
 def in_order(g_idx: np.ndarray, group: int) -> bool:

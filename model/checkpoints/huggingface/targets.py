@@ -12,9 +12,9 @@ from llamaspec.model.checkpoints.huggingface.rule import Arrays, Part, Rule, Sto
 from llamaspec.model.checkpoints.strict_json import short
 
 EVERY, PREFIX = "Linear", "re:"
-LONGEST, MOST_REPEATS = 200, 3
+LONGEST, MOST_REPEATS = 1000, 3
 # We refuse repeats of a group and many repeats: matching them may take too long.
-PLAIN = re.compile(r"(?:[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?![*+?]))*")
+PLAIN = re.compile(r"(?:\(\?:|[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?![*+?]))*")
 
 
 class ByTarget(Rule):
@@ -63,7 +63,7 @@ def read_targets(group: Fields) -> list[str]:
 
 
 def _readable(expression: str) -> bool:
-    repeats = sum(expression.count(sign) for sign in "*+?")
+    repeats = sum(expression.count(sign) for sign in "*+?") - expression.count("(?:")
     if len(expression) > LONGEST or repeats > MOST_REPEATS or not PLAIN.fullmatch(expression):
         return False
     try:

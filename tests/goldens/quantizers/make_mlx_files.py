@@ -47,7 +47,7 @@ FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj
 
 
 def setting(module: str) -> dict[str, int] | bool:
-    """Return how to quantize a module: True means by 4 bits, and False not at all."""
+    """Return how mlx-lm quantizes a module: True for 4 bits, False for not at all, or other settings."""
     if module.endswith(("down_proj", "w2", "embed_tokens")):
         return {"group_size": GROUP, "bits": 6}
     if module.endswith(("qkv_proj", "mlp.gate", "switch_mlp.up_proj")):

@@ -36,14 +36,11 @@ from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 from llamaspec.model.tokenizers.tokenizer import decode
 from tests.support import tiny_tokenizers
 from tests.support.goldens import read_golden
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 GOLDEN = read_golden("chat")
-WHAT_ERRORS_SAY = {
-    "TemplateError": "refuses this conversation: ",
-    "UndefinedError": "fails: UndefinedError: ",
-    "SecurityError": "does what no template may: a namespace has no '_hidden'",
-}
+WORDS_OF_ERRORS = {"TemplateError": "refuses", "UndefinedError": "UndefinedError", "SecurityError": "'_hidden'"}
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALOGUE = [
     {"role": "system", "content": "Be brief."},
@@ -64,7 +61,7 @@ def test_templates_render_as_in_transformers(case):
         with pytest.raises(ValueError) as caught:
             template.render(case["messages"], **case["variables"])
         message = str(caught.value)
-        assert message.startswith(f"{case['template']}: {WHAT_ERRORS_SAY[case['kind']]}")
+        assert message.startswith(f"{case['template']}: ") and mentions(message, WORDS_OF_ERRORS[case["kind"]])
         assert case["kind"] == "SecurityError" or message.endswith(case["error"])
     else:
         assert template.render(case["messages"], **case["variables"]) == case["rendered"]
@@ -79,25 +76,25 @@ def test_none_values_are_undefined_in_templates():
 
 
 HOSTILE = {
-    "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
+    "{{ 'a' * 10**10 }}": "512 MB",
     "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
-    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
-    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"makes more than {LONGEST:,} characters",
-    "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested or calls itself too deeply",
-    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested or calls itself too deeply",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "does what no template may: access to attribute '__class__'",
-    "{{ '{0.__class__.__mro__}'.format('') }}": "does what no template may: access to attribute '__class__'",
-    "{{ (messages | attr('__class__')).mro() }}": "does what no template may: access to attribute '__class__'",
-    "{{ raise_exception.__globals__.keys() }}": "does what no template may: access to attribute '__globals__'",
-    "{{ messages.append(1) }}": "does what no template may: access to attribute 'append'",
-    "{% include '/etc/passwd' %}": "fails: TypeError: no loader",
-    "{{ nothing.at.all }}": "fails: UndefinedError: 'nothing' is undefined",
-    "{% if %}": "is not a template: line 1: Expected an expression",
-    "\n{{ 'a'": "is not a template: line 2: unexpected end of template",
-    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses this conversation: two\nlines \x1b[31m",
-    "{{ raise_exception('long ' * 1000) }}": "refuses this conversation: long long",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "2 seconds",
+    "{{ 7 ** (10 ** 9) }}": "2 seconds",  # within a single instruction of Python
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"{LONGEST:,} characters",
+    "{% for a in range(10**6) %}{% endfor %}": "OverflowError",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "nested deeply",
+    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "nested deeply",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "'__class__'",
+    "{{ '{0.__class__.__mro__}'.format('') }}": "'__class__'",
+    "{{ (messages | attr('__class__')).mro() }}": "'__class__'",
+    "{{ raise_exception.__globals__.keys() }}": "'__globals__'",
+    "{{ messages.append(1) }}": "'append'",
+    "{% include '/etc/passwd' %}": "TypeError loader",
+    "{{ nothing.at.all }}": "UndefinedError 'nothing'",
+    "{% if %}": "line 1",
+    "\n{{ 'a'": "line 2",
+    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses two\nlines \x1b[31m",
+    "{{ raise_exception('long ' * 1000) }}": "refuses long",
 }
 
 
@@ -117,7 +114,7 @@ def test_a_harmful_template_is_one_line_and_soon(source):
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate("folder/chat_template.jinja", source).render(HELLO)
     message = str(caught.value)
-    assert message.startswith(f"folder/chat_template.jinja: {HOSTILE[source]}")
+    assert message.startswith("folder/chat_template.jinja: ") and mentions(message, HOSTILE[source])
     assert message.isprintable() and len(message) < 400
     assert seconds_of_children() - began < CPU_SECONDS + 1  # the kernel checks the limit only now and then
 

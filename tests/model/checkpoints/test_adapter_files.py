@@ -1,4 +1,7 @@
-"""PEFT's files of adapters: what is written is read again, bad files are refused in one line, merged equals applied."""
+"""Adapter files in PEFT's layout: written files are read back, and bad files are refused in one line.
+
+Merging an adapter gives the product of applying it.
+"""
 
 import json
 from collections.abc import Callable
@@ -77,7 +80,7 @@ def test_the_files_have_pefts_names(folder):
 
 
 def changed(key: str, value: Any) -> Callable[[Path], object]:
-    """Make a function that changes a key of the adapter's configuration."""
+    """Return a function that changes a key of the adapter's configuration."""
 
     def change(folder: Path) -> None:
         values = json.loads((folder / CONFIG).read_text())
@@ -87,7 +90,7 @@ def changed(key: str, value: Any) -> Callable[[Path], object]:
 
 
 def stored(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], object]:
-    """Make a function that changes the adapter's tensors."""
+    """Return a function that changes the adapter's tensors."""
 
     def change_file(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
@@ -144,7 +147,10 @@ def test_merged_weights_are_rounded_once(dtype):
 @pytest.mark.parametrize("product", [dot, cpu_product])
 @pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
 def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
-    """Products of the stacked [q; k; v] with adapters of q and v are LoRA's, for matrices of floats and of codes."""
+    """Products of the stacked [q; k; v] with adapters for q and v are within LoRA's error bound.
+
+    The matrices are floats or codes.
+    """
     checkpoint, adapter = random_checkpoint(WIDE, seed=1), random_adapter(WIDE, seed=2)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     params = adapted_params(load_params(run, dtype=FLOAT32, positions=4), WIDE, adapter.pairs, scale=adapter.scale)

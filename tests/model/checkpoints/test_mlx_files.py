@@ -1,4 +1,4 @@
-"""MLX's layouts in Hugging Face folders, read as MLX reads them."""
+"""MLX's layouts in Hugging Face folders are read as MLX reads them."""
 
 import hashlib
 import json
@@ -116,7 +116,10 @@ def stored_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, model: str, settings: Any = None, **changes: Any) -> dict[str, np.ndarray]:
-    """Write a model of `MODELS` as mlx-lm does. `changes` replace tensors, by names with "/" for "."; None removes."""
+    """Write a model of `MODELS` as mlx-lm writes it.
+
+    Each of `changes` replaces a tensor, or removes it if None. In its name, "/" stands for ".".
+    """
     golden = GOLDENS["models"][model]
     tensors = stored_tensors(MODELS[model])
     assert digest(tensors) == golden["sha256"]
@@ -179,7 +182,7 @@ def test_a_module_may_be_named_as_not_quantized(tmp_path):
 
 
 def test_joined_experts_need_no_quantization(tmp_path):
-    """mlx-lm also joins the experts of a model that it does not quantize."""
+    """Experts that mlx-lm joins into one tensor are read even if the model is not quantized."""
     config = MODELS["qwen3-moe"]
     tensors = plain_tensors(config)
     experts = {name: w for name, w in tensors.items() if ".experts." in name}

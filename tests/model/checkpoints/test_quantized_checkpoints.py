@@ -523,7 +523,7 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ),
         ("awq", {"quant_method": ["awq"]}, "quant_method list"),
         ("awq", {"bits": 3}, "AWQ 3 bits"),
-        ("awq", {"version": "gemv"}, 'version "gemv"'),
+        ("awq", {"version": "marlin"}, 'version "marlin" gemm gemv gemv_fast'),
         ("awq", {"group_size": 16}, "qzeros int32 [2 8] config.json int32 [4 8]"),
         ("gptq 4", {"bits": 5}, "GPTQ 5 bits"),
         ("gptq 4", {"bits": "4"}, 'bits "4" integer'),

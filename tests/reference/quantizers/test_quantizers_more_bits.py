@@ -74,7 +74,7 @@ def test_affine_integers(top, below, reaches):
 
 @given(lo=st.floats(-4, 4), width=st.floats(0.1, 8))
 def test_hqq(lo, width):
-    """More bits do not increase the sum of |w - w^|^p for weights uniform over the whole range.
+    """More bits do not increase the sum of |w - w^|^p for uniform weights w; w^ is the decoded weight.
 
     Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
     it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by

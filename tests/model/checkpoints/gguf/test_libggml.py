@@ -102,7 +102,7 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """Our products equal llama.cpp's for llama.cpp's own inputs and matrices, because no number is at a rounding tie.
+    """Our products of llama.cpp's own inputs and matrices equal llama.cpp's, since no number is at a rounding tie.
 
     The bound allows for float32 sums of exact integer sums: one rounding per product, and a few of the scales.
     """

@@ -1,0 +1,110 @@
+"""Matrices in the layouts of optimum-quanto (https://github.com/huggingface/optimum-quanto).
+
+QuantizedModelForCausalLM.save_pretrained() writes quanto_qmap.json: the type of each quantized module's weights.
+
+    type              tensors under weight.                                   a weight
+    qint8             _data int8, _scale [rows, 1]                            code * scale
+    qfloat8_e4m3fn    _data e4m3, _scale [rows, 1]                            code * scale
+    (qfloat8)
+    qint4, qint2      _data._data bytes, _scale, _shift [rows * groups, 1]    code * scale - shift
+
+Codes of qint4 and qint2 are a table with a row for each group. The table is cut into 2 or 4 equal parts, and a byte
+holds a code of each part, the first part in the lowest bits. A group has 128, 96, 64 or 32 columns: the largest size
+that divides a row. A row that no size divides, or that has at most 128 columns, is one group.
+"""
+
+import numpy as np
+
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Form, refused
+from llamaspec.model.checkpoints.huggingface.compressed import E4M3
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
+from llamaspec.model.checkpoints.huggingface.targets import EVERY, ByTarget
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers.blocks import Quantized
+
+DATA, PACKED, SCALE, SHIFT = "weight._data", "weight._data._data", "weight._scale", "weight._shift"
+GROUPS = (128, 96, 64, 32)
+INSTEAD = "load the model by optimum-quanto, and save the dequantize()d weights; or take the original"
+
+
+class ByteCodes(Rule):
+    """The layouts with a byte per code."""
+
+    zeros = False
+
+    def __init__(self, form: Form):
+        self.form = form
+
+    def group_of(self, cols: int) -> int:
+        return cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        dtype = "int8" if self.form == "int8" else E4M3.name
+        return {DATA: StoredArray((rows, cols), (dtype,)), SCALE: StoredArray((rows, 1), FLOATS)}
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        codes = arrays[DATA][start:stop]
+        return Quantized(
+            codes if self.form == "int8" else codes.view(np.uint8), arrays[SCALE][start:stop].astype(np.float32)
+        )
+
+
+class BitCodes(Rule):
+    """The layouts of qint4 and qint2."""
+
+    form, zeros = "int4_min", False
+
+    def __init__(self, bits: int):
+        self.bits = bits
+
+    def group_of(self, cols: int) -> int:
+        return next((group for group in GROUPS if cols % group == 0), cols) if cols > GROUPS[0] else cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        group = self.group_of(cols)
+        groups = rows * cols // group
+        grid = StoredArray((groups, 1), FLOATS)
+        packed = StoredArray((-(-groups * self.bits // 8), group), ("uint8",))
+        return {PACKED: packed, SCALE: grid, SHIFT: grid}
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
+        group, packed = self.group_of(cols), arrays[PACKED]
+        groups = cols // group
+        place, row = np.divmod(np.arange(start * groups, stop * groups), len(packed))
+        codes = packed[row] >> (self.bits * place).astype(np.uint8)[:, None] & np.uint8((1 << self.bits) - 1)
+        scales, shifts = (
+            arrays[name][start * groups : stop * groups].astype(np.float32).reshape(-1, groups)
+            for name in (SCALE, SHIFT)
+        )
+        return CodesWithMinima(codes.reshape(stop - start, cols), scales, -shifts)
+
+
+TYPES: dict[str, Rule] = {
+    "qint8": ByteCodes("int8"),
+    "qfloat8": ByteCodes("fp8"),
+    "qfloat8_e4m3fn": ByteCodes("fp8"),
+    "qint4": BitCodes(4),
+    "qint2": BitCodes(2),
+}
+
+
+def read_quanto(fields: Fields) -> Rule:
+    """Read the layouts in quanto_qmap.json. Raises `CheckpointError` if one is not supported."""
+    if "weights" in fields.values:  # the settings by which transformers quantizes a model as it loads plain weights
+        kind = short(fields.values["weights"])
+        raise refused(fields.path, f"quantization_config: quanto with weights {kind} is not read; {INSTEAD}")
+    modules: dict[str, list[str]] = {}
+    for name in sorted(fields.values.keys() - {"quant_method"}):
+        kind = fields.object(name).get("weights")
+        if kind != "none":
+            if not isinstance(kind, str) or kind not in TYPES:
+                what = f"{short(name)}: weights of type {short(kind)} are not read (only {', '.join(TYPES)})"
+                raise refused(fields.path, f"{what}; {INSTEAD}")
+            modules.setdefault(kind, []).append(name)
+    if not modules:
+        raise refused(fields.path, "no module has quantized weights")
+    first, *others = modules
+    if not others:
+        return TYPES[first]
+    return ByTarget([(names, TYPES[kind]) for kind, names in modules.items()] + [([EVERY], TYPES[first])])
