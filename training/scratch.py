@@ -26,7 +26,7 @@ from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.supervised import of_documents, summed_loss
 from llamaspec.training.ops import WHOLE_ATTENTION, remat
 from llamaspec.training.optimizers import optimizer
-from llamaspec.training.parallel import even, spread
+from llamaspec.training.parallel import round_up, spread
 from llamaspec.training.recipe import Recipe, check_recipe
 from llamaspec.training.saving import write_model
 from llamaspec.training.steps import Tensors, compile_step
@@ -87,7 +87,7 @@ def train(
 
     def documents(step: int, _: Tensors | None) -> Work:
         chosen = source.training(step, recipe)
-        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
+        parts = list(batches(chosen, rows=round_up(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {step + 1} has nothing to learn within {context} tokens: try a larger context")
