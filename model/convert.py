@@ -85,7 +85,7 @@ def convert(
             written = _calibrated(checkpoint, calibration, quantize, tokenizer=tokenizer, progress=calibrating)
         else:
             written = quantized(checkpoint, quantize) if quantize else checkpoint
-        files, notes = _files_inside(checkpoint)
+        files, notes = files_inside(checkpoint)
         int8 = quantize == "smoothquant"
         notes += write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
         if not Path(checkpoint.path).is_dir() and tokenizer_in(Path(destination)) is None:
@@ -102,7 +102,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
     return f"the tokenizer is not taken along: run {destination} with --tokenizer {tokenizer_path}"
 
 
-def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
+def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     """Return the tokenizer and chat template inside a GGUF file, as files to write, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
