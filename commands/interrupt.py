@@ -119,13 +119,13 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def remove_what_is_unfinished() -> None:
     """Remove half-written files, and end the worker processes."""
-    _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
-    for process in _known("multiprocessing", "active_children")():
+    _imported_function("llamaspec.model.checkpoints.staging", "remove_unfinished")()
+    for process in _imported_function("multiprocessing", "active_children")():
         process.terminate()  # not `kill`: a worker of `verify` must end its candidate, which may hang
-    _known("llamaspec.verify.candidates.process", "kill_all")()
+    _imported_function("llamaspec.verify.candidates.process", "kill_all")()
 
 
-def _known(module: str, name: str) -> Callable[[], Any]:
+def _imported_function(module: str, name: str) -> Callable[[], Any]:
     """Return the function `name` of `module`, or a function that does nothing if the module is not fully imported."""
     return getattr(sys.modules.get(module), name, list)
 

@@ -31,7 +31,7 @@ def layers_option(default: str) -> Callable:
     return click.option("--layer", "layers", type=click.IntRange(0), multiple=True, help=text)
 
 
-class Read(NamedTuple):
+class ModelAndTokens(NamedTuple):
     """A checkpoint with its tokenizer, and a text as tokens."""
 
     checkpoint: Checkpoint
@@ -39,7 +39,7 @@ class Read(NamedTuple):
     text_of: Callable[[int], str]  # returns the text of a token id
 
 
-def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
+def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> ModelAndTokens:
     """Open a model and tokenize a text.
 
     Raises UsageError if the text has no tokens or the model lacks one of `layers`.
@@ -60,4 +60,4 @@ def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int])
         spelling = vocabulary.bytes_of(token).decode(errors="replace")
         return spelling or vocabulary.piece(token)
 
-    return Read(checkpoint, tokens, text_of)
+    return ModelAndTokens(checkpoint, tokens, text_of)

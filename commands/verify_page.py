@@ -38,7 +38,7 @@ def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Se
             '<div class="plots">',
             *_plots(report),
             "</div>",
-            *_drawn(report, contracts.get(report.op)),
+            *_draw_rows(report, contracts.get(report.op)),
         ]
     return "\n".join([*parts, "</body>\n</html>"]) + "\n"
 
@@ -97,7 +97,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
     return rows
 
 
-def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
+def _draw_rows(report: Report, contract: Contract | None) -> Iterator[str]:
     """Describe the counterexample's draw, or without a counterexample the draw nearest to its bound.
 
     Explains each name.

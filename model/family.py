@@ -135,7 +135,7 @@ class Architecture:
         """Return a feature of `config` that llama.cpp does not compute for this architecture, or None if it computes
         everything.
         """
-        derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
+        derived = self.read(_WrittenKeys(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
         for name in (switch.name for switch in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
@@ -169,7 +169,7 @@ class Architecture:
         return reasons[0] if reasons else None
 
 
-class _Written:
+class _WrittenKeys:
     """The keys that `write` returned, wrapped so that `read` can read them."""
 
     def __init__(self, values: Mapping[str, Any]):
@@ -222,7 +222,7 @@ class Family:
 
     def differences(self, config: Config) -> list[str]:
         """List the fields of `config` that have values which a config.json of this family cannot express."""
-        written = self.written(config)
+        written = self.write_fields(config)
         names = []
         for name in (switch.name for switch in fields(Config)):
             value = getattr(config, name)
@@ -246,14 +246,14 @@ class Family:
             names.append("experts")
         return names
 
-    def written(self, config: Config) -> dict[str, Any]:
+    def write_fields(self, config: Config) -> dict[str, Any]:
         """Return the config.json keys that contain one field each. If two fields share a key, the later field wins."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
         """Compute the derived fields from the keys that `write` returns for `config`."""
-        written = self.written(config) | dict(self.write(config))
-        return self.read(_Written(written), vars(config))
+        written = self.write_fields(config) | dict(self.write(config))
+        return self.read(_WrittenKeys(written), vars(config))
 
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
         sizes = set(windows or ())

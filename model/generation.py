@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.chat.channels import Channels, ChannelText
 from llamaspec.model.running.session import FinishReason
 from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
@@ -91,7 +91,7 @@ class Generation(Iterator[Token]):
                 ends_character = self.channels is not None and self.channels.ends_character(token)
                 spelled = "" if token in self.stops or ends_character else self._decoder.feed(token)
                 spelled += self._decoder.finish() if last or ends_character else ""
-                heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
+                heard = self.channels.feed(token, spelled) if self.channels else ChannelText(spelled)
                 if last and self.channels:  # release the text that `channels` still holds back
                     heard = heard._replace(text=heard.text + self.channels.hear("").text)
                 text = self._text.feed(heard.text)
@@ -113,7 +113,7 @@ class Generation(Iterator[Token]):
         token.
         """
         last_text = self._decoder.finish()
-        heard = self.channels.hear(last_text) if self.channels else Heard(last_text)
+        heard = self.channels.hear(last_text) if self.channels else ChannelText(last_text)
         text = self._text.feed(heard.text) + self._text.finish()
         self.completion += text
         self.finish_reason = reason

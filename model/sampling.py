@@ -84,11 +84,11 @@ def sample_by_row(
     """
     likeliest, draws = largest(logits), jnp.asarray(sampling.temperature) > 0
 
-    def drawn() -> Array:
+    def sampled_tokens() -> Array:
         tempered = sampling._replace(temperature=jnp.where(draws, sampling.temperature, 1))
         return draw(distribution(logits, tempered), jax.vmap(uniform)(keys, positions))
 
-    return jnp.where(jnp.squeeze(draws, 1), lax.cond(jnp.any(draws), drawn, lambda: likeliest), likeliest)
+    return jnp.where(jnp.squeeze(draws, 1), lax.cond(jnp.any(draws), sampled_tokens, lambda: likeliest), likeliest)
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -165,12 +165,12 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
         numbers = jnp.where(first, 1, p)
         bits = lax.bitcast_convert_type(p, jnp.int32)
 
-        def enough(t):
+        def is_below(t):
             # The float32 sum of ones is exact, because a vocabulary has fewer than 2^24 tokens.
             return jnp.sum(jnp.where(bits > t, numbers, 0), axis=-1, keepdims=True) < most
 
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
-        by_halves, by_sixteenths = (partial(smallest, enough, ways=ways) for ways in (2, 16))
+        by_halves, by_sixteenths = (partial(smallest, is_below, ways=ways) for ways in (2, 16))
         t = lax.platform_dependent(low, high, cpu=by_halves, default=by_sixteenths)
         return jnp.where(applies, _normalize(jnp.where(bits >= t, p, 0)), p)
 

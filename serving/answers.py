@@ -20,7 +20,7 @@ from llamaspec.serving.request import (
     Tokens,
 )
 from llamaspec.serving.request import TopLogprobs as Likeliest
-from llamaspec.serving.streaming import AnswerPiece, Drawn, Inbox, TextReader
+from llamaspec.serving.streaming import AnswerPiece, DrawnToken, Inbox, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
@@ -64,7 +64,7 @@ class Choice:
             case PromptLogprobs():
                 self._echo_prompt(event)
             case Tokens():
-                self._reader.feed(_drawn(event))
+                self._reader.feed(_drawn_tokens(event))
                 if self._reader.stopped:
                     self.finish_reason = "stop"
             case Finished(reason=reason) if reason in REASONS:
@@ -87,10 +87,10 @@ class Choice:
             return
         ids = self.prompt.ids
         if known is None:
-            self._echo.feed([Drawn(token) for token in ids])
+            self._echo.feed([DrawnToken(token) for token in ids])
         else:
             after = zip(ids[1:], known.logprobs, known.top_logprobs, strict=True)
-            self._echo.feed([Drawn(ids[0]), *(Drawn(token, lp, _pairs(top)) for token, lp, top in after)])
+            self._echo.feed([DrawnToken(ids[0]), *(DrawnToken(token, lp, _pairs(top)) for token, lp, top in after)])
         self._echo.finish()
         self._before = self._echo.length
 
@@ -187,11 +187,11 @@ def shutting_down() -> Refusal:
     return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
 
 
-def _drawn(event: Tokens) -> list[Drawn]:
+def _drawn_tokens(event: Tokens) -> list[DrawnToken]:
     if event.logprobs is None or event.top_logprobs is None:
-        return [Drawn(token) for token in event.ids]
+        return [DrawnToken(token) for token in event.ids]
     known = zip(event.ids, event.logprobs, event.top_logprobs, strict=True)
-    return [Drawn(token, logprob, _pairs(top)) for token, logprob, top in known]
+    return [DrawnToken(token, logprob, _pairs(top)) for token, logprob, top in known]
 
 
 def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:

@@ -29,7 +29,7 @@ from llamaspec.serving.openai_answers import (
     TopLogprob,
     Usage,
 )
-from llamaspec.serving.streaming import AnswerPiece, CallPiece, Drawn, Placed
+from llamaspec.serving.streaming import AnswerPiece, CallPiece, DrawnToken, Placed
 from llamaspec.serving.tools import CallReader, TextAndCalls
 
 LEAST_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot represent, as in OpenAI's API
@@ -75,7 +75,7 @@ class CompletionForm:
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
         """Write a complete answer."""
         written = [
-            CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
+            CompletionChoice(choice.index, piece.text, choice.finish_reason, self._logprobs_of(piece))
             for choice, piece in choices
         ]
         return Completion(**self._head, choices=written, usage=usage)
@@ -84,7 +84,7 @@ class CompletionForm:
         """Write a new piece of one choice, and its end if the choice has ended."""
         written: list[Struct] = []
         if piece.text or piece.tokens:
-            written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._of(piece))))
+            written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._logprobs_of(piece))))
         if choice.finish_reason:
             written.append(self._chunk(CompletionChoice(choice.index, "", choice.finish_reason)))
         return written
@@ -96,7 +96,7 @@ class CompletionForm:
     def _chunk(self, choice: CompletionChoice) -> Completion:
         return Completion(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: AnswerPiece) -> CompletionLogprobs | None:
+    def _logprobs_of(self, piece: AnswerPiece) -> CompletionLogprobs | None:
         if self._logprobs is None:
             return None
         tokens = piece.tokens
@@ -157,7 +157,7 @@ class ChatForm:
                 reasoning_content=piece.thoughts or UNSET,
                 tool_calls=calls or UNSET,
             )
-            written.append(ChatChoice(choice.index, message, self._reason(choice), self._of(piece)))
+            written.append(ChatChoice(choice.index, message, self._reason(choice), self._logprobs_of(piece)))
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
@@ -176,7 +176,7 @@ class ChatForm:
         self._to_begin = range(0)
         written: list[Struct] = [*map(self._chunk, first)]
         for i, delta in enumerate(deltas):
-            logprobs = self._of(piece) if i == about and piece.tokens else None
+            logprobs = self._logprobs_of(piece) if i == about and piece.tokens else None
             written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=logprobs)))
         if choice.finish_reason:
             written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), self._reason(choice))))
@@ -210,16 +210,16 @@ class ChatForm:
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: AnswerPiece) -> ChatLogprobs | None:
+    def _logprobs_of(self, piece: AnswerPiece) -> ChatLogprobs | None:
         return ChatLogprobs([self._token(placed) for placed in piece.tokens]) if self._logprobs else None
 
     def _token(self, placed: Placed) -> TokenLogprob:
         token = placed.token
-        likeliest = [self._candidate(Drawn(id, logprob), placed.first) for id, logprob in token.likeliest]
+        likeliest = [self._candidate(DrawnToken(id, logprob), placed.first) for id, logprob in token.likeliest]
         drawn = self._candidate(token, placed.first)
         return TokenLogprob(drawn.token, drawn.logprob, drawn.bytes, drawn.id, likeliest)
 
-    def _candidate(self, token: Drawn, first: bool) -> TopLogprob:
+    def _candidate(self, token: DrawnToken, first: bool) -> TopLogprob:
         name = spell(self._tokenizer, token.id, first=first)
         raw = _bytes_of(self._tokenizer, token.id, first=first)
         return TopLogprob(name, _finite(token.logprob) or 0.0, list(raw), token.id)

@@ -104,7 +104,7 @@ class Grammars:
             between = self._in_lark(separator)
             lark = f"start: value ({between} value){{0,{most - 1}}}\nvalue: %json {spaced}\n"
             grammar = LLMatcher.grammar_from_lark(lark)
-        matcher = LLMatcher(self._known(), grammar, log_level=0)
+        matcher = LLMatcher(self._guidance_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         for seed in range(TRIALS):
@@ -145,7 +145,7 @@ class Grammars:
             self._spelling = Escapes([self._tokenizer.bytes_of(token) for token in range(self._vocab)])
         return self._spelling
 
-    def _known(self) -> Any:
+    def _guidance_tokenizer(self) -> Any:
         """Return llguidance's tokenizer for this vocabulary. The first call makes it."""
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper

@@ -115,8 +115,8 @@ def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
         return reference
     if fragment and not fragment.startswith("/"):
         place = targets.get(f"{address}#{unquote(fragment)}")
-        return reference if place is None else f"#{_written(place)}"
-    return f"#{_written(targets[address])}{fragment}"
+        return reference if place is None else f"#{_fragment(place)}"
+    return f"#{_fragment(targets[address])}{fragment}"
 
 
 def _joined(base: str, reference: str) -> str:
@@ -127,7 +127,7 @@ def _joined(base: str, reference: str) -> str:
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
-def _written(place: Place) -> str:
+def _fragment(place: Place) -> str:
     return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in place).replace("%", "%25")
 
 

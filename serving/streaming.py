@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.chat.channels import Channels, ChannelText
 from llamaspec.model.generation import StopTexts
 from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """A drawn token, with log-probabilities if the request asked for them."""
 
     id: int
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
 class Placed(NamedTuple):
     """A token, and the offset of its text in the text of the choice, in characters."""
 
-    token: Drawn
+    token: DrawnToken
     start: int
     first: bool  # whether the token begins a text, so that its leading space is dropped
 
@@ -82,7 +82,7 @@ class TextReader:
         self._tokenizer = tokenizer
         self._stops = stops
         self._shows_end = shows_end
-        self._end: Drawn | None = None  # the token that ended the answer
+        self._end: DrawnToken | None = None  # the token that ended the answer
         self._spelled = spelled or {}
         self._first = begins  # whether the next token that has text begins the answer's text
         self._decoded = 0  # number of characters decoded, both released and held back
@@ -104,7 +104,7 @@ class TextReader:
         """The number of characters released so far."""
         return self._certain
 
-    def feed(self, tokens: Sequence[Drawn]) -> None:
+    def feed(self, tokens: Sequence[DrawnToken]) -> None:
         """Process drawn tokens in order. Tokens after a stop string are ignored."""
         for token in tokens:
             if self.stopped:
@@ -120,7 +120,7 @@ class TextReader:
                 self._end = token
             elif heard.is_answer:
                 self._held_back.append((placed, self._decoded))
-            self._out(self._filter.feed(heard.text))
+            self._append_text(self._filter.feed(heard.text))
 
     def finish(self) -> None:
         """End the answer, and release the text and tokens that were held back."""
@@ -129,8 +129,8 @@ class TextReader:
         heard = self._store(self._channels.hear(self._decoder.finish())) if self._channels else None
         text = heard.text if heard else self._decoder.finish()
         self._decide(text)
-        self._out(self._filter.feed(text))
-        self._out(self._filter.finish())
+        self._append_text(self._filter.feed(text))
+        self._append_text(self._filter.finish())
         if self._shows_end and self._end and not self.stopped:  # placed after the text of an incomplete character
             self._tokens.append(Placed(self._end, self._decoded, self._first))
 
@@ -140,10 +140,10 @@ class TextReader:
         self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
 
-    def _hear(self, token: int) -> Heard:
+    def _hear(self, token: int) -> ChannelText:
         """Decode a token. Returns new text, and stores new reasoning and tool calls."""
         if self._channels is None:
-            return Heard("" if token in self._stops else self._decode(token))
+            return ChannelText("" if token in self._stops else self._decode(token))
         if self._channels.ends_character(token):
             return self._store(self._channels.feed(token, self._decoder.finish()))
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
@@ -158,7 +158,7 @@ class TextReader:
             self._held_back += [(placed, self._decoded) for placed in self._undecided]
         self._undecided = []
 
-    def _store(self, heard: Heard) -> Heard:
+    def _store(self, heard: ChannelText) -> ChannelText:
         """Store the reasoning and tool calls that came with a piece of text."""
         if heard.thoughts:
             self._thoughts.append(heard.thoughts)
@@ -174,7 +174,7 @@ class TextReader:
         self._first = self._first and not self._tokenizer.bytes_of(token)
         return self._decoder.feed(token)
 
-    def _out(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         if text:
             self._text.append(text)
         self._certain += len(text)

@@ -93,10 +93,10 @@ def _placed(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def even(rows: int, devices: int) -> int:
+def round_up(rows: int, devices: int) -> int:
     """Round a number of rows up to a multiple of the number of devices.
 
-    >>> even(5, 4)
+    >>> round_up(5, 4)
     8
     """
     return -(-rows // devices) * devices

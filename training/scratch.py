@@ -1,6 +1,6 @@
 """Training from scratch, as `llamaspec train` does it.
 
-DIR/tokenizer.model, chat_template.jinja …   the model's files
+DIR/tokenizer.model, chat_template.jinja …   files that the model needs besides its weights
 DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
 DIR/model/                                 at the end: the model in bfloat16, for `load`
 """
@@ -26,7 +26,7 @@ from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.supervised import of_documents, summed_loss
 from llamaspec.training.ops import WHOLE_ATTENTION, remat
 from llamaspec.training.optimizers import optimizer
-from llamaspec.training.parallel import even, spread
+from llamaspec.training.parallel import round_up, spread
 from llamaspec.training.recipe import Recipe, check_recipe
 from llamaspec.training.saving import write_model
 from llamaspec.training.steps import Tensors, compile_step
@@ -67,11 +67,11 @@ def train(
     fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
 ) -> Path:
-    """Train, and return the directory of the model.
+    """Train a model, and return its directory.
 
-    `resume` continues from the last checkpoint in `out`. `devices` share the documents of a step. With `fsdp` they also
-    share weights and optimizer state, otherwise each device has a copy. `report` and the errors are those of
-    `loop.run`; ValueError is raised for an invalid recipe.
+    With `resume`, training continues from the last checkpoint in `out`. `devices` share the documents of a step. With
+    `fsdp`, they also share weights and optimizer state; otherwise each device has a copy. `report` is called, and
+    errors are raised, as in `loop.run`. Also raises ValueError for an invalid recipe.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
@@ -87,7 +87,7 @@ def train(
 
     def documents(step: int, _: Tensors | None) -> Work:
         chosen = source.training(step, recipe)
-        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
+        parts = list(batches(chosen, rows=round_up(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {step + 1} has nothing to learn within {context} tokens: try a larger context")
@@ -120,7 +120,7 @@ def train(
 
 
 def identity(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """Return all that the trained weights depend on: the recipe, and digests of the documents and the tokenizer."""
+    """Return what the trained weights depend on: the recipe, and digests of the documents and the tokenizer."""
     return asdict(recipe) | dict(source.digests)
 
 

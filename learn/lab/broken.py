@@ -182,7 +182,7 @@ _TABLE = [
         "flashinfer-ai/flashinfer/pull/58",
     ),
     (
-        ATTENTION, "attention_paged", "last page left out where it is full",
+        ATTENTION, "attention_paged", "last page left out if it is full",
         "The text is strange whenever its length is a multiple of the page size.",
         "How many pages do 32 keys need, and how many do 33 keys need?",
         "A vLLM kernel read beyond the block table if the last block had few pages.",
@@ -273,7 +273,7 @@ _TABLE = [
         "google/gemma.cpp/pull/981",
     ),
     (
-        SAMPLING, "draw", "sum of 1 taken for granted",
+        SAMPLING, "draw", "sum assumed to be 1",
         "Very rarely, the last token of the vocabulary is drawn.",
         "Is a float32 sum of 100,000 probabilities exactly 1?",
         "PsyNeuLink's choice failed where the sum of float probabilities ended just below 1.",

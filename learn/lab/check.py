@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamaspec.learn.lab.exercise import Broken, Exercise
-from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, only
+from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, narrowings
 from llamaspec.verify.campaign import Campaign, CandidateJob, Stage, run
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.judging.runner import unseen
@@ -44,9 +44,9 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
         raise FileNotFoundError(f"{file} does not exist: make it with llamaspec lab start {exercise.number}")
     if not exercise.op:
         assert not isinstance(exercise, Broken) and exercise.judge is not None
-        return _own(exercise.judge, file, function_of(exercise))
+        return _check_layer(exercise.judge, file, function_of(exercise))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
-    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=only(exercise))
+    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
     [(report, lines)] = run([job], campaign, progress=progress)
     finding = report.worst.finding
     if finding is None:
@@ -54,7 +54,7 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
     return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
 
 
-def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:
+def _check_layer(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:
     try:
         wrong = judge(getattr(load_file(str(file)), function))
     except Exception as error:

@@ -35,7 +35,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Own:
+class LayerToWrite:
     """A layer that the user writes, starting from an empty function."""
 
     number: int
@@ -50,4 +50,4 @@ class Own:
     judge: Callable[[Callable], str | None] | None = None  # returns what is wrong with a function, or None
 
 
-Exercise = Broken | Own
+Exercise = Broken | LayerToWrite

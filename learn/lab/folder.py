@@ -16,7 +16,7 @@ from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
-HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # functions of verify.mutant that the kernels call
+HELPERS = ("bf16", "f16", "f32", "spans", "full_spans")  # functions of verify.mutant that the kernels call
 
 
 def exercise(number: int) -> Exercise:
@@ -88,7 +88,7 @@ def test(exercise: Exercise) -> str:
             f"from llamaspec.learn.lab.folder import exercise\n\n\ndef test_{function}():\n"
             f"    assert exercise({exercise.number}).judge({function}) is None\n"
         )
-    draws = "".join(f", {name}={list(values)!r}" for name, values in only(exercise).items())
+    draws = "".join(f", {name}={list(values)!r}" for name, values in narrowings(exercise).items())
     return (
         f'"""Run by pytest in this folder."""\n\nimport kernel\nfrom llamaspec.verify.pytest import contract\n\n\n'
         f'@contract("{exercise.op}", arrays="numpy", examples=1000{draws})\n'
@@ -96,7 +96,7 @@ def test(exercise: Exercise) -> str:
     )
 
 
-def only(exercise: Exercise) -> dict[str, list]:
+def narrowings(exercise: Exercise) -> dict[str, list]:
     """Return, for some arguments of the contract, the only values that the kernel supports."""
     chosen = dict(exercise.only) if not isinstance(exercise, Broken) else exercise.implementation.only
     return {name: list(values) for name, values in chosen.items()}
@@ -107,7 +107,7 @@ def readme(exercise: Exercise) -> str:
     task = "One line of kernel.py is wrong. Find it." if isinstance(exercise, Broken) else "Fill in kernel.py."
     contract = "\n".join(describe(CONTRACTS[exercise.op], [])) if exercise.op else ""
     called = f"\nThe contract:\n\n```\n{contract}\n```\n" if contract else ""
-    narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in only(exercise).items()]
+    narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in narrowings(exercise).items()]
     if narrowed:
         called += f"\nIn this exercise, the contract draws only these values: {' and '.join(narrowed)}.\n"
     if isinstance(exercise, Broken) and (

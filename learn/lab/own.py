@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from llamaspec.learn.lab.exercise import Own
+from llamaspec.learn.lab.exercise import LayerToWrite
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tokenizers.of_model import tokenizer_of
@@ -149,10 +149,10 @@ _TABLE = [
 _JUDGES = {"encode": _judge_bpe, "forward": _judge_llama}
 
 
-def exercises(first: int) -> list[Own]:
+def exercises(first: int) -> list[LayerToWrite]:
     """Return the exercises of writing a layer, numbered from `first`."""
     return [
-        Own(
+        LayerToWrite(
             number,
             CHAPTER,
             name,

@@ -36,7 +36,7 @@ def _word(word: str) -> str:
     return f"<mo>{escape(word.replace('-', '−'))}</mo>"
 
 
-def over(top: str, bottom: str) -> str:
+def fraction(top: str, bottom: str) -> str:
     """Return the fraction `top` / `bottom`."""
     return f"<mfrac>{row(top)}{row(bottom)}</mfrac>"
 
@@ -62,12 +62,12 @@ def lines(*rows: str) -> str:
 
 
 FORMULAS: dict[str, str] = {
-    "rmsnorm": lines(row("y_i =", over("g_i x_i", root("mean_j (", power("x_j", "2"), ") + eps")))),
+    "rmsnorm": lines(row("y_i =", fraction("g_i x_i", root("mean_j (", power("x_j", "2"), ") + eps")))),
     "linear": lines(row("y = W x + b")),
     "add": lines(row("x ← x + f ( x )")),
     "swiglu": lines(
         row("y_i = silu ( a_i )", SPACE, "b_i"),
-        row("silu ( a ) =", over("a", row("1 + exp ( - a )"))),
+        row("silu ( a ) =", fraction("a", row("1 + exp ( - a )"))),
     ),
     "frequencies": lines(row("f_i =", power("theta", "- 2 i / d"))),
     "rope_halves": lines(
@@ -79,17 +79,17 @@ FORMULAS: dict[str, str] = {
         row("g = ⌊ h", SPACE, "kv_heads / heads ⌋"),
     ),
     "attention_weights": lines(
-        row("p_hij = softmax_j (", over("⟨ q_ih , k_jg ⟩", root("head_dim")), "+ M_ij )"),
+        row("p_hij = softmax_j (", fraction("⟨ q_ih , k_jg ⟩", root("head_dim")), "+ M_ij )"),
     ),
     "causal_mask": lines(row("M_ij = 0", SPACE, "where", SPACE, "j ≤ i ,", SPACE, "else", SPACE, "- ∞")),
     "softmax": lines(
-        row("p_i =", over("exp ( x_i - m )", row(under("∑", "j"), "exp ( x_j - m )"))),
+        row("p_i =", fraction("exp ( x_i - m )", row(under("∑", "j"), "exp ( x_j - m )"))),
         row("m =", under("max", "j"), "x_j"),
     ),
     "qk_norm": lines(row("q_h ↦ RMSNorm ( q_h , g_q )"), row("k_h ↦ RMSNorm ( k_h , g_k )")),
     "moe": lines(
         row("p = softmax ( W_r x )"),
-        row("y =", under("∑", "e ∈ T"), over("p_e", row(under("∑", "t ∈ T"), "p_t")), SPACE, "f_e ( x )"),
+        row("y =", under("∑", "e ∈ T"), fraction("p_e", row(under("∑", "t ∈ T"), "p_t")), SPACE, "f_e ( x )"),
         row("T =", "<mtext>the</mtext>", SPACE, "n", SPACE, "<mtext>most probable experts</mtext>"),
     ),
 }

@@ -18,7 +18,7 @@ TO_TOOL = " to="  # in a header, comes before the name of the tool that the mess
 FUNCTIONS = "functions."  # prefix of the name of a function that the conversation offers
 
 
-class Heard(NamedTuple):
+class ChannelText(NamedTuple):
     """The text that one token adds to the answer, to the reasoning or to a tool call."""
 
     text: str
@@ -48,7 +48,7 @@ class Channels:
         """Return whether `token` is a control token. An unfinished character before a control token cannot continue."""
         return token in self._controls
 
-    def feed(self, token: int, text: str) -> Heard:
+    def feed(self, token: int, text: str) -> ChannelText:
         """Process a token and its text.
 
         For a control token, `text` is the unfinished character before the token, or "".
@@ -70,19 +70,19 @@ class Channels:
         else:
             heard, self._header, self._kind = self.hear(text), "", "answer"
             return heard._replace(is_answer=False)
-        return Heard("", is_answer=False)
+        return ChannelText("", is_answer=False)
 
-    def hear(self, text: str) -> Heard:
+    def hear(self, text: str) -> ChannelText:
         """Add `text` to the current message: to the answer's text, to the reasoning or to the arguments of a call."""
         first, self._first = self._first or "", None
         match self._kind:
             case "thought":
-                return Heard("", text, is_answer=False)
+                return ChannelText("", text, is_answer=False)
             case "call":
-                return Heard("", arguments=text, is_answer=False)
-        return Heard(first + text)
+                return ChannelText("", arguments=text, is_answer=False)
+        return ChannelText(first + text)
 
-    def _begin(self, text: str) -> Heard:
+    def _begin(self, text: str) -> ChannelText:
         """Process text at the start of the answer, before any control token.
 
         While the text may be ` to=` and the name of a tool, it is held back until later tokens decide.
@@ -90,9 +90,9 @@ class Channels:
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
-        return Heard("", waits=True) if is_open else self.hear("")
+        return ChannelText("", waits=True) if is_open else self.hear("")
 
-    def _open(self, text: str) -> Heard:
+    def _open(self, text: str) -> ChannelText:
         """Begin a message. Its header decides whether the message is an answer, reasoning or a call."""
         header, self._header, self._first = self._header or self._first or "", None, None
         # The header may contain " to=" and a name in the role, before the channel, or after the channel.
@@ -100,10 +100,10 @@ class Channels:
         name = recipient[1].removeprefix(FUNCTIONS) if recipient else None
         if name in self._tools:
             self._kind = "call"
-            return Heard("", called=name, is_answer=False)
+            return ChannelText("", called=name, is_answer=False)
         self._kind = "thought" if HIDDEN in header.split(" ") else "answer"
         visible = header if recipient and self._kind == "answer" else ""
-        return Heard(visible.removeprefix("assistant ") + text, is_answer=False)
+        return ChannelText(visible.removeprefix("assistant ") + text, is_answer=False)
 
 
 def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:

@@ -148,7 +148,7 @@ class MarkedText(str):
         return (
             self._with_marks(text, self._marks)
             if len(text) == len(self)
-            else self._with_marks(text, _all(text, self._marks))
+            else self._with_marks(text, _spread(text, self._marks))
         )
 
     def lower(self) -> Any:
@@ -240,7 +240,7 @@ def marked(text: str, marks: bytes | None = None) -> MarkedText:
     return MarkedText._with_marks(plain(text), marks_of(text) if marks is None else marks)
 
 
-def _all(text: str, marks: bytes) -> bytes:
+def _spread(text: str, marks: bytes) -> bytes:
     return (QUOTED if QUOTED in marks else b"\0") * len(text)
 
 

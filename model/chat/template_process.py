@@ -54,8 +54,8 @@ class TemplateWorker:
         assert self._process.stdin and self._process.stdout
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
-            self._within(SECONDS_TO_START, "start", lambda: self._read(1))
-            self._within(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
+            self._before_timeout(SECONDS_TO_START, "start", lambda: self._read(1))
+            self._before_timeout(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
         except (OSError, WorkerEnd):
             self.stop()
             raise
@@ -74,7 +74,7 @@ class TemplateWorker:
                 raise WorkerEnd(self.stop())
             return self._read(length), status
 
-        return self._within(SECONDS, "end", exchange)
+        return self._before_timeout(SECONDS, "end", exchange)
 
     def stop(self) -> int:
         """Kill the worker and its children. Returns the worker's exit status. Calling this again changes nothing."""
@@ -100,7 +100,7 @@ class TemplateWorker:
             raise WorkerEnd(self.stop())
         return read
 
-    def _within[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
+    def _before_timeout[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
         """Return the result of `action`, which reads from the worker.
 
         If this takes more than `seconds`, we kill the worker, so that the read ends, and raise TimeoutError. The

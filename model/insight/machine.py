@@ -167,7 +167,7 @@ def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | 
 def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> Ceilings:
     """Measure the rates of the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
-    buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
+    buffers = [jnp.tile(_random_array(sizes), (COPIES, 1)) for _ in range(2)]
     # We copy between two existing buffers, because the system would first have to map new memory.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
 
@@ -192,7 +192,7 @@ class Reader:
 
     def __init__(self, sizes: ArraySizes | None = None):
         sizes = sizes or _sizes()
-        drawn = _drawn(sizes)
+        drawn = _random_array(sizes)
         if jax.default_backend() == "cpu":
             array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
             array.reshape(COPIES, -1)[:] = drawn
@@ -226,7 +226,7 @@ def _sizes() -> ArraySizes:
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
-def _drawn(sizes: ArraySizes) -> jax.Array:
+def _random_array(sizes: ArraySizes) -> jax.Array:
     return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 

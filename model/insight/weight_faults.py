@@ -26,7 +26,7 @@ class Fault(NamedTuple):
     mend: str  # how to repair the fault
 
 
-class _Seen(NamedTuple):
+class _Counts(NamedTuple):
     """The numbers of suspicious weights in a tensor."""
 
     nan: int
@@ -38,7 +38,7 @@ class _Seen(NamedTuple):
 
 def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> list[Fault]:
     """Read every weight once, and return the faults: one for each kind, with the names of the tensors."""
-    counted: dict[str, _Seen] = {}
+    counted: dict[str, _Counts] = {}
     for i, (name, tensor) in enumerate(checkpoint.tensors.items()):
         progress("reading weights", i / len(checkpoint.tensors))
         counted[name] = _count(tensor)
@@ -104,19 +104,19 @@ def same_head_and_embedding(checkpoint: Checkpoint) -> bool:
     return head.dtype == embedding.dtype and not head.codes and all(np.array_equal(a, b) for a, b in pairs)
 
 
-def _count(tensor: Tensor) -> _Seen:
+def _count(tensor: Tensor) -> _Counts:
     with np.errstate(invalid="ignore", over="ignore"):
         if tensor.codes:
             counts = [_count_codes(part, tensor) for part in tensor.codes.parts()]
         else:
             counts = [_count_weights(part) for part in exact_parts(tensor)]
-    return _Seen(*np.sum(counts, axis=0).tolist())
+    return _Counts(*np.sum(counts, axis=0).tolist())
 
 
-def _count_weights(part: np.ndarray) -> _Seen:
+def _count_weights(part: np.ndarray) -> _Counts:
     values = part.astype(np.float32)
     largest = np.sum(np.abs(values) == LARGEST_FLOAT16) if part.dtype == np.float16 else 0
-    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), _huge(values), 0)
+    return _Counts(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), _huge(values), 0)
 
 
 def _huge(values: np.ndarray) -> int:
@@ -125,7 +125,7 @@ def _huge(values: np.ndarray) -> int:
     return int(np.sum((values > HUGE) & np.isfinite(values)))
 
 
-def _count_codes(part: Part, tensor: Tensor) -> _Seen:
+def _count_codes(part: Part, tensor: Tensor) -> _Counts:
     """Count suspicious numbers in some rows of codes. `dead` counts groups with different codes but a scale of 0.
 
     If the weights of a group were all 0, its codes would be equal. In ggml's K types, the scale of one group may be
@@ -134,7 +134,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     codes = tensor.codes
     assert codes
     if part.scales.dtype == np.uint8:  # the scales are exponents: 255 means NaN, and no scale is 0
-        return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
+        return _Counts(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
     numbers = [part.scales, part.minima] if isinstance(part, CodesWithMinima) else [part.scales]
     nan = sum(int(np.isnan(array).sum()) for array in numbers)
     nan += int(np.sum(part.codes & 0x7F == NAN_OF_E4M3)) if codes.form == "fp8" else 0
@@ -143,7 +143,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     edges = np.arange(0, part.codes.shape[1], codes.group * together)
     constant = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
     zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
-    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~constant)))
+    return _Counts(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~constant)))
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:

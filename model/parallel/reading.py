@@ -90,7 +90,9 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             if span.start < span.stop:
                 yielded += span.stop - span.start
                 missing = part.size - yielded if stop >= part.stop else 0
-                yield part_of_codes._make(a[span] if not missing else _more(a[span], missing) for a in part_of_codes)
+                yield part_of_codes._make(
+                    a[span] if not missing else _add_rows(a[span], missing) for a in part_of_codes
+                )
             start = stop
             if start >= part.stop:
                 break
@@ -109,8 +111,8 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    return rows if len(rows) == size else _more(rows, size - len(rows))
+    return rows if len(rows) == size else _add_rows(rows, size - len(rows))
 
 
-def _more(rows: np.ndarray, count: int) -> np.ndarray:
+def _add_rows(rows: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)])

@@ -162,7 +162,7 @@ def _in_parallel(
     """Compile programs, or load them from the store, in another thread while this thread reads the weights."""
 
     def compiled() -> Programs:
-        with clock.beside("compile"):
+        with clock.parallel_work("compile"):
             return compiling()
 
     with ThreadPoolExecutor(1) as pool:

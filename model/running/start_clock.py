@@ -57,7 +57,7 @@ class StartClock:
         return self
 
     @contextmanager
-    def beside(self, phase: Phase) -> Iterator[None]:
+    def parallel_work(self, phase: Phase) -> Iterator[None]:
         """Count the time of the body, which runs in another thread, as parallel work for `phase`."""
         began = perf_counter()
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from llamaspec.learn.lab.check import check, solution
 from llamaspec.learn.lab.exercise import Broken
-from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
+from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, narrowings, readme, write
 from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct
@@ -37,7 +37,7 @@ def outcome(exercise, text, tmp_path, examples):
         precision=precision("float32"),
         examples=examples,
         seed=0,
-        only=only(exercise),
+        only=narrowings(exercise),
     ).outcome
 
 
@@ -98,7 +98,7 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
             precision=precision("float32"),
             examples=20,
             seed=0,
-            only=only(exercise),
+            only=narrowings(exercise),
         )
         assert right.outcome == "within bounds"
     else:

@@ -13,7 +13,7 @@ from llamaspec.model.chat.channels import channels_of
 from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.serving.openai import Function, Refusal, Tool
-from llamaspec.serving.streaming import Drawn, TextReader
+from llamaspec.serving.streaming import DrawnToken, TextReader
 from llamaspec.serving.tools import HARMONY, form_of
 from tests.serving.serving_site import FakeEngine, running
 from tests.serving.tool_templates import ASK, CALLED, ROME, TOOLS
@@ -49,7 +49,7 @@ def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] =
     reader = TextReader(TOKENIZER, begins=False, begun=begun, stops=STOPS, stop_texts=[stop], channels=channels)
     pieces = []
     for first, last in pairwise((0, *sorted(cuts), len(ids))):
-        reader.feed([Drawn(id) for id in ids[first:last]])
+        reader.feed([DrawnToken(id) for id in ids[first:last]])
         pieces.append(reader.piece())
     reader.finish()
     pieces.append(reader.piece())

@@ -21,7 +21,7 @@ def test_the_commands_of_the_page_do_what_it_says(run):
     assert "float32 on CPU, 2 devices" in ran["generate"]["err"]
     assert "within bounds" in ran["verify"]["out"]
     out = ran["bench"]["out"]
-    assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us a message, [\d,.]+ GB/s$", out, re.M)
+    assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us per message, [\d,.]+ GB/s$", out, re.M)
     assert "stories, 2 devices: float32 on CPU, 2 devices\n" in out
     assert re.search(
         r"^  decoding +[\d,.]+ tokens/s after 504, [\d.]+ MB read by each device at [\d,.]+ GB/s$", out, re.M
