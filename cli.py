@@ -1,12 +1,12 @@
 """The command line: a table of verbs, each imported when it runs, and exit codes.
 
-stdout carries only the result. Progress and statistics go to stderr, and an error is one line. A verb's file imports
-its libraries when it runs, so `--help` answers at once.
+stdout carries only the result. Progress and statistics go to stderr, and an error is one line. The module of a verb
+imports its libraries when the verb runs, so `--help` answers at once.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before all other imports, since they take a while
+if __name__ == "__main__":  # before all other imports, because they take time
     from llamaspec.start import leave_at_interrupt
 
     leave_at_interrupt()
@@ -26,17 +26,17 @@ WIDEST = 100  # columns of help
 USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
 VERBS = {
     "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
-    "story": Entry(USE, "generate", "Tell a story: a new one, or one that begins with PROMPT."),
+    "story": Entry(USE, "generate", "Tell a new story, or continue PROMPT as a story."),
     "chat": Entry(USE, "chat", "Talk with a model."),
     "serve": Entry(USE, "serve", "Serve a model to many clients: OpenAI's API, and a chat page."),
-    "inspect": Entry(LOOK, "inspect", "Show what a checkpoint contains, and the memory and time it needs."),
+    "inspect": Entry(LOOK, "inspect", "Show what a checkpoint contains, and the memory and time that it needs."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),
     "xray": Entry(LOOK, "xray", "Write a web page that shows TEXT on its way through a model."),
     "lab": Entry(LOOK, "lab", "Find the bug in each of forty broken kernels, then write a Llama yourself."),
     "logits": Entry(LOOK, "logits", "Write the logits after each token to a NumPy file."),
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
-    "convert": Entry(MAKE, "convert", "Write a checkpoint in another format, or quantized."),
+    "convert": Entry(MAKE, "convert", "Convert a checkpoint to another format, or quantize it."),
     "train": Entry(MAKE, "train", "Train a model from scratch, on your text or on generated stories."),
     "verify": Entry(TRUST, "verify", "Check ops against the reference, each within a proven bound."),
     "bench": Entry(TRUST, "bench", "Measure how close a model comes to the limits of this machine."),
@@ -54,12 +54,11 @@ VERBS = {
 @click.version_option(package_name="llamaspec", prog_name="llamaspec")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks.")
 def llamaspec():
-    """An executable specification of Llama, and the fast implementation that is proven against it.
+    """An executable specification of Llama, and a fast implementation that is checked against it.
 
-    A model is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name as
-    `hf download` left it in its cache. Without one, the small built-in model runs. The tokenizer is
-    the one in the model's file or folder, unless --tokenizer names another. `llamaspec VERB --help` says
-    more about a verb.
+    MODEL is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name if `hf download` put it in
+    the cache of the Hub. Without MODEL, the small built-in model runs. The tokenizer comes from the model's file or
+    folder, unless --tokenizer names another one. `llamaspec VERB --help` describes a verb.
 
     \b
     llamaspec story
@@ -69,9 +68,9 @@ def llamaspec():
 
 
 def main() -> NoReturn:
-    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n.
+    """Run the command line. Exits with 0: success; 1: failure; 2: wrong usage; 130: Ctrl-C; 128 + n: signal n.
 
-    For `verify`, 1 means that a bound is violated. If its work fails, there is no verdict: 2.
+    For `verify`, 1 means that a result is out of bounds, and 2 that there is no verdict because an error stopped it.
     """
     failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "verify" else 1
     if sys.stderr is None:
@@ -88,7 +87,7 @@ def main() -> NoReturn:
         except (KeyboardInterrupt, click.Abort):  # click has printed a newline
             sys.exit(130)
         except Exception as error:
-            if interrupts.status:  # an interrupted import, for example, raises its own error
+            if interrupts.status:  # for example, an interrupted import raises another error
                 click.echo(err=True)
                 sys.exit(interrupts.status)
             if isinstance(error, click.UsageError):
@@ -97,7 +96,8 @@ def main() -> NoReturn:
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
             if isinstance(error, ReaderGone):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
+                # Otherwise Python prints an error when it flushes stdout.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(failed)
             if "--debug" in sys.argv:
                 sys.excepthook(type(error), error, error.__traceback__)

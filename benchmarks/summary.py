@@ -2,10 +2,10 @@
 
     python -m llamaspec.benchmarks.summary benchmarks/results/raw/gpu.json
 
-A benchmark writes every figure to a raw file under benchmarks/results/raw/, which git ignores. This program writes the
-tables of such a file to benchmarks/results/NAME.md, with the device, the versions and the date. It refuses a summary of
-more than 300 lines, and a dry run. It reads the files of `llamaspec bench --json` (all suites), of `gates --json`, and
-of `peers`, `schemes`, `process_memory` and `no_false_alarms` in audits/.
+A benchmark writes all numbers to a raw file under benchmarks/results/raw/, which git ignores. This program writes the
+tables of a raw file to benchmarks/results/NAME.md, with the device, the versions and the date. It refuses dry runs, and
+summaries of more than 300 lines. It reads the files of `llamaspec bench --json` (all suites), of `gates --json`, and of
+`peers`, `schemes`, `process_memory` and `no_false_alarms` in audits/.
 """
 
 import json
@@ -47,12 +47,12 @@ CAMPAIGNS = (
 
 
 def summary(report: Any, *, name: str) -> str:
-    """Render a report of any of our benchmarks as Markdown. Raises ValueError if the report is of none of them."""
+    """Render a report of any of our benchmarks as Markdown. Raises ValueError for any other report."""
     match report:
         case {"dry_run": _} | {"model": {"tiny": True}}:
-            raise ValueError("a dry run says nothing about speed")
+            raise ValueError("cannot summarize a dry run: it says nothing about speed")
         case {"interrupted": _}:
-            raise ValueError("the run was interrupted")
+            raise ValueError("cannot summarize the run: it was interrupted")
         case {"suite": _, "sections": _}:
             body = _gpu(report)
         case {"suite": _, "rows": _}:
@@ -76,7 +76,7 @@ def summary(report: Any, *, name: str) -> str:
         case [{"candidate": _, "outcome": _}, *_]:
             body = _campaigns(report)
         case _:
-            raise ValueError("not a report that a benchmark of this repository writes")
+            raise ValueError("expected a report of a benchmark of this repository")
     return f"# {name}\n\n{body.rstrip()}\n"
 
 
@@ -88,12 +88,12 @@ def machine(about: Mapping[str, Any]) -> str:
 
 
 def _date(report: Mapping[str, Any]) -> str:
-    """State the date; the text of the report itself names the device and the versions."""
+    """State the date and the Python version. The text of the report names the device and the other versions."""
     return f"Measured on {report['about']['date']}, Python {report['about']['python']}."
 
 
 def _gpu(report: Mapping[str, Any]) -> str:
-    """Render a suite of the GPU. Checks of kernels are counted by op, every other row stands by itself."""
+    """Render a suite of the GPU. Checks of kernels are counted by op; each other row is shown."""
     from llamaspec.benchmarks.suites.gpu.report import as_text
 
     sections = {name: rows for name, rows in report["sections"].items() if name != "right"}
@@ -174,7 +174,7 @@ def main(raw: tuple[Path, ...], folder: Path):
         except (ValueError, KeyError) as error:
             raise click.ClickException(f"{path}: {error}") from error
         if (lines := text.count("\n")) > MOST_LINES:
-            raise click.ClickException(f"{path}: its summary has {lines} lines, where {MOST_LINES} are allowed")
+            raise click.ClickException(f"{path}: expected a summary of at most {MOST_LINES} lines, got {lines}")
         (folder / f"{path.stem}.md").write_text(text, encoding="utf-8")
         click.echo(folder / f"{path.stem}.md")
 

@@ -32,10 +32,10 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.Choice(["decode", "growth", "serve", "collectives", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="decode: one model. growth: its speed as the work grows. serve: `llamaspec serve` under load. collectives: "
-    "sums over --devices and, with MODEL or --shape, decoding on one and on all of them. On an H100 or H200, gpu: "
-    "kernels and models together; models: whole models; kernels: the kernels of published Llamas; variants: other "
-    "forms of the kernels.",
+    help="decode: speed of one model. growth: speed for growing contexts and batches. serve: `llamaspec serve` under "
+    "load. collectives: all-reduce over --devices; with MODEL or --shape also decoding on one and on all devices. On "
+    "an H100 or H200: kernels measures the kernels at the shapes of published Llamas, models measures whole models, "
+    "gpu does both, and variants compares other forms of the kernels.",
 )
 @click.option("--shape", metavar="NAME", help="Use random weights of a published Llama instead of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
@@ -44,7 +44,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     "--context",
     type=COUNT,
     metavar="N",
-    help="Time a prompt of N tokens, and the decode steps after it. serve: the median length.",
+    help="Time a prompt of N tokens, and the decode steps after it. serve: the median length of the prompts.",
 )
 @click.option(
     "--batch",
@@ -52,7 +52,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     default=1,
     show_default="1; 16 for serve",
     metavar="N",
-    help="Run N sequences at once. With several, the suite models only times decoding.",
+    help="Run N sequences at once. If N is 2 or more, the suite models times only decoding.",
 )
 @click.option(
     "--rate",
@@ -64,7 +64,12 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     "all of the server's capacity]",
 )
 @click.option(
-    "--requests", type=click.IntRange(2), default=64, show_default=True, metavar="N", help="serve: send N at each rate."
+    "--requests",
+    type=click.IntRange(2),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="serve: send N requests at each rate.",
 )
 @kernels_option
 @click.option(
@@ -72,13 +77,17 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.Choice(["jax", "reference"]),
     default="jax",
     show_default=True,
-    help="decode: run compiled JAX, or the float64 NumPy definition.",
+    help="decode: run compiled JAX, or the float64 NumPy reference.",
 )
 @click.option("--dry-run", is_flag=True, help="Run a tiny part of a GPU suite on a CPU, to test the suite.")
 @devices_option
-@click.option("--json", "json_file", metavar="FILE", help="Write all results to FILE, with device and versions.")
-@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
-@click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tile sizes, and add them to FILE.")
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write the results, the device and the library versions to FILE."
+)
+@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the results as a chart in FILE.svg.")
+@click.option(
+    "--tune", "tune_file", metavar="FILE", help="kernels: measure which tile sizes are fastest, and add them to FILE."
+)
 @click.pass_context
 def bench(
     invocation: click.Context,
@@ -91,12 +100,12 @@ def bench(
 ):
     """Measure how close a model comes to the limits of this machine.
 
-    The default MODEL is the built-in one. bench measures the machine first. The suites gpu, kernels and
-    variants take nine minutes each, models takes three. These four run on an H100 or H200, and an
-    interrupted one leaves its results in FILE.interrupted. The suite serve starts a server, sends requests
-    of random lengths at random times over HTTP, and reports their delays. After the suites decode and
-    growth, `generate` prints its share of the measured bandwidth. After `bench --devices N`,
-    `inspect --plan --devices N` uses the measured time of a sum over devices.
+    Without MODEL and --shape, the built-in model runs. bench first measures the machine. The suites gpu, models,
+    kernels and variants need an H100 or H200; models takes three minutes, each of the others nine. If you interrupt one
+    of them, it writes the results so far to FILE.interrupted, where FILE is the one of --json. The suite serve starts a
+    server, sends requests of random lengths at random times over HTTP, and reports how long clients wait. After the
+    suites decode and growth, `generate` compares its speed with the measured bandwidth. After `bench --devices N`,
+    `inspect --plan --devices N` uses the measured time of an all-reduce.
 
     \b
     llamaspec bench
@@ -107,20 +116,20 @@ def bench(
     stated = {name for name in invocation.params if invocation.get_parameter_source(name) != DEFAULT}
     if suite == "serve":
         if refused := stated & {"shape", "backend", "dry_run", "devices", "tune_file"}:
-            raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite serve")
+            raise click.UsageError(f"{_option(invocation, min(refused))} does not apply to --suite serve")
         _serve(json_file, plot_file, of, width=of["batch"] if "batch" in stated else None)
         return
     if refused := stated & {"rates", "requests"}:
-        raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite {suite}")
+        raise click.UsageError(f"{_option(invocation, min(refused))} does not apply to --suite {suite}")
     devices = of.pop("devices")
     del of["rates"], of["requests"]
     if suite == "collectives" or devices > 1:
         if suite not in ("collectives", "decode"):
-            raise click.UsageError("--devices goes with the suites decode and collectives")
+            raise click.UsageError("--devices needs --suite decode or --suite collectives")
         single_device = {"batch": 1, "backend": "jax", "dry_run": False, "plot": None, "tune": None}
         chosen = {**of, "dry_run": dry_run, "plot": plot_file, "tune": tune_file}
         if refused := [name for name, default in single_device.items() if chosen[name] != default]:
-            raise click.UsageError(f"--{refused[0].replace('_', '-')} is not for several devices")
+            raise click.UsageError(f"--{refused[0].replace('_', '-')} does not work with --devices 2 or more")
         _several(suite, devices, json_file, **{name: value for name, value in of.items() if name not in single_device})
         return
     import json
@@ -131,11 +140,11 @@ def bench(
     on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
         if name in stated and (name, suite) != ("batch", "models"):
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
+            raise click.UsageError(f"--{name.replace('_', '-')} does not apply to --suite {suite}")
     if of["shape"] and of["model"]:
-        raise click.UsageError("give either MODEL or --shape NAME")
+        raise click.UsageError("give either MODEL or --shape NAME, not both")
     if tune_file and (suite != "kernels" or plot_file):
-        raise click.UsageError("--tune goes with the suite kernels, and has no chart")
+        raise click.UsageError("--tune needs --suite kernels and does not work with --plot")
     with ExitStack() as files:
         json_out, plot_out, tune_out = (
             files.enter_context(new_file(path, replace=True)) if path else None
@@ -145,7 +154,7 @@ def bench(
             from llamaspec.benchmarks.suites.gpu import report as view
             from llamaspec.benchmarks.suites.gpu.suite import run_suite
 
-            with progress_bar() as progress, handled_by(_interrupt):  # the report has the results so far
+            with progress_bar() as progress, handled_by(_interrupt):  # the report contains the results up to Ctrl-C
                 batch = of["batch"] if suite == "models" else 1
                 rows = run_suite("tuning" if tune_file else suite, dry=dry_run, batch=batch, progress=progress)
                 report = view.as_report(rows, suite=suite, dry=dry_run)
@@ -184,18 +193,18 @@ def bench(
             write_report(tuned(table, report), tune_out)
     write(view.as_text(report))
     if wrong := view.wrong(report):
-        fail(f"wrong on this device: {', '.join(wrong)}", 1)
+        fail(f"wrong results on this device: {', '.join(wrong)}", 1)
 
 
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
-    """Measure and print the time of a sum over devices, and the speed of decoding if the options ask for it.
+    """Measure and print the time of an all-reduce, and the speed of decoding if the options ask for it.
 
-    The suite collectives measures one device, too, for comparison.
+    For comparison, the suite collectives also measures a single device.
     """
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")
     if of["shape"] and of["model"]:
-        raise click.UsageError("give either MODEL or --shape NAME")
+        raise click.UsageError("give either MODEL or --shape NAME, not both")
     decoding = suite == "decode" or bool(of["shape"] or of["model"])
     from contextlib import nullcontext
 
@@ -221,7 +230,7 @@ def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None
 
 
 def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, width: int | None) -> None:
-    """Put a server under load and print its delays. Exits with 1 if requests fail."""
+    """Send requests to a server and print how long clients wait. Exits with 1 if requests fail."""
     from contextlib import ExitStack
 
     from llamaspec.model.checkpoints.staging import new_file
@@ -255,7 +264,7 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
 
 
 def _option(invocation: click.Context, name: str) -> str:
-    """Find a parameter's option as a user types it, such as `--batch`."""
+    """Return a parameter's option as a user types it, such as `--batch`."""
     return next(option.opts[0] for option in invocation.command.params if option.name == name)
 
 

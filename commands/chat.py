@@ -50,14 +50,14 @@ Once it has told one:
 
 
 def named_values(stated: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs. A VALUE that is not valid JSON is a string. Raises click.BadParameter."""
+    """Parse NAME=VALUE pairs. A VALUE that is not valid JSON is kept as a string. Raises click.BadParameter."""
     import json
 
     values = {}
     for pair in stated:
         name, equals, value = pair.partition("=")
         if not (name.isidentifier() and equals):
-            raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
+            raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}")
         try:
             values[name] = json.loads(value)
         except (ValueError, RecursionError):
@@ -90,9 +90,8 @@ def chat(
 ):
     """Talk with a model.
 
-    /help lists the commands, /exit leaves, and Ctrl-C stops an answer. If standard input is not a
-    terminal, each line is a question, and Ctrl-C leaves. With several processes, the first one reads the
-    questions.
+    /help lists the commands, /exit leaves, and Ctrl-C stops an answer. If standard input is not a terminal, each line
+    is a question, and Ctrl-C leaves. With several processes, only the first process reads questions.
 
     \b
     llamaspec chat
@@ -156,9 +155,9 @@ def chat(
 
 
 def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None:
-    """Run a line that begins with a slash. Raises ValueError for an unknown command.
+    """Run a command such as `/help`. Raises ValueError for an unknown command.
 
-    `saves` says whether this process writes files: with several processes, only one does.
+    `saves` says whether this process writes files. If several processes run the model, only the first one does.
     """
     name, _, argument = line.partition(" ")
     match name, argument.strip():
@@ -166,21 +165,21 @@ def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None
             say(COMMANDS + (f"\n\n{sample}" if sample else ""))
         case "/reset", "":
             conversation.reset()
-            say("starting over")
+            say("started a new conversation")
         case "/system", text:
             conversation.instruct(text or None)
-            say("starting over" if text else "starting over without a system message")
+            say(f"started a new conversation with{'' if text else 'out'} a system message")
         case "/save", file if file and not saves:
             pass
         case "/save", file if file:
             _save(conversation, file)
-            say(f"{file}: {len(conversation.messages)} messages")
+            say(f"wrote {len(conversation.messages)} messages to {file}")
         case "/save", _:
-            raise ValueError("/save needs a file name")
+            raise ValueError("/save needs the name of a new file: /save FILE")
         case "/help" | "/reset" | "/exit", _:
-            raise ValueError(f"{name} takes no text after it")
+            raise ValueError(f"{name} takes no argument, got {argument.strip()!r}")
         case _:
-            raise ValueError(f"no command {name}: /help lists the commands")
+            raise ValueError(f"unknown command {name}: /help lists the commands")
 
 
 def _save(conversation: Chat, file: str) -> None:
@@ -195,9 +194,9 @@ def _save(conversation: Chat, file: str) -> None:
 def _answer(
     conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any], *, thoughts: bool
 ) -> Generation:
-    """Print the answer to a question, and return it.
+    """Print the answer to a question, and return the answer.
 
-    Lines on stderr say how many turns were dropped to make room, and why an answer was cut.
+    Prints on stderr how many old turns were dropped to make room, and why an answer was cut.
     """
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
@@ -213,9 +212,9 @@ def _answer(
 def _ending(answer: Generation, context: int) -> str:
     """Return a line that says why an answer was cut. Returns an empty string for a complete answer."""
     if answer.finish_reason == "length":
-        return f"(cut after {len(answer.ids)} tokens: --max-new-tokens allows more)"
+        return f"(answer cut after {len(answer.ids)} tokens: raise --max-new-tokens for longer answers)"
     if answer.finish_reason == "context":
-        return f"(cut: the context of {context} tokens is full)"
+        return f"(answer cut: the context of {context} tokens is full)"
     return ""
 
 
@@ -235,7 +234,7 @@ def _terminal_lines() -> Iterator[str]:
             yield line
         except KeyboardInterrupt:
             if not session.default_buffer.text.strip():
-                say("(/exit or Ctrl-D leaves)")
+                say("(type /exit or press Ctrl-D to leave)")
         except EOFError:
             return
 
@@ -263,7 +262,7 @@ class _Pressed:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Only record the first Ctrl-C inside this context."""
+        """Make the first Ctrl-C inside this context only set a flag; it raises nothing."""
         self._answering, self._pressed = True, False
         try:
             yield

@@ -18,17 +18,18 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--to",
     type=click.Choice(["safetensors", "llama2c", "gguf"]),
-    help="Write this format. Only safetensors has awq, gptq and smoothquant.",
+    help="Write this format. --quantize awq, gptq and smoothquant need safetensors.",
 )
 @click.option(
     "--quantize",
     type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
-    help="Quantize the matrices by this scheme. gguf has q8_0, q4_0 and mxfp4; llama2c has q8_0.  [default: unchanged]",
+    help="Quantize the matrices by this scheme. --to gguf allows q8_0, q4_0 and mxfp4; --to llama2c allows q8_0.  "
+    "[default: unchanged]",
 )
 @click.option(
     "--calibration",
     metavar="FILE",
-    help="With awq, gptq or smoothquant: calibrate on this text. Choose one that is typical of the model's use.",
+    help="awq, gptq and smoothquant: calibrate on the text in FILE. Choose a text that is typical of the model's use.",
 )
 @click.option(
     "--dtype",
@@ -37,11 +38,11 @@ from llamaspec.commands.progress import progress_bar
 )
 @tokenizer_option
 def convert(source: str, destination: str, **options: Any):
-    """Write a checkpoint in another format, or quantized.
+    """Convert a checkpoint to another format, or quantize it.
 
-    DST is a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf). Weights stay
-    the same bit for bit, unless --quantize or --dtype changes the matrices. A GGUF file and a directory
-    include the tokenizer. DST must not exist, and appears only when it is complete.
+    DST is a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf). Weights stay the same bit
+    for bit, unless --quantize or --dtype changes the matrices. A GGUF file and a directory include the tokenizer. DST
+    must not exist yet, and appears only when it is complete.
 
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors
@@ -72,4 +73,4 @@ def convert(source: str, destination: str, **options: Any):
         notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
     for note in notes:
         say(note)
-    say(f"{destination}: {len(checkpoint.tensors)} tensors")
+    say(f"wrote {len(checkpoint.tensors)} tensors to {destination}")

@@ -14,7 +14,9 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
-@click.option("--text", type=FILE, metavar="FILE", help="Try MODEL on this text.  [default: a short story]")
+@click.option(
+    "--text", type=FILE, metavar="FILE", help="Measure how well MODEL predicts this text.  [default: a short story]"
+)
 @combined(tokenizer_option, json_option)
 def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: bool):
     """Diagnose MODEL, or describe this machine and the ops that it runs.
@@ -34,7 +36,7 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
     llamaspec doctor model.gguf --text wiki.txt
     """
     if not model and (text or tokenizer):
-        raise click.UsageError("--text and --tokenizer go with a MODEL")
+        raise click.UsageError("--text and --tokenizer need a MODEL")
     prepare_jax()
     if model:
         from llamaspec.model.insight.checkup import as_text, check_up

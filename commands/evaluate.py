@@ -24,12 +24,12 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command("eval", cls=Verb)
 @click.argument("model", type=MODEL, default=BUILT_IN)
-@click.option("--text", required=True, metavar="FILE", help="Predict this UTF-8 text, token by token.")
+@click.option("--text", required=True, metavar="FILE", help="Let MODEL predict this UTF-8 text, token by token.")
 @click.option(
     "--against",
     type=MODEL,
     metavar="MODEL2",
-    help="Also print the KL divergence from this model. It needs the same vocabulary.",
+    help="Also print how far MODEL's predictions are from MODEL2's (KL divergence). Both need the same vocabulary.",
 )
 @click.option(
     "--by-tensor",
@@ -60,7 +60,7 @@ def evaluate(
     llamaspec eval Llama-3.2-1B --quantize q4 --against Llama-3.2-1B --text wiki.txt --by-tensor
     """
     if by_tensor and not against:
-        raise click.UsageError("--by-tensor goes with --against")
+        raise click.UsageError("--by-tensor needs --against MODEL2")
     from llamaspec.model.checkpoints.codes import quantized
     from llamaspec.model.insight import evaluation
     from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded

@@ -42,9 +42,9 @@ def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
 @generation_options(512)
 @json_option
 def story(prompt: str, as_json: bool, timings: bool, **options: Any):
-    """Tell a story: a new one, or one that begins with PROMPT.
+    """Tell a new story, or continue PROMPT as a story.
 
-    This is `generate` up to the end of a story. On a terminal, lines break between words.
+    Works like `generate`, but by default with up to 512 tokens. On a terminal, lines break between words.
 
     \b
     llamaspec story --seed 7
@@ -97,7 +97,9 @@ def _summary(generation: Generation, llama: Llama) -> str:
 
 
 def _bandwidth(generation: Generation, llama: Llama) -> str:
-    """Describe the rate at which decoding read memory, compared with the rate that `bench` measured here."""
+    """Describe how fast decoding read memory, compared with the memory bandwidth that `bench` measured on this
+    machine.
+    """
     read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
     rate = generation.timings.tokens_per_second
     if not read or not rate:

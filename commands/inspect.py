@@ -1,4 +1,4 @@
-"""`inspect`: the contents of a checkpoint, and the resources that running it needs."""
+"""`inspect`: the contents of a checkpoint, and the memory and time that it needs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
-@click.option("--plan", is_flag=True, help="Print the memory that the model needs, and its speed limit. Loads nothing.")
+@click.option(
+    "--plan", is_flag=True, help="Print the memory that the model needs and its highest possible speed. Loads nothing."
+)
 @click.option("--shape", metavar="NAME", help="--plan: plan for a published Llama instead of MODEL.")
 @click.option(
     "--context",
     type=int,
     metavar="N",
-    help="--plan: keep room for N tokens.  [default: the model's context, 4096 at most]",
+    help="--plan: reserve a KV cache for N tokens.  [default: the model's context, 4096 at most]",
 )
 @click.option("--batch", type=COUNT, default=1, metavar="N", help="--plan: run N sequences at once.  [default: 1]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: compute with weights of this dtype.")
 @click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")
-@click.option("--device", metavar="NAME", help="--plan: run on h200, rtx-4090, …  [default: this machine, measured]")
+@click.option("--device", metavar="NAME", help="--plan: plan for h200, rtx-4090, …  [default: measure this machine]")
 @devices_option
 @json_option
 @click.pass_context
 def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
-    """Show what a checkpoint contains, and the memory and time it needs.
+    """Show what a checkpoint contains, and the memory and time that it needs.
 
-    Prints the tensors, with equal layers in one row, then format, hyperparameters and the cost of a token.
-    Reads only the header. --plan prints the memory of each part, the work for a token, and the tokens per
-    second that a device allows.
+    Prints the tensors, with equal layers in one row. Then prints the format, the hyperparameters and the cost of a
+    token. Reads only the header of the checkpoint. --plan prints the memory of each part, the work for a token, and how
+    many tokens per second a device can reach at most.
 
     \b
     llamaspec inspect Qwen3-0.6B-Q8_0.gguf --json
@@ -50,7 +52,7 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
         return
     for name in planned:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} goes with --plan")
+            raise click.UsageError(f"--{name} needs --plan")
     from llamaspec.model.insight.describe import describe
 
     description = describe(opened(model or default_model()))
@@ -61,7 +63,10 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
 
 
 def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a table of tensors. On a narrow terminal, the values are below the name."""
+    """Return the lines of a table of tensors.
+
+    On a narrow terminal, shape, dtype and size are on a line below the name.
+    """
     rows = [("tensor", "shape", "dtype", "size")]
     for name, shape, dtype, size, count in folded(tensors):
         rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
@@ -75,7 +80,7 @@ def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _summary_lines(description: Mapping[str, Any]) -> list[str]:
-    """Write everything except the tensors: one name and value per line."""
+    """Return one line with name and value for each field of `description` except the tensors."""
     fields: dict[str, object] = {}
     for key, value in description.items():
         if key == "config":
@@ -87,7 +92,7 @@ def _summary_lines(description: Mapping[str, Any]) -> list[str]:
 
 
 def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
-    """Fold tensors into one row if only a number in their names differs, such as the layer or the expert.
+    """Fold tensors into one row if their names differ only in one number, such as the layer or the expert.
 
     Returns name, shape, dtype, bytes per tensor, and the number of tensors. Rows keep the order of their first tensors.
 
@@ -131,7 +136,7 @@ def _ranges(labels: Sequence[str]) -> str:
 
 
 def _size(count: int) -> str:
-    """Write a number of bytes with a unit.
+    """Format a number of bytes with a unit.
 
     >>> _size(256), _size(65_536), _size(16_777_216), _size(1_050_673_152)
     ('256 B', '65.5 kB', '16.8 MB', '1.1 GB')
@@ -147,7 +152,7 @@ def _plan(
     **chosen: Any,
 ):  # fmt: skip
     if shape and model:
-        raise click.UsageError("give either MODEL or --shape NAME")
+        raise click.UsageError("give either MODEL or --shape NAME, not both")
     from llamaspec.benchmarks.suites.model_suite import planned
     from llamaspec.model.insight.plan import as_text
 

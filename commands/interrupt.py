@@ -1,8 +1,8 @@
 """Ctrl-C and similar signals end a command at once, in every phase.
 
 Python runs signal handlers only between two bytecodes of the main thread. XLA's compiler may keep that thread busy for
-ten seconds, during which no handler runs. So a second thread also waits for signals. If the main thread has not ended
-the process shortly after a signal, the second thread removes half-written files and ends it.
+ten seconds, during which no handler runs. So a second thread, the watcher, also waits for signals. If the main thread
+has not ended the process shortly after a signal, the watcher removes half-written files and ends the process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Interrupts:
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Read signal numbers from `pipe`. End the process after a signal, unless a command handles it."""
+        """Read signal numbers from `pipe`.
+
+        Shortly after a signal, end the process, unless a command handles the signal.
+        """
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
             # Some commands handle a signal themselves. We do not interfere, even at their next prompt.
@@ -64,7 +67,7 @@ class Interrupts:
         os.close(pipe)
 
     def skip_teardown(self) -> None:
-        """End the process after a SIGINT once everything else is done: JAX's own shutdown would take a second."""
+        """End the process at once if it received SIGINT. JAX's own shutdown would take another second."""
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)
@@ -90,7 +93,7 @@ class Interrupts:
 
 
 class CommandHandler:
-    """A handler with which a command reacts to a signal and continues. It passes the signal number to `act`."""
+    """A signal handler for a command that continues after the signal. It calls `act` with the signal number."""
 
     def __init__(self, act: Callable[[int], object]):
         self._act = act
@@ -116,14 +119,14 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def remove_what_is_unfinished() -> None:
     """Remove half-written files, and end the worker processes."""
-    _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
-    for process in _known("multiprocessing", "active_children")():
+    _imported_function("llamaspec.model.checkpoints.staging", "remove_unfinished")()
+    for process in _imported_function("multiprocessing", "active_children")():
         process.terminate()  # not `kill`: a worker of `verify` must end its candidate, which may hang
-    _known("llamaspec.verify.candidates.process", "kill_all")()
+    _imported_function("llamaspec.verify.candidates.process", "kill_all")()
 
 
-def _known(module: str, name: str) -> Callable[[], Any]:
-    """Find a function of a module. Returns one that does nothing if the module is not fully imported."""
+def _imported_function(module: str, name: str) -> Callable[[], Any]:
+    """Return the function `name` of `module`, or a function that does nothing if the module is not fully imported."""
     return getattr(sys.modules.get(module), name, list)
 
 
@@ -140,9 +143,9 @@ def answered_at_once() -> Iterator[Interrupts]:
     before: dict[int, Any] = {number: signal.signal(number, interrupts.handle) for number in handled}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
-    if (
-        signal.SIGINT in before
-    ):  # registered first, so called last: after this, Python removes its handlers, and a signal would kill it
+    # atexit calls this function last, because we register it first. After that, Python removes its handlers, and
+    # another SIGINT would kill the process.
+    if signal.SIGINT in before:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
@@ -151,10 +154,11 @@ def answered_at_once() -> Iterator[Interrupts]:
         with at_bus_error(interrupts.end_for_a_lost_page):
             yield interrupts
     finally:
-        # After a signal the thread stays: Python's own exit may wait for a compilation that is no longer needed.
+        # After a signal, the watcher keeps running, because Python's own exit may wait for a compilation that is no
+        # longer needed.
         if not interrupts.status:
             atexit.unregister(interrupts.skip_teardown)
-            if signal.SIGINT in before:  # registered last, so called first: JAX shuts down after it
+            if signal.SIGINT in before:  # atexit calls `end_done` first, and JAX shuts down later
                 atexit.register(partial(signal.signal, signal.SIGINT, end_done))
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -164,7 +168,7 @@ def answered_at_once() -> Iterator[Interrupts]:
 
 @contextmanager
 def still_watched() -> Iterator[None]:
-    """Let asyncio handle the signals inside this context. Afterwards the watcher thread gets them again."""
+    """Let asyncio handle the signals inside this context. Afterwards the watcher thread handles them again."""
     watched = signal.set_wakeup_fd(-1)  # returns the old descriptor; Python has no function that only reads it
     try:
         signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
@@ -177,7 +181,10 @@ def still_watched() -> Iterator[None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Turn off echo, so that keys typed during an output do not appear inside it. The next prompt may show them."""
+    """Turn off echo, so that keys that the user types during an answer do not appear inside the answer.
+
+    The next prompt may show those keys.
+    """
     import termios
 
     if not sys.stdin.isatty():
@@ -193,9 +200,8 @@ def unechoed() -> Iterator[None]:
             termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def give_back() -> None:
-        if not _in_background(
-            terminal
-        ):  # changing modes in the background would stop this process, and it may be ending
+        # Changing modes in the background would stop this process, which may be ending.
+        if not _in_background(terminal):
             set_modes(before)
 
     def take(*_: object) -> None:
@@ -207,7 +213,7 @@ def unechoed() -> Iterator[None]:
     try:
         take()
         yield
-        set_modes(before)  # in the background this waits for `fg`, as the next prompt must
+        set_modes(before)  # in the background, this call waits for `fg`; the next prompt would, too
     finally:
         signal.signal(signal.SIGCONT, before_stop)
         give_back()
@@ -237,7 +243,7 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
-    """Call `act` in the main thread at the first signal among `numbers`, with its number.
+    """At the first signal among `numbers`, call `act` in the main thread with the number of that signal.
 
     A second signal ends the process as usual.
     """
@@ -255,7 +261,7 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
 
     def act_once(first: int) -> None:
         nonlocal acted
-        if acted:  # a second signal before the next lines ran: `timeout`, for example, sends a signal twice
+        if acted:  # the signal came twice before the next lines ran: `timeout`, for example, sends it twice
             return
         acted = True
         for number in handled:  # without a handler of ours, the watcher thread would end the process

@@ -20,7 +20,7 @@ class ExerciseCommands(click.Group):
     """A group of commands with the help format of the verbs."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the text with its examples."""
+        """Write the help text, with its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -35,8 +35,8 @@ class ExerciseCommands(click.Group):
 def lab():
     """Find the bug in each of forty broken kernels, then write a Llama yourself.
 
-    Every exercise is a folder with a kernel in NumPy, its test, and a user's bug report. `check` judges it
-    by the same contract that real kernels must meet.
+    Every exercise is a folder with a kernel in NumPy, its test, and a user's bug report. `check` tests the kernel
+    against the contract that real kernels must meet.
 
     \b
     llamaspec lab start 1
@@ -57,7 +57,7 @@ def list_exercises():
 
 @lab.command(cls=Verb)
 @NUMBER
-@click.option("--into", metavar="DIR", default=".", show_default=True, help="Create the folder lab-NN here.")
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Create the folder lab-NN in DIR.")
 def start(number: int, into: str):
     """Create the folder of an exercise."""
     from llamaspec.learn.lab.exercise import Broken
@@ -70,14 +70,14 @@ def start(number: int, into: str):
         raise click.UsageError(f"{folder} already exists and may hold your work: remove it to begin again")
     write_folder(exercise, folder)
     there = "" if into == "." else f" --into {shlex.quote(into)}"
-    task = "Mend" if isinstance(exercise, Broken) else "Fill in"
-    say(f"{exercise.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")
+    task = "Fix the bug" if isinstance(exercise, Broken) else "Fill in the missing code"
+    say(f"{exercise.title}\n{task} in {folder}/kernel.py, then run: llamaspec lab check {number}{there}")
     write(f"{folder}\n")
 
 
 @lab.command(cls=Verb)
 @NUMBER
-@click.option("--into", metavar="DIR", default=".", show_default=True, help="Read the folder lab-NN from here.")
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Check the folder lab-NN in DIR.")
 def check(number: int, into: str):
     """Check an exercise. Exits with 0 if it is solved, otherwise with 1."""
     from llamaspec.commands.verifying import interruptible, verify_progress
@@ -93,21 +93,21 @@ def check(number: int, into: str):
         raise click.UsageError(str(error)) from None
     write("\n".join(line for line in outcome.lines if line) + "\n")
     if not outcome.solved:
-        say(f"not yet: llamaspec lab hint {number}")
+        say(f"not solved yet; for a hint, run: llamaspec lab hint {number}")
         sys.exit(1)
 
 
 @lab.command(cls=Verb)
 @NUMBER
 def hint(number: int):
-    """Print a hint."""
+    """Print a hint for an exercise."""
     write_rows(_exercise(number).hint)
 
 
 @lab.command(cls=Verb)
 @NUMBER
 def solution(number: int):
-    """Print the bug, and real projects that had a similar one."""
+    """Print the bug of an exercise, and real projects that had a similar bug."""
     from llamaspec.learn.lab.check import solution as solve
 
     write("\n".join(solve(_exercise(number))) + "\n")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check the arguments of `Llama.generate` before a model is loaded.
+    """Check the arguments of `Llama.generate` before a model is loaded, and return them.
 
     Prints on stderr the options that the model's generation_config.json sets. Raises click.UsageError.
     """
@@ -118,7 +118,7 @@ def _with_notes_printed(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def print_seed(options: dict[str, Any], request: dict[str, Any]):
-    """Print on stderr the seed that was drawn, if the text depends on it and no option sets it."""
+    """Print the random seed on stderr if the generated text depends on it and --seed is not given."""
     if options["seed"] is None and not request["sampling"].greedy:
         say(f"seed {request['seed']}")
 
@@ -131,10 +131,10 @@ def load(
     clock: StartClock | None = None,
     examine: Callable[[Tokenizer, list[str | Path]], object] = lambda tokenizer, places: None,
 ) -> Llama:
-    """Load the model that the options name, and say on stderr how it runs unless that is the default.
+    """Load the model that the options name. Prints on stderr how the model runs, unless it runs in the default way.
 
-    We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. After
-    these checks we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
+    We check the files and the prompt first, because importing JAX takes a second and reading weights may take a minute.
+    After these checks we call `examine` with the tokenizer and `Llama.places`. `clock` records the time of each phase.
     """
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.model.options import RunOptions, check_length, choose_context
@@ -172,13 +172,16 @@ def load(
 
 
 def say_how(description: str):
-    """Print on stderr how a model runs, unless it runs in the default way for a CPU."""
+    """Print on stderr how a model runs, unless it runs in the default way on a CPU."""
     if description not in ("float32 on CPU", "float64 on CPU, by the NumPy reference"):
         say(description)
 
 
 def prepare_jax() -> Path | None:
-    """Keep compiled programs between runs, so that the next start is fast. Returns their folder."""
+    """Keep compiled programs on disk, so that the next start is fast.
+
+    Returns their folder, or None without a cache folder.
+    """
     from llamaspec.model.running.process import keep_compiled
 
     if folder := cache_folder():
@@ -187,7 +190,7 @@ def prepare_jax() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Find the folder for this user's caches. Returns None if it cannot be written."""
+    """Return the folder for this user's caches, or None if it cannot be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,11 +200,14 @@ def cache_folder() -> Path | None:
 
 
 def parse_ids(text: str, vocab: int) -> list[int]:
-    """Read comma-separated ids. Raises UsageError for other text, ValueError for an id beyond the vocabulary."""
+    """Parse comma-separated token ids.
+
+    Raises UsageError for any other text, and ValueError for an id beyond the vocabulary.
+    """
     from llamaspec.model.options import check_ids
 
     if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
-        raise click.UsageError(f"expected comma-separated whole numbers, got {text!r}")
+        raise click.UsageError(f"expected comma-separated token ids, such as 1,403,5, got {text!r}")
     ids = [int(id) for id in text.split(",") if text.strip()]
     check_ids(ids, vocab)
     return ids

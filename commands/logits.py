@@ -21,14 +21,16 @@ from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
-@click.option("--tokens", "ids", metavar="IDS", help="Use exactly these comma-separated ids.")
-@click.option("--prompt", metavar="TEXT", help="Use the ids of this text, with BOS first if the model expects it.")
-@click.option("--out", required=True, metavar="FILE.npy", help="Write this file. An existing one is replaced.")
+@click.option("--tokens", "ids", metavar="IDS", help="Run the model on exactly these comma-separated token ids.")
+@click.option("--prompt", metavar="TEXT", help="Run the model on this text, with BOS first if the model expects BOS.")
+@click.option(
+    "--out", required=True, metavar="FILE.npy", help="Write the logits to this file. An existing file is replaced."
+)
 @combined(model_option, tokenizer_option, running_options, processes_options, emulate_option)
 def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
     """Write the logits after each token to a NumPy file.
 
-    The array is [seq, vocab], in float32, or in float64 with --backend reference.
+    The array has the shape [seq, vocab]. Its dtype is float32, or float64 with --backend reference.
 
     \b
     llamaspec logits --prompt "Once upon a time" --out logits.npy
@@ -58,4 +60,4 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         rows = backend.logits(sequence)
         with open(staged, "wb") as file:
             np.save(file, rows)
-    say(f"{out}: {rows.shape[0]} x {rows.shape[1]} {rows.dtype}")
+    say(f"wrote {rows.shape[0]} x {rows.shape[1]} {rows.dtype} logits to {out}")

@@ -18,7 +18,7 @@ from llamaspec.model.options import SAMPLING, SamplingOption
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 BUILT_IN = "stories"  # the model that comes with the package
-SECTIONS = {  # of a verb's help, with their parameters; all other parameters come first
+SECTIONS = {  # sections of a verb's help and their parameters; all others come before these
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
     "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
@@ -27,11 +27,11 @@ SECTIONS = {  # of a verb's help, with their parameters; all other parameters co
 }  # fmt: skip
 
 
-NARROW = 60  # columns; with fewer, the help of an option is below its name
+NARROW = 60  # columns; a narrower terminal gets the help of an option on the line below its name
 
 
 def write_help_text(text: str, formatter: click.HelpFormatter) -> None:
-    """Write the text of a command's help. Long examples are broken in a way that a shell accepts."""
+    """Write the help text of a command. Breaks long example commands so that a shell still accepts them."""
     formatter.write_paragraph()
     with formatter.indentation():
         width = formatter.width - formatter.current_indent
@@ -41,12 +41,12 @@ def write_help_text(text: str, formatter: click.HelpFormatter) -> None:
 
 
 def is_example(line: str) -> bool:
-    """Tell whether a line of help is a command that can be typed."""
+    """Return whether a line of help is an example command of llamaspec."""
     return re.match(r"llamaspec \w", line) is not None
 
 
 def broken_example(line: str, width: int) -> list[str]:
-    """Break a command between words, with a backslash at the end of each line that continues.
+    """Break a command into lines of at most `width` columns, which end with a backslash, except the last.
 
     >>> broken_example('llamaspec generate "Once upon a time" --seed 7', 40)
     ['llamaspec generate "Once upon a time" \\\\', '    --seed 7']
@@ -58,7 +58,7 @@ def broken_example(line: str, width: int) -> list[str]:
 
 
 def broken_choices(option: str, width: int) -> str:
-    """Break a line that is too narrow for all choices of an option, between two choices.
+    """Break an option's list of choices between two choices if it is longer than `width`.
 
     >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
     --to [safetensors|
@@ -70,7 +70,7 @@ def broken_choices(option: str, width: int) -> str:
 class Verb(click.Command):
     """A command that accepts --debug anywhere. The flag does nothing here: `cli.main` looks for it in `sys.argv`.
 
-    If the command samples tokens, its help has sections.
+    If the command samples tokens, its help groups the options into sections.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -78,19 +78,24 @@ class Verb(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse like click. If a model is an argument and `--model` is used, the error shows the right usage."""
+        """Parse like click.
+
+        If the model is an argument, but the user wrote `--model`, the error shows the right usage.
+        """
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if error.option_name == "--model" and any(isinstance(param.type, ModelName) for param in self.params):
                 usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
-                raise click.UsageError(f"name the model without --model here: {usage}", ctx) from None
+                raise click.UsageError(
+                    f"this command takes the model as an argument, without --model: {usage}", ctx
+                ) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Prepare the process, then run the command, which may import JAX. Click does not call this for `--help`.
 
-        With several processes, `ctx.obj` is their `model.parallel.processes.Watch`, otherwise None.
+        If the command runs in several processes, `ctx.obj` is a `model.parallel.processes.Watch`, otherwise None.
         """
         from llamaspec.model.running.process import prepare_process
 
@@ -103,7 +108,7 @@ class Verb(click.Command):
             return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the text and its examples."""
+        """Write the help text, with its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -127,12 +132,12 @@ class ModelName(click.ParamType):
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, and say on stderr if a file hides the built-in model."""
+        """Return the name. Prints a line on stderr if a file hides the built-in model."""
         say_what_hides(value)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete file names, and offer the built-in model."""
+        """Complete file names and the name of the built-in model."""
         built_in = [CompletionItem(BUILT_IN)] if incomplete and BUILT_IN.startswith(incomplete) else []
         return [*built_in, CompletionItem(incomplete, type="file")]
 
@@ -150,11 +155,11 @@ def default_model() -> str:
 def say_what_hides(model: str) -> None:
     """Print a line on stderr if a file or folder with the name of the built-in model is used in its place."""
     if model == BUILT_IN and os.path.exists(model):
-        say(f"./{model} is used: it hides the built-in model of this name")
+        say(f"using ./{model}, because it has the name of the built-in model")
 
 
 def combined(*options: Callable) -> Callable:
-    """Combine decorators into one, in the order of the help."""
+    """Combine decorators into one. The help shows their options in this order."""
 
     def decorate(command: Callable) -> Callable:
         for option in reversed(options):
@@ -175,14 +180,14 @@ tokenizer_option = click.option(
     "--tokenizer",
     type=FILE,
     metavar="PATH",
-    help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
+    help="Use this tokenizer: a file, or a directory that has one.  [default: the one in the model's file, or "
     "tokenizer.json, tekken.json, tokenizer.model, tokenizer.bin, or vocab.json with merges.txt next to it]",
 )
 template_option = click.option(
     "--template",
     metavar="NAME|FILE",
-    help="Use this chat template: a file, llama3, chatml, mistral, mistral-tekken, llama2, vicuna, or one of the "
-    "model's own by name.  [default: the model's own]",
+    help="Use this chat template: a file, llama3, chatml, mistral, mistral-tekken, llama2, vicuna, or the name of one "
+    "of the model's templates.  [default: the model's default template]",
 )
 SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes defines them
 kernels_option = click.option(
@@ -190,30 +195,32 @@ kernels_option = click.option(
     type=click.Choice(["auto", "xla", "cpu", "pallas"]),
     default="auto",
     show_default=True,
-    help="Run the ops by GPU kernels (pallas), by plain JAX (xla), or by plain JAX shaped for CPUs (cpu).",
+    help="Run the ops with GPU kernels (pallas), with plain JAX (xla), or with plain JAX arranged for CPUs (cpu).",
 )
 quantize_option = click.option(
     "--quantize",
     type=click.Choice(SCHEME_NAMES),
-    help="Quantize the matrices by this scheme while loading.  [default: run them as stored]",
+    help="Quantize the matrices by this scheme while loading.  [default: keep them as stored]",
 )
 devices_option = click.option(
     "--devices",
     type=COUNT,
     metavar="N",
-    help="Run the model on N devices, or N virtual ones on a CPU.  [default: 1, or all devices of all processes]",
+    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1, or all devices of all processes]",
 )
 parallel_option = click.option(
     "--parallel",
     type=click.Choice(["tensor", "context"]),
     default="tensor",
     show_default=True,
-    help="With --devices: shard heads and columns (tensor), or positions of the cache (context).",
+    help="With --devices: shard heads and columns (tensor), or positions of the KV cache (context).",
 )
 processes_options = combined(
-    click.option("--coordinator", metavar="HOST:PORT", help="The address of process 0, where the processes meet."),
-    click.option("--processes", type=COUNT, metavar="N", help="Run the model in N processes."),
-    click.option("--process", type=click.IntRange(0), metavar="I", help="The number of this process, from 0."),
+    click.option("--coordinator", metavar="HOST:PORT", help="Connect the processes at this address of process 0."),
+    click.option(
+        "--processes", type=COUNT, metavar="N", help="Run the model in N processes, each started with the same command."
+    ),
+    click.option("--process", type=click.IntRange(0), metavar="I", help="Number of this process, from 0 to N - 1."),
     click.option(
         "--timeout",
         "peer_timeout",  # not `timeout`: `verify` has its own --timeout
@@ -221,12 +228,15 @@ processes_options = combined(
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="End if another process is silent for this long.",
+        help="End with an error if another process does not answer for this long.",
     ),
 )
 _context, _dtype, _cache = (
     click.option(
-        "--context", type=int, metavar="N", help="Keep room for N tokens.  [default: the model's context, 4096 at most]"
+        "--context",
+        type=int,
+        metavar="N",
+        help="Use a KV cache for N tokens.  [default: the model's context, 4096 at most]",
     ),
     click.option(
         "--dtype",
@@ -244,7 +254,7 @@ _backend = click.option(
     type=click.Choice(["jax", "reference"]),
     default="jax",
     show_default=True,
-    help="Run compiled JAX, or the float64 NumPy definition.",
+    help="Run compiled JAX, or the float64 NumPy reference.",
 )
 running_options = combined(
     _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
@@ -253,13 +263,16 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 
 
 def max_new_tokens(default: int) -> Callable:
-    """Make `--max-new-tokens`. The longest story we found has about 315 tokens, and `story` must not stop earlier."""
+    """Make the option `--max-new-tokens`.
+
+    The longest of the generated stories has about 315 tokens, so the default of `story` must be higher.
+    """
     text = "Stop after N tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, metavar="N", help=text)
 
 
 def generation_options(most: int) -> Callable:
-    """Make the options of a command that generates text; `most` is the default number of tokens."""
+    """Make the options of a command that generates text. `most` is the default of --max-new-tokens."""
     return combined(
         model_option,
         tokenizer_option,
@@ -286,17 +299,25 @@ sampling_options = combined(
     *map(_sampled, SAMPLING.values()),
     generation_config_option,
     click.option(
-        "--seed", type=int, help="Draw with this seed. One seed always gives one text.  [default: random, and printed]"
+        "--seed",
+        type=int,
+        help="Draw with this seed. The same seed gives the same text.  [default: random, and printed]",
     ),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
+    click.option(
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        help="Stop when the model writes this text, and do not print it. May be repeated.",
+    ),
 )
 emulate_option = click.option(
     "--emulate-activations",
     type=click.Choice(["q8_0", "ggml", "int8"]),
-    help="Round the activations that quantized matrices multiply: to Q8_0, as llama.cpp does for each type (ggml), or "
-    "to int8 with one scale per token, as in SmoothQuant.",
+    help="Round the activations that quantized matrices multiply: to Q8_0 as llama.cpp does for each type (ggml), or "
+    "to "
+    "int8 with one scale per token as SmoothQuant does (int8).",
 )
 timings_option = click.option(
-    "--timings", is_flag=True, help="Print the time of each phase, from the command to the first token."
+    "--timings", is_flag=True, help="Print how long each phase took, from the start of the command to the first token."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write(text: str):
-    """Write text to stdout at once, always in UTF-8."""
+    """Write a string to stdout at once, always in UTF-8."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
@@ -37,10 +37,10 @@ PIECE = re.compile(rf"\n|[^\S\n]*(?:[{WIDE}]|[^\s{WIDE}]+)|[^\S\n]+")  # a line 
 
 
 class Wrapper:
-    """Print text as it arrives, token by token, and break lines between words.
+    """Prints text as it arrives, token by token, and breaks lines between words.
 
-    We hold back the last word until it is complete, because only then do we know whether it fits on the line. Chinese
-    and Japanese text may break anywhere.
+    We keep the last word until it is complete, because only then do we know whether it fits on the line. Lines may
+    break anywhere in Chinese and Japanese text.
 
     >>> lines = []
     >>> wrapper = Wrapper(lines.append, width=lambda: 12)
@@ -57,14 +57,14 @@ class Wrapper:
         self._last = ""
 
     def feed(self, text: str) -> None:
-        """Print the complete words of `text`."""
+        """Print the complete words of `text`, and keep the last word for the next call."""
         pieces = PIECE.findall(self._last + text)
         self._last = pieces.pop() if pieces and not re.search(rf"[\n{WIDE}]\Z", pieces[-1]) else ""
         for piece in pieces:
             self._print(piece)
 
     def finish(self) -> None:
-        """Print the last word, when no more text follows."""
+        """Print the word that `feed` kept. Call this at the end of the text."""
         self._print(self._last)
         self._last = ""
 
@@ -79,7 +79,7 @@ class Wrapper:
 
 
 def cells(text: str) -> int:
-    """Count the columns that a terminal needs for a text.
+    """Count the columns that a terminal needs for `text`.
 
     >>> cells("fox"), cells("狐"), cells("e\\u0301")
     (3, 2, 1)
@@ -92,9 +92,9 @@ def stream(
 ):
     """Print `prompt` and tokens as they come, then a newline.
 
-    Templates put a space before an `answer`; we drop it. With `wrap`, lines break between words at a terminal's edge,
-    but text piped into another program stays unchanged. With `thoughts`, the model's reasoning goes to stderr, dimmed
-    on a terminal. Without it, a terminal only shows that the model is thinking.
+    With `answer`, we drop the space that chat templates put before an answer. With `wrap`, lines break between words at
+    the edge of a terminal, but output to a pipe or file stays unchanged. With `thoughts`, the model's reasoning goes to
+    stderr, dimmed on a terminal. Without `thoughts`, a terminal only shows that the model is thinking.
     """
     wrapper = Wrapper(write, width=lambda: shutil.get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     out = wrapper.feed if wrapper else write
@@ -125,7 +125,7 @@ def _think(text: str):
 
 
 def say(message: str):
-    """Print a message on stderr, apart from the result. On a terminal, its lines break between words.
+    """Print a message on stderr, so that stdout has only the result. On a terminal, lines break between words.
 
     If stderr cannot be written, as on a full disk, the message is lost and the command continues.
     """
@@ -137,7 +137,8 @@ def say(message: str):
 
 
 def wrapped(line: str, width: int, indent: str = "") -> str:
-    """Break a line between words, and indent all lines after the first. A word longer than a line stays whole.
+    """Break a line between words, and indent all lines after the first by `indent`. A word that is too long stays
+    whole.
 
     >>> wrapped("  Once upon a time, there was", 14)
     '  Once upon a\\ntime, there\\nwas'
@@ -149,13 +150,14 @@ def wrapped(line: str, width: int, indent: str = "") -> str:
 
 
 def write_rows(*rows: str):
-    """Write rows to stdout. A terminal that is too narrow gets them broken between words."""
+    """Write rows to stdout. On a terminal, rows that are too long are broken between words."""
     columns = shutil.get_terminal_size().columns
     write("".join(f"{wrapped_row(row, columns) if sys.stdout.isatty() else row}\n" for row in rows))
 
 
 def wrapped_row(row: str, columns: int) -> str:
-    """Break a row between words, and keep its text to the right of its label. Two spaces end the label.
+    """Break a row between words, and indent each new line to the start of the text, which follows the label and two
+    spaces.
 
     >>> wrapped_row("  law     batching changes nothing", 24)
     '  law     batching\\n          changes\\n          nothing'
@@ -166,15 +168,15 @@ def wrapped_row(row: str, columns: int) -> str:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the process with a one-line error."""
+    """Print an error as one line, and end the process with `status`."""
     say(f"error: {' '.join(message.split())}")
     sys.exit(status)
 
 
 def one_line(error: Exception) -> str:
-    """Describe an error in one line: by its own message, or as a fault of llamaspec if we did not expect it."""
+    """Describe an error in one line. An error that we did not expect is described as a bug of llamaspec."""
     text = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # without the errno that Python adds
+    if isinstance(error, OSError) and error.strerror:  # leave out the errno that Python adds
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
@@ -184,9 +186,9 @@ def one_line(error: Exception) -> str:
         if is_full(text):
             return no_room_to_start()
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
-        # docs/verify-your-kernel.md installs only what `verify` needs.
+        # Users of docs/verify-your-kernel.md install only the packages that `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
-    return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
+    return f"{type(error).__name__}: {text} (this is a bug of llamaspec: --debug shows the traceback)"
 
 
 def _is_ours(module: str) -> bool:

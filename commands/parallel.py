@@ -17,21 +17,22 @@ from llamaspec.commands.output import say
 if TYPE_CHECKING:
     from llamaspec.model.parallel.processes import Watch
 
-# Options that may differ between processes: a process's own number and timeout, and its output besides the text.
+# Options that may differ between processes: a process's number and timeout, and how it prints results.
 OF_ONE = {"coordinator", "process", "peer_timeout", "as_json", "timings", "thoughts"}
 FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
-COMPUTING = ("llamaspec", "jax", "jaxlib")  # packages that decide which programs run
-LONGEST = 60  # characters of an option that are shown
-VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
+COMPUTING = ("llamaspec", "jax", "jaxlib")  # packages with the programs that run; all processes need the same versions
+LONGEST = 60  # characters of an option that an error message shows
+VIRTUAL = "--xla_force_host_platform_device_count"  # XLA's flag for several virtual devices on one CPU
 
 
 @contextmanager
 def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watch | None]:
     """Prepare JAX for the devices and processes that the options of a command name.
 
-    Yields the connections to the other processes, or None for a single process. In `params`, replaces the options of
-    processes by the number of devices. On a CPU, makes virtual devices. With several processes, only the first writes
-    to stdout, and all draw with its seed. Raises ValueError if their commands or options differ.
+    Yields the connections to the other processes, or None for a single process. Removes the options of processes from
+    `params`, and sets `params["devices"]` to the number of devices. On a CPU, makes virtual devices. With several
+    processes, only the first process writes to stdout, and all processes draw with its seed. Raises ValueError if the
+    processes' commands or options differ.
     """
     stated = dict(params)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
@@ -40,15 +41,15 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         [value for value in processes.values() if value is not None],
     )
     if stated_processes and len(stated_processes) < len(processes):
-        raise click.UsageError("--coordinator, --processes and --process go together")
+        raise click.UsageError("give all three of --coordinator, --processes and --process, or none of them")
     several, number = processes.get("processes") or 1, processes.get("process") or 0
     if number >= several:
-        raise click.UsageError(f"--process {number} is not below {several}: processes count from 0")
+        raise click.UsageError(f"--process: expected a number from 0 to {several - 1}, got {number}")
     if params["devices"] and params["devices"] % several:
-        raise click.UsageError(f"{params['devices']} devices cannot be divided evenly between {several} processes")
+        raise click.UsageError(f"--devices {params['devices']} is not a multiple of --processes {several}")
     own_devices = (params["devices"] or several) // several
     if params.get("parallel") == "context" and own_devices * several == 1:
-        raise click.UsageError("--parallel context goes with --devices")
+        raise click.UsageError("--parallel context needs --devices 2 or more")
     if own_devices > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={own_devices}".strip()
     if not stated_processes:
@@ -56,7 +57,9 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         yield None
         return
     if params.get("prompt") == "-":
-        raise click.UsageError("several processes cannot read one standard input: give PROMPT itself")
+        raise click.UsageError(
+            "several processes cannot share one standard input: give the text itself as PROMPT, not -"
+        )
     from llamaspec.model.parallel.processes import ProcessGroup, agreed, joined
 
     if number:
@@ -75,9 +78,9 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
 
 
 def described(params: dict[str, Any], command: click.Command) -> dict[str, str]:
-    """Describe a command, its options and versions, for comparison between processes that should do the same.
+    """Describe a command, its options and versions. All processes that run one model must have equal descriptions.
 
-    We compare only the name of a file, because machines may have it in different folders.
+    We include only the last part of a path, because machines may have the file in different folders.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -94,7 +97,8 @@ def described(params: dict[str, Any], command: click.Command) -> dict[str, str]:
 
 
 def option_text(value: Any, *, file: bool = False) -> str:
-    """Write an option's value on one line. A long value is cut, and identified by a hash.
+    """Format an option's value on one line. A long value is cut and gets a hash, so that different values look
+    different.
 
     >>> option_text(None), option_text(7), option_text("models/tiny/", file=True), option_text("a" * 99)[55:]
     ('not given', '7', 'tiny', 'aaaaa... (99 characters, 13284468)')
@@ -103,7 +107,7 @@ def option_text(value: Any, *, file: bool = False) -> str:
     """
     if value is None:
         return "not given"
-    text = os.path.basename(os.path.abspath(value)) if file else str(value)  # for `.`, too, the name of the folder
+    text = os.path.basename(os.path.abspath(value)) if file else str(value)  # `.` becomes the folder's name
     if not text.isprintable() or text != " ".join(text.split()) or not text:
         text = repr(text)
     if len(text) <= LONGEST:

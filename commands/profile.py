@@ -21,7 +21,10 @@ from llamaspec.commands.progress import progress_bar
 @click.option("--context", type=COUNT, metavar="N", help="Time a prompt of N tokens, and the decode steps after it.")
 @kernels_option
 @click.option(
-    "--trace", "trace_file", metavar="FILE", help="Write the trace to FILE, for ui.perfetto.dev; .gz compresses it."
+    "--trace",
+    "trace_file",
+    metavar="FILE",
+    help="Write a trace for ui.perfetto.dev to FILE. It is compressed if the name ends with .gz.",
 )
 @json_option
 def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any):
@@ -34,7 +37,7 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
     llamaspec profile --shape stories-110m --context 1000 --trace trace.json.gz
     """
     if of["shape"] and model:
-        raise click.UsageError("give either MODEL or --shape NAME")
+        raise click.UsageError("give either MODEL or --shape NAME, not both")
     from llamaspec.model.checkpoints.staging import new_file
 
     with new_file(trace_file, replace=True) if trace_file else nullcontext() as staged:

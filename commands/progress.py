@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 REDRAWN = 3  # times a second
-# A stage with an unknown length is shown as a pulse.
+# Stages of unknown length, with the texts that we show for them. Their bar only pulses.
 WITHOUT_SHARE = {"starting": "starting JAX", "compiling": "compiling (only the first time)"}
 
 
@@ -27,7 +27,7 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
         task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
 
         def report(stage: str, share: float) -> None:
-            # `update` reads a total of None as unchanged.
+            # `update` takes total=None to mean "unchanged", so we set the total directly.
             bar.tasks[0].total = None if stage in WITHOUT_SHARE else 1.0
             bar.update(task, description=WITHOUT_SHARE.get(stage, stage), completed=share)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llamaspec.serving.request import Engine
 
 MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
-LAST_STEP = 60.0  # seconds for the device's last step after all requests are cancelled; it needs a few at most
+LAST_STEP = 60.0  # seconds that the device's last step may take after all requests are cancelled
 NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
@@ -58,16 +58,16 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     default=8000,
     metavar="N",
     show_default=True,
-    help="Listen at this port; 0 takes any.",
+    help="Listen at this port. 0: any free port.",
 )
 @click.option(
     "--api-key",
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Require this key; may be repeated. The variable LLAMASPEC_API_KEY keeps it out of the process list.",
+    help="Require this key; may be repeated. In the variable LLAMASPEC_API_KEY, the key is not in the process list.",
 )
-@click.option("--no-api-key", is_flag=True, help="Serve other machines without requiring a key.")
+@click.option("--no-api-key", is_flag=True, help="Let other machines connect without a key.")
 @click.option(
     "--cors",
     multiple=True,
@@ -80,32 +80,34 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     serving_options,
     generation_config_option,
     devices_option,
-    _limit("--max-batch", int, 16, "Decode N requests at once. Another N rounds differently, so a text may differ."),
+    _limit(
+        "--max-batch", int, 16, "Decode N requests at once. N changes how results are rounded, so texts may change."
+    ),
     click.option(
         "--cache-tokens",
         type=COUNT,
         metavar="N",
-        help="Keep keys and values of N tokens.  [default: enough for all requests, or half of the free memory]",
+        help="Make a KV cache for N tokens.  [default: enough for all requests, but at most half of the free memory]",
     ),
-    _limit("--max-queue", int, 256, "Queue up to N requests; further ones get 429."),
-    _limit("--max-connections", int, 1000, "Accept up to N connections; further ones get 503."),
+    _limit("--max-queue", int, 256, "Queue up to N requests. Others are refused with status 429."),
+    _limit("--max-connections", int, 1000, "Accept up to N connections. Others are refused with status 503."),
     _limit("--request-seconds", float, 600, "End a request with an error after N seconds."),
-    _limit("--max-body", int, 4 << 20, "Accept requests of up to N bytes; larger ones get 413."),
-    _limit("--body-seconds", float, 60, "Give a client N seconds to send a request."),
-    _limit("--write-seconds", float, 30, "Disconnect a client that does not read for N seconds."),
-    _limit("--drain-seconds", float, 30, "Let running requests continue for N seconds after SIGTERM."),
+    _limit("--max-body", int, 4 << 20, "Accept requests of up to N bytes. Larger ones are refused with status 413."),
+    _limit("--body-seconds", float, 60, "Disconnect a client that needs more than N seconds to send a request."),
+    _limit("--write-seconds", float, 30, "Disconnect a client that reads nothing for N seconds."),
+    _limit("--drain-seconds", float, 30, "After SIGTERM, let running requests continue for up to N seconds."),
     _limit(
         "--step-seconds",
         float,
         300,
-        "Exit with an error if one step takes more than N seconds, since the device hangs.",
+        "Exit with an error if one step takes more than N seconds: the device hangs.",
     ),
 )
 def serve(model: str | None, **options: Any):
     """Serve a model to many clients: OpenAI's API, and a chat page.
 
-    The default MODEL is the built-in one. The chat page is at the printed address. SIGTERM or Ctrl-C lets
-    running requests finish. A second signal ends them at once.
+    Without MODEL, the built-in model runs. The chat page is at the address that the command prints. After SIGTERM or
+    Ctrl-C, running requests may finish. A second signal ends them at once.
 
     \b
     llamaspec serve
@@ -120,10 +122,11 @@ def serve(model: str | None, **options: Any):
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[serve]'") from None
     host, keys = options["host"], options["api_key"]
     if not all(keys):
-        raise click.UsageError("an API key cannot be empty")
+        raise click.UsageError("--api-key: an API key must not be empty")
     if not _is_loopback(host) and not keys and not options["no_api_key"]:
         raise click.UsageError(
-            f"{host} is reachable from other machines: give --api-key, or --no-api-key to serve without one"
+            f"--host {host} can be reached from other machines: give --api-key KEY, or --no-api-key to serve without "
+            "a key"
         )
     limits = ClientLimits(
         body_bytes=options["max_body"],
@@ -175,7 +178,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
 
 def _run(site: Site, bound: socket.socket, model: str) -> bool:
-    """Serve until the first signal. Returns whether the engine was still alive then."""
+    """Serve until the first signal. Returns True if the engine was still running then, and False if it has failed."""
     import asyncio
     from threading import Timer
 
@@ -191,14 +194,14 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
 
         def ask_to_stop(number: int) -> None:
             if number == signal.SIGINT and sys.stderr.isatty():
-                say("")  # The terminal has shown ^C at the start of the line.
-            say("ending: running requests may finish; another signal ends them at once")
+                say("")  # the terminal has printed ^C, so we begin a new line
+            say("stopping after the running requests; another signal stops them at once")
             loop.call_soon_threadsafe(end)
 
         host, port = bound.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         with first_handled_by(ask_to_stop, SIGNALS):
-            return await site.run(bound, stop, ready=lambda: say(f"{model} is at http://{name}:{port}"))
+            return await site.run(bound, stop, ready=lambda: say(f"{model} is served at http://{name}:{port}"))
 
     try:
         return asyncio.run(run())
@@ -207,8 +210,10 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
 
 
 def _end_late() -> None:
-    """End the process after a delay, because the engine's thread still waits for the device."""
-    _end_at_once(f"requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+    """End the process with an error, because the engine's thread still waits for the device after `LAST_STEP`
+    seconds.
+    """
+    _end_at_once(f"the device has not finished its last step {LAST_STEP:g} s after all requests were cancelled")
 
 
 def _end_at_once(why: str) -> None:
@@ -229,7 +234,7 @@ def _site(
     *,
     sampling: SamplingOptions | None,
 ) -> Site:
-    """Build the web site for the engine. `sampling` replaces OpenAI's defaults for the fields of a request."""
+    """Build the HTTP server's site for an engine. `sampling` replaces OpenAI's defaults for the fields of a request."""
     import time
     from dataclasses import replace
 
@@ -251,7 +256,7 @@ def _site(
     except CheckpointError as error:
         if options["template"]:
             raise
-        say(f"{error}; until then, completions work and chat does not")
+        say(f"{error}; without a chat template, completions work, but chat does not")
         template = None
     prompts = Prompts(tokenizer, template=template, stops=checkpoint.stops, context=engine.context, vocab=engine.vocab)
     name = _name(model)
@@ -265,12 +270,14 @@ def _site(
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:
-        say(f"the system allows {allowed} connections, not {limits.connections}: see ulimit -n")
+        say(f"--max-connections {limits.connections}: the system allows only {allowed} connections (see ulimit -n)")
     return Site(api, limits=replace(limits, connections=allowed), access=access)
 
 
 def _name(model: str) -> str:
-    """Make the name by which clients request a model: owner/name of the Hub, or the file name without its extension."""
+    """Return the name by which clients request a model: owner/name on the Hub, or the file name without its
+    extension.
+    """
     path = Path(model)
     if not path.exists():
         return model
@@ -284,7 +291,7 @@ def _fingerprint(
     template: ChatTemplate | None,
     sampling: SamplingOptions | None,
 ) -> str:
-    """Hash all that an answer depends on besides the request: model, tokenizer, template, programs and options."""
+    """Hash everything except the request that decides an answer: model, tokenizer, template, programs and options."""
     import hashlib
 
     from llamaspec.model.running.program_store import SERVING_SOURCES, facts
@@ -301,7 +308,8 @@ def _fingerprint(
     turns = None
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
-    # Two tokenizers may share a vocabulary and still split text differently. Our text has characters of many kinds.
+    # Two tokenizers may share a vocabulary and still split text differently, so we also hash the ids of `MIXED`, a text
+    # with characters of many kinds.
     parts = repr(
         [name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen, sampling]
     )
@@ -316,7 +324,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bind the port before the model is loaded, so that a taken port is an error at once. Clients cannot connect."""
+    """Bind the port before the model is loaded, so that a port in use is an error at once.
+
+    Clients cannot connect yet.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""`tokens`: text to ids and back."""
+"""`tokens`: converts a text to token ids and back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llamaspec.commands.output import write, write_json
 @click.command(cls=Verb)
 @click.argument("text", required=False)
 @click.option("--decode", metavar="IDS", help="Print the text of these comma-separated ids instead.")
-@click.option("--no-bos", is_flag=True, help="Leave out BOS, the id that begins a text.")
+@click.option("--no-bos", is_flag=True, help="Do not put BOS, the token that begins a text, before the ids.")
 @combined(model_option, tokenizer_option, json_option)
 def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, tokenizer: str | None, as_json: bool):
     """Print the ids of a text, or the text of ids.
 
-    Prints the ids of TEXT on one line, with BOS first if the model expects it. --json adds the piece of
-    text for each id.
+    Prints the ids of TEXT on one line, with BOS first if the model expects it. --json also prints the piece of text
+    that each id stands for.
 
     \b
     llamaspec tokens "Once upon a time" --json
@@ -27,7 +27,7 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
     if (text is None) == (decode is None):
         raise click.UsageError("give either TEXT or --decode IDS")
     if decode is not None and no_bos:
-        raise click.UsageError("--no-bos is for TEXT: --decode omits control tokens")
+        raise click.UsageError("--no-bos does not work with --decode, which never prints control tokens")
     from llamaspec.model.tokenizers.load import load_tokenizer
     from llamaspec.model.tokenizers.tokenizer import decode as decode_ids
     from llamaspec.model.tokenizers.tokenizer import encode_text

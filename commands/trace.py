@@ -18,7 +18,7 @@ from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_opti
     type=int,
     default=-1,
     show_default=True,
-    help="Follow this token: 0 is the first (BOS, if the model has it), -1 the last.",
+    help="Follow the token at this position: 0 is the first (BOS, if the model has it), -1 the last.",
 )
 @layers_option("all")
 @walk_dtype_option
@@ -35,9 +35,10 @@ def trace(
 ):
     """Follow one token of TEXT through a model, op by op.
 
-    For each op, prints its shapes, and the bytes and operations of one token. For the value that uses most
-    of its proven bound, it prints the definition's result, the actual result and their difference. For
-    each layer, it prints the tokens that each head attends to, and the next token if the model ended there.
+    For each op, prints its shapes, and the bytes and operations of one token. Also compares the op with the reference:
+    prints the expected value, the actual value and their difference, at the value that uses the largest share of its
+    proven bound. For each layer, prints the tokens that each head attends to, and the next token that the model would
+    predict if it ended after this layer.
 
     \b
     llamaspec trace "Once upon a time" --layer 0 --layer 9

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
 @click.option("--steps", type=COUNT, default=8000, show_default=True, metavar="N", help="Stop after N steps.")
-@click.option("--batch", type=COUNT, default=16, show_default=True, metavar="N", help="Take N documents per step.")
+@click.option("--batch", type=COUNT, default=16, show_default=True, metavar="N", help="Train on N documents per step.")
 @click.option(
     "--answers",
     type=POSITIVE,
     default=10.0,
     show_default=True,
-    help="Give answers about stories this weight in the loss; other text has weight 1.",
+    help="Weight of answers about stories in the loss. Other text has weight 1.",
 )
 @click.option("--lr", type=POSITIVE, default=0.005, show_default=True, help="Set the highest learning rate.")
 @click.option("--dim", type=COUNT, default=128, show_default=True, help="Set the width of the residual stream.")
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     default=1024,
     show_default=True,
     metavar="N",
-    help="Cut documents after N tokens.",
+    help="Cut each document after N tokens.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Set the seed. It decides the documents and the initial weights.",
+    help="Set the seed that decides the documents and the initial weights.",
 )
 @click.option(
     "--dtype",
@@ -61,7 +61,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compute in this dtype. The trained weights stay in float32.",
 )
-@click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
+@click.option(
+    "--remat",
+    is_flag=True,
+    help="Recompute activations for the gradient instead of storing them: less memory, more time.",
+)
 @click.option("--eval-every", type=COUNT, default=400, show_default=True, metavar="N", help="Evaluate every N steps.")
 @click.option(
     "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."
@@ -71,14 +75,17 @@ if TYPE_CHECKING:
 @click.option("--fsdp", is_flag=True, help="With --devices: also shard weights and optimizer state.")
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
-@click.option("--tokenizer", help="With --text: use this tokenizer, a file or directory.  [default: the stories' own]")
-@click.option("--evaluate", metavar="MODEL", help="Only evaluate this model on held-out documents.")
+@click.option(
+    "--tokenizer",
+    help="With --text: use the tokenizer in this file or directory.  [default: the tokenizer of the built-in model]",
+)
+@click.option("--evaluate", metavar="MODEL", help="Do not train; only evaluate MODEL on held-out documents.")
 def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: str | None, **options: Any):
     """Train a model from scratch, on your text or on generated stories.
 
-    A grammar writes the stories. The defaults train the built-in model, in three to four hours on two
-    cores or in minutes on a GPU. Training writes checkpoints. After a crash, --resume continues and ends
-    with the same weights. With several processes, all must be able to read DIR.
+    A grammar writes the stories. The defaults train the built-in model, in three to four hours on two cores or in
+    minutes on a GPU. Training writes checkpoints. After a crash, --resume continues and ends with the same weights.
+    With several processes, all of them must be able to read DIR.
 
     \b
     llamaspec train --out run
@@ -87,9 +94,9 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     if (out is None) == (evaluate is None):
         raise click.UsageError("give either --out DIR or --evaluate MODEL")
     if tokenizer and not text:
-        raise click.UsageError("--tokenizer goes with --text")
+        raise click.UsageError("--tokenizer needs --text FILE")
     if options["fsdp"] and options["devices"] == 1:
-        raise click.UsageError("--fsdp goes with --devices")
+        raise click.UsageError("--fsdp needs --devices 2 or more")
     prepare_jax()
     try:
         with progress_bar():
@@ -99,7 +106,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
             from llamaspec.training.scratch import train as train_model
 
             source = _source(text, tokenizer, context=options["context"])
-            vocab = source.tokenizer.vocab  # for the stories, we train it here in a few seconds
+            vocab = source.tokenizer.vocab  # for the stories, this line trains the tokenizer in a few seconds
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from llamaspec.reference.config import Config
@@ -123,11 +130,11 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         return
     with _training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
-    say(f"{directory}: {parameters(config):,} parameters")
+    say(f"wrote a model of {parameters(config):,} parameters to {directory}")
 
 
 def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
-    """Open the training data: the stories, or a text."""
+    """Open the training data: the paragraphs of the file `text`, or without a file the stories."""
     from llamaspec.training.data import Text, files_beside
     from llamaspec.training.stories.source import Stories
 
@@ -143,7 +150,7 @@ def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
 
 @contextmanager
 def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
-    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise a line now and then. Evaluations are lines."""
+    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise lines. Each evaluation is a line."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

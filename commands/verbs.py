@@ -1,4 +1,4 @@
-"""A group of verbs, each imported when it runs. The group's help only reads a table, so it answers at once."""
+"""A click group of verbs, each imported when it runs. The group's help only reads a table, so it answers at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     section: str  # the heading in the help
     file: str  # the module in `commands` with the verb's function
     summary: str  # the first line of its help
-    name: str = ""  # the name of the function; "": the verb
+    name: str = ""  # the name of the function, if it differs from the verb
 
 
 class Verbs(click.Group):
@@ -36,7 +36,7 @@ class Verbs(click.Group):
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb. Returns None for an unknown name."""
+        """Import the module of a verb and return its command. Returns None for an unknown name."""
         if cmd_name not in self.verbs:
             return None
         entry = self.verbs[cmd_name]
@@ -45,7 +45,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb at the start of `args`. For a misspelled one, raises UsageError with the closest verb."""
+        """Find the verb at the start of `args`. For a misspelled verb, raises UsageError with the closest one."""
         if args[0] not in self.verbs:
             from difflib import get_close_matches
 
@@ -54,18 +54,21 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Raises ReaderGone for a closed pipe; click would exit with 1, which has another meaning here."""
+        """Run a verb.
+
+        Raises ReaderGone for a closed pipe. click would exit with 1, which has another meaning for `verify`.
+        """
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise ReaderGone from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the text with its examples."""
+        """Write the help text, with its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by section."""
+        """Write the verbs, grouped by section."""
         for section in dict.fromkeys(entry.section for entry in self.verbs.values()):
             with formatter.section(section):
                 verbs = [(name, entry.summary) for name, entry in self.verbs.items() if entry.section == section]

@@ -1,4 +1,4 @@
-"""`verify`: check ops against their definitions."""
+"""`verify`: check ops against the reference."""
 
 from __future__ import annotations
 
@@ -34,24 +34,31 @@ if TYPE_CHECKING:
     "[default: the ops of this package]",
 )
 @click.option(
-    "--contract", "contract_file", metavar="FILE.py", help="Your own contracts, made with llamaspec.verify.declare."
+    "--contract",
+    "contract_file",
+    metavar="FILE.py",
+    help="Use the contracts that FILE.py makes with llamaspec.verify.declare.",
 )
 @click.option(
-    "--arrays", help="Array library of its arguments: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
+    "--arrays",
+    help="Array library of the candidate's arguments: jax, numpy, torch, cupy.  [default: jax if installed, else "
+    "numpy]",
 )
 @click.option(
     "--dtype",
     "dtypes",
     multiple=True,
-    help="Dtype of the arrays; may be repeated.  [default: float32, and fewer draws of the other two]",
+    help="Dtype of the arrays; may be repeated.  [default: all three, with most draws in float32]",
 )
 @click.option(
     "--loose",
     metavar="u=DTYPE",
     help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16.",
 )
-@click.option("--device", help="The device of its arrays, as its library names it: cpu, gpu, cuda:1.")
-@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
+@click.option("--device", help="Device of the candidate's arrays, as the array library calls it: cpu, gpu, cuda:1.")
+@click.option(
+    "--python", default=sys.executable, metavar="PATH", help="The Python that runs the candidate.  [default: this one]"
+)
 @click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws per op and dtype.")
 @click.option(
     "--time-budget",
@@ -66,51 +73,71 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for a call and its compilation.",
+    help="Time limit in seconds for one call of the candidate, with its compilation.",
 )
-@click.option("--shapes", type=COUNT, help="Limit on the number of different shapes.  [default: 64 for jax]")
+@click.option(
+    "--shapes", type=COUNT, help="Draw at most N different shapes, since each is compiled.  [default: 64 for jax]"
+)
 @click.option(
     "--set",
     "narrowed",
     multiple=True,
     metavar="DRAW=A,B",
-    help="Draw only these values (--list shows all): --set dim=1,9.",
+    help="Draw only these values, such as --set dim=1,9. --list OP shows what is drawn.",
 )
 @click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
-@click.option("--strict", is_flag=True, help="Count suspicious results as violated.")
-@click.option("--deterministic", is_flag=True, help="Count different bits for the same inputs as violated.")
-@click.option("--time", "timed", is_flag=True, help="Also time the candidate if it is within bounds.")
-@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: compare with this function, called in turn.")
+@click.option("--strict", is_flag=True, help="Treat suspicious results as violations.")
 @click.option(
-    "--at", multiple=True, metavar="DRAW=A", help="With --time: use these sizes.  [default: the largest drawn]"
+    "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
 )
-@click.option("--replay", metavar="FILE", help="Repeat the call of a saved counterexample.")
+@click.option("--time", "timed", is_flag=True, help="Also time the candidate if its results are within bounds.")
 @click.option(
-    "--replays", default="verify-replays", show_default=True, metavar="DIR", help="Write counterexamples to DIR."
+    "--against",
+    metavar="MODULE:FUNCTION",
+    help="With --time: also time this function, in alternating calls, and compare.",
 )
-@click.option("--junit", metavar="FILE", help="Write results for a CI system.")
-@click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
-@click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
-@click.option("--model", metavar="MODEL", help="Check a whole model instead, and name the first wrong op.")
-@click.option("--kernels", default="auto", show_default=True, help="With --model: the implementation of the ops.")
+@click.option(
+    "--at",
+    multiple=True,
+    metavar="DRAW=A",
+    help="With --time: time a draw with these sizes, such as dim=4096.  [default: the largest sizes drawn]",
+)
+@click.option("--replay", metavar="FILE", help="Repeat the call that a counterexample file describes.")
+@click.option(
+    "--replays",
+    default="verify-replays",
+    show_default=True,
+    metavar="DIR",
+    help="Write counterexamples as files to DIR.",
+)
+@click.option("--junit", metavar="FILE", help="Write the results to FILE as JUnit XML, for a CI system.")
+@click.option(
+    "--html", metavar="FILE", help="Write a page with plots of errors and bounds by magnitude, size and position."
+)
+@click.option("--github", is_flag=True, help="Write violations as GitHub Actions annotations to stderr.")
+@click.option("--model", metavar="MODEL", help="Check a whole model instead, and print the first wrong op.")
+@click.option("--kernels", default="auto", show_default=True, help="With --model: run this implementation of the ops.")
 @devices_option
 @parallel_option
 @click.option(
     "--list",
     "listing",
     is_flag=True,
-    help="Print the ops by group, or the contract of a named op: draws, bounds, laws.",
+    help="Print the ops by group. With an op's name, print its contract: draws, bounds, laws.",
 )
-@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be rejected.")
+@click.option(
+    "--mutants", is_flag=True, help="Verify implementations that are wrong on purpose; each must be rejected."
+)
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
     """Check ops against the reference, each within a proven bound.
 
-    `verify kernelbench FILE` finds the op that Model of a KernelBench problem computes, and checks ModelNew
-    against it.
+    `verify kernelbench FILE` finds out which op the class Model of a KernelBench problem computes, and checks the class
+    ModelNew against that op.
 
-    verify draws inputs that tend to break kernels. It calls a candidate exactly as the reference: --list
-    shows how. Exits with 0 if all results are within bounds, with 1 if not, and with 2 without a verdict.
+    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference; --list
+    OP shows its signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
+    verdict.
     """
     import secrets
 
@@ -119,20 +146,20 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     for option in click.get_current_context().command.params:
         if options.get(str(option.name)) == "":  # for example an unset variable of the shell
-            raise click.UsageError(f"{option.opts[0]} is empty: give it a value, or leave it out")
+            raise click.UsageError(f"{option.opts[0]} is empty: give it a value, or leave the option out")
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError(
-            "--set narrows the draws of a candidate, so it does not go with --replay, --model or --mutants"
+            "--set narrows the draws of a candidate, so it does not work with --replay, --model or --mutants"
         )
     problem = names[:1] == ("kernelbench",)
     if options["loose"] and not (options["candidate"] or options["replay"] or problem):
-        raise click.UsageError("--loose is for your own function: name it with --candidate")
+        raise click.UsageError("--loose needs your own function: name it with --candidate")
     if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
-        raise click.UsageError("--time is for your own function: name it with --candidate")
+        raise click.UsageError("--time needs your own function: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
-        raise click.UsageError("--against and --at go with --time")
+        raise click.UsageError("--against and --at need --time")
     if options["devices"] > 1 and not options["model"]:
-        raise click.UsageError("--devices goes with --model")
+        raise click.UsageError("--devices needs --model")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
@@ -141,7 +168,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         if names[:1] == ("kernelbench",):
             if len(names) != 2 or listing or mutants or any(options[name] for name in ("candidate", "replay", "model")):
                 raise click.UsageError(
-                    "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
+                    "verify kernelbench takes one FILE with classes Model and ModelNew, and no option that names "
+                    "another candidate"
                 )
             with interruptible() as check_signals:
                 _verify_problem(names[1], check_signals, contracts, options)
@@ -171,15 +199,15 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
 
 def _store_in_the_cache() -> None:
-    """Move Hypothesis's files from the current folder to this user's cache, unless the environment sets a folder.
+    """Make Hypothesis store its files in this user's cache, unless the environment names another folder.
 
-    If there is no writable cache, we name a folder below the null device, so Hypothesis stores nothing.
+    If there is no writable cache, we name a folder below the null device, so that Hypothesis stores nothing.
     """
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
-    """Print contracts in full, or their names by group. JSON always has them in full."""
+    """Print contracts in full, or only their names by group. JSON always contains the full contracts."""
     from llamaspec.verify.reports import listing
 
     if as_json:
@@ -203,7 +231,7 @@ def _verify_mutants(
     from llamaspec.verify.judging.mutation import row, table, trials
 
     if not pairs:
-        raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
+        raise ValueError("these contracts have no mutants: add some with llamaspec.verify.mutant.implementation")
     click.echo(f"seed {seed}", err=True)
     trials_run = []
     for contract, implementation in pairs:
@@ -226,13 +254,16 @@ def _verify_mutants(
 def _verify_problem(
     path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
 ):
-    """Check ModelNew against the contract of the op that Model computes. `--time` compares its time with Model's."""
+    """Check ModelNew against the contract of the op that Model computes.
+
+    With --time, compare the times of the two classes.
+    """
     from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"
-    options["dtypes"] = options["dtypes"] or ("float32",)  # the dtype of the problems
+    options["dtypes"] = options["dtypes"] or ("float32",)  # KernelBench problems use float32
     adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=check_signals)
-    click.echo(f"{path}: Model is {adapter.op}", err=True)
+    click.echo(f"{path}: Model computes {adapter.op}", err=True)
     if options["timed"]:
         options["against"] = options["against"] or adapter.job(path, "Model").candidate
     adapted_contracts = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
@@ -287,7 +318,7 @@ def _verify(
                     columns = shutil.get_terminal_size().columns
                     with aside():
                         write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
-        except (ImportError, ValueError) as error:  # we keep the verdicts so far
+        except (ImportError, ValueError) as error:  # raised below, after we print the verdicts so far
             problem = error
     if reports or not problem:
         if as_json_text:
@@ -306,7 +337,7 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file completely or not at all. Raises ValueError if that fails, after the verdicts are printed."""
+    """Write a file completely or not at all. If that fails, raises ValueError; the verdicts are printed by then."""
     from llamaspec.model.checkpoints.staging import new_file
 
     try:
@@ -318,7 +349,7 @@ def _save(path: str, text: str) -> None:
 
 
 def _library() -> str:
-    """Name the array library for a candidate: jax if it is installed."""
+    """Return the array library for a candidate: jax if it is installed, otherwise numpy."""
     from importlib.util import find_spec
 
     return "numpy" if find_spec("jax") is None else "jax"
@@ -357,24 +388,24 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
 
 
 def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[CandidateJob]:
-    """Make a job for each op of the candidate, or for each function of this package that is named like an op.
+    """Make a job for each op that the candidate implements, or without a candidate for each op of this package.
 
-    A line on stderr lists the ops without such a function.
+    Prints on stderr which of `ops` this package does not implement.
     """
     from llamaspec.verify.campaign import jobs_for, jobs_of
 
     if candidate:
         if not named and ":" not in candidate:
-            raise ValueError("--candidate is a module: name the ops to verify")
+            raise ValueError(f"--candidate {candidate} names a module: also give the ops to verify, or MODULE:FUNCTION")
         return jobs_for(ops, candidate)
     if contract_file:
-        raise ValueError("--contract is for your own function: name it with --candidate")
+        raise ValueError("--contract needs your own function: name it with --candidate")
     from llamaspec.model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)
     if missing := [op for op in ops if not any(job.op == op for job in jobs)]:
-        line = f"this package has no function for {', '.join(missing)}"
+        line = f"this package does not implement {', '.join(missing)}"
         if not jobs:
-            raise ValueError(f"{line}: name yours with --candidate")
+            raise ValueError(f"{line}: name your own function with --candidate")
         click.echo(line, err=True)
     return jobs

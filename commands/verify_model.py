@@ -1,4 +1,4 @@
-"""`verify --model`, and the random models that a run without a candidate checks."""
+"""`verify --model`, and the small random models that `verify` checks without a candidate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify_model(
     *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
     **_: Any,
 ):  # fmt: skip
-    """Check each op of a model against its definition, on a prompt of random tokens and two decode steps."""
+    """Check each op of a model against the reference, on a prompt of random tokens and two decode steps."""
     from llamaspec.model.candidates.walking import chosen_ops
     from llamaspec.verify.judging.walk import table
     from llamaspec.verify.reports.report import counterexample

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llamaspec.verify.judging.judge import Point
     from llamaspec.verify.judging.runner import Report
 
-LEAST = 1e-6  # plot errors above this share of their bound
+LEAST = 1e-6  # we plot only errors of at least this share of their bound
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
 pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 13px; line-height: 1.4 }
@@ -25,7 +25,7 @@ table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: le
 
 
 def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Sequence[Sequence[str]]) -> str:
-    """Write one self-contained HTML page. `lines` are the printed lines of each report."""
+    """Return a self-contained HTML page. `lines` are the lines that `verify` prints for each report."""
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>llamaspec verify</title>',
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
@@ -38,7 +38,7 @@ def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Se
             '<div class="plots">',
             *_plots(report),
             "</div>",
-            *_drawn(report, contracts.get(report.op)),
+            *_draw_rows(report, contracts.get(report.op)),
         ]
     return "\n".join([*parts, "</body>\n</html>"]) + "\n"
 
@@ -56,14 +56,14 @@ def _summary(reports: Sequence[Report]) -> str:
 
 
 def _plots(report: Report) -> Iterator[str]:
-    """Plot error and bound over magnitude, and the share of the bound over size, position and kind of array."""
+    """Plot error and bound by magnitude, and the share of the bound by size, position and kind of array."""
     from llamaspec.benchmarks.common import svg
     from llamaspec.verify.draws.draw import KINDS
 
     points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]
     plotted = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
     if plotted:
-        exact = f"{len(plotted)} of {len(points)} points; the rest are exact, or nearly"
+        exact = f"{len(plotted)} of {len(points)} points; the others have (almost) no error"
         sized = [point for point in plotted if point.magnitude > 0]
         if sized:
             rows = {
@@ -71,7 +71,7 @@ def _plots(report: Report) -> Iterator[str]:
                 "error": [(point.magnitude, point.error) for point in sized],
             }
             yield svg.scatter("Error and bound", exact, rows, x="magnitude of the exact value", y="error")
-        remark = "the number nearest to its bound, for each eighth of a result"
+        remark = "each point: the value nearest to its bound in one eighth of a result"
         for what, x, numbers in (
             ("size", "numbers in the result", [point.of for point in plotted]),
             ("position", "position in the result, from 1", [point.position + 1 for point in plotted]),
@@ -86,7 +86,7 @@ def _plots(report: Report) -> Iterator[str]:
         if isfinite(share)
     }
     if kinds:
-        yield svg.bars("Share of the bound by kind of array", "the largest of all draws", kinds)
+        yield svg.bars("Share of the bound by kind of array", "the largest share over all draws", kinds)
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
@@ -97,8 +97,11 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
     return rows
 
 
-def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """Describe the draw of the counterexample, or else the draw nearest to its bound, with a meaning for each name."""
+def _draw_rows(report: Report, contract: Contract | None) -> Iterator[str]:
+    """Describe the counterexample's draw, or without a counterexample the draw nearest to its bound.
+
+    Explains each name.
+    """
     from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest

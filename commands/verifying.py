@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Yield a check that ends the command if a signal has arrived.
+    """Yield a function that ends the command if a signal has arrived.
 
-    Signal handlers raise exceptions, which are lost inside a callback of the garbage collector, or if a counterexample
-    replaces them. The check calls the handler again.
+    Signal handlers raise exceptions, which Python loses inside a callback of the garbage collector, or if a
+    counterexample replaces them. The function calls the handler again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -43,7 +43,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
         yield check_signals
         check_signals()
     finally:
-        if not numbers:  # after a signal, its handler has already set the handlers of further signals
+        if not numbers:  # after a signal, its handler has already replaced the handlers
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -52,7 +52,8 @@ def interruptible() -> Iterator[Callable[[], None]]:
 def verify_progress(
     examples: int, check_signals: Callable[[], None], *, seed: int | None = None
 ) -> Iterator[tuple[Stage, Callable]]:
-    """Show bars on stderr, one after the other. Yields a stage, and a context that hides the bar while we print.
+    """Show bars on stderr, one after the other. Yields a stage, and a context manager that hides the bar while we
+    print.
 
     Shows no bar if stderr is not a terminal or rich is missing. Every step calls `check_signals`. The seed is printed
     when the first stage begins, so that an error in the options prints only one line.
@@ -100,7 +101,8 @@ def verify_progress(
 
 
 def for_terminal(lines: Sequence[str], columns: int) -> str:
-    """Break lines between words, with continuation lines indented. A command stays on one line, so it can be copied.
+    """Break lines between words, and indent the lines that continue. A command stays on one line, so that it can be
+    copied.
 
     >>> print(for_terminal(["  value: at [0]: expected 2, got 1", "  llamaspec verify --replay a.json"], 24))
       value: at [0]:

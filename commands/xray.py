@@ -1,4 +1,4 @@
-"""`xray`: a web page that shows a text on its way through a model."""
+"""`xray`: a web page that shows how a model computes on a text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_opti
     required=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write FOLDER/index.html, and the page's other files.",
+    help="Write index.html and the page's other files to FOLDER.",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
-@layers_option("all of a small model; else first, middle and last")
+@layers_option("all layers of a small model, otherwise the first, the middle and the last")
 @walk_dtype_option
 @combined(model_option, tokenizer_option, kernels_option)
 def xray(
@@ -38,10 +38,9 @@ def xray(
 ):
     """Write a web page that shows TEXT on its way through a model.
 
-    The page shows the model's blocks, and in each block its ops. For each op: the equation, the code of the
-    definition, the lines that ran, the numbers as heat maps, and the error. Attention, RoPE, the KV cache,
-    sampling and quantization have interactive pictures. The page loads nothing from the network. Prints
-    its path.
+    The page shows the model's blocks, and in each block its ops. For each op: the equation, the code of the reference,
+    the lines that ran, the numbers as heat maps, and the error. Attention, RoPE, the KV cache, sampling and
+    quantization have interactive pictures. The page loads nothing from the network. The command prints the page's path.
 
     \b
     llamaspec xray "Once upon a time" --out page --open
@@ -73,7 +72,7 @@ def xray(
         )
         index = write_page(out, recording, checkpoint, name=Path(model).name, text_of=text_of, progress=progress)
     size = sum(file.stat().st_size for file in index.parent.rglob("*") if file.is_file())
-    say(f"{len(tokens)} tokens, {len(recording.layers)} layers, {size / 1e6:.1f} MB")
+    say(f"page of {len(tokens)} tokens and {len(recording.layers)} layers, {size / 1e6:.1f} MB")
     write(f"{index}\n")
     if show:
         click.launch(str(index))

@@ -1,11 +1,11 @@
-"""Traces one token through a model: each op with its definition, its sizes, and the error of the op that runs.
+"""Traces one token through a model: each op with its definition, its sizes, and its error.
 
     tracing = trace(model, tokens, config=checkpoint.config, dtype="float32")
     for visit in tracing.visits:
         print(visit.layer, visit.op, visit.seconds)
 
-`model.candidates.walking.walkable` makes `model`. The numbers come from `verify.judging.walk`, which feeds each
-definition the actual result of the op before it, so an error is shown at the op that makes it.
+`model.candidates.walking.walkable` makes `model`. The numbers come from `verify.judging.walk`. It feeds each definition
+the actual result of the previous op, so an error appears at the op that causes it.
 """
 
 import inspect
@@ -34,42 +34,42 @@ from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import U, precision
 from llamaspec.verify.judging.walk import TRACED, Result, ratios, results
 
-TIMED = 3  # calls of an op after the first; the shortest counts
-LIKELIEST = 5  # tokens in the guess of a layer
+TIMED = 3  # number of timed calls of an op after the first; the shortest time counts
+LIKELIEST = 5  # number of tokens in the guesses of a layer
 
 
 class Definition(NamedTuple):
-    """A layer of `reference/` that is part of an op."""
+    """A function of `reference/` that defines a part of an op."""
 
     name: str
-    formula: tuple[str, ...]  # lines of its docstring
-    file: str  # from the root of the repository
+    formula: tuple[str, ...]  # lines of the function's docstring
+    file: str  # path from the root of the repository
     line: int
 
 
 class Output(NamedTuple):
-    """One result of an op for the token. We show the value that uses most of its bound."""
+    """One result of an op for the token. We show the value that uses the largest share of its bound."""
 
     name: str  # q, k or v; "" if the op has one result
     shape: tuple[int, ...]
-    norm: float  # the Euclidean norm
+    norm: float  # the Euclidean norm of the result
     reference: float
     running: float
-    ulps: float  # their distance, in units of the last place of the dtype
-    share: float  # of the proven bound, the largest among all values
+    ulps: float  # their distance, in units in the last place of the dtype
+    share: float  # error / proven bound, the largest of all values
 
 
 class Visit(NamedTuple):
-    """One op that the token passes."""
+    """One op that the token passes through."""
 
-    layer: int | None  # None after the last block
+    layer: int | None  # None: after the last block
     op: str
-    shape: tuple[int, ...]  # of the op's first argument
+    shape: tuple[int, ...]  # shape of the op's first argument
     norm: float  # the Euclidean norm of this argument
     outputs: list[Output]
-    bytes: float  # bytes of weights, or of keys and values, that the op reads for one token
+    bytes: float  # bytes of weights, keys and values that the op reads for one token
     flops: int  # operations in the op's products, for one token
-    seconds: float  # for the whole text, as it runs
+    seconds: float  # seconds of the actual op for the whole text
 
 
 class Guess(NamedTuple):
@@ -81,27 +81,27 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one token. Lists by layer have the requested layers."""
+    """The trace of one token. Mappings by layer contain the requested layers."""
 
     tokens: list[int]
     position: int
-    definitions: dict[str, list[Definition]]  # by op
+    definitions: dict[str, list[Definition]]  # op: its definitions
     visits: list[Visit]
-    guesses: dict[int, list[Guess]]  # by layer: the next tokens if the model ended there (the logit lens)
-    attention: dict[int, np.ndarray]  # by layer: the weights of the token's heads [heads keys]
+    guesses: dict[int, list[Guess]]  # layer: the next tokens if the model ended after it (the logit lens)
+    attention: dict[int, np.ndarray]  # layer: attention weights of the token [heads keys]
     next: list[Guess]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording of a text: every result of every op at every token, for the requested layers."""
+    """A recording of a text: every result of every op at every token, in the requested layers."""
 
     model: WalkableModel
     tokens: list[int]
     config: Config
     dtype: str
-    results: dict[tuple[int | None, str], list[Result]]  # by layer and op, in the order of the walk
-    seconds: dict[tuple[int | None, str], float]  # of an op for the whole text, as it runs
+    results: dict[tuple[int | None, str], list[Result]]  # (layer, op): its results, in the order of the walk
+    seconds: dict[tuple[int | None, str], float]  # (layer, op): seconds of the actual op for the whole text
 
     @property
     def unit(self) -> float:
@@ -110,7 +110,7 @@ class Recording:
 
     @property
     def layers(self) -> list[int]:
-        """List the requested layers."""
+        """The requested layers, sorted."""
         return sorted({layer for layer, _ in self.results if layer is not None})
 
     def at(self, position: int) -> Trace:
@@ -161,8 +161,8 @@ def trace(
 ) -> Trace:
     """Trace the token at `position` of `tokens` through `model`, which runs in `dtype`.
 
-    We compute only `layers` in float64 and record only them; None means all. Raises ValueError for a position beyond
-    the tokens, or a layer that the model lacks.
+    We record, and compute in float64, only `layers`; None means all. Raises ValueError for a position beyond the
+    tokens, or for a layer that the model lacks.
     """
     if not -len(tokens) <= position < len(tokens):
         raise ValueError(f"expected a position from 0 to {len(tokens) - 1} ({len(tokens)} tokens), got {position}")
@@ -179,7 +179,7 @@ def record(
     layers: Collection[int] | None = None,
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> Recording:
-    """Record all `tokens` in `model`, like `trace` does for one.
+    """Record all `tokens` in `model`, as `trace` does for one token.
 
     Raises ValueError for an unknown layer, and for a model with unsupported switches.
     """
@@ -197,7 +197,7 @@ def record(
         layers=layers,
     ):
         grouped.setdefault((result.layer, result.op), []).append(result)
-        if result.layer is not None:  # the ops after the layers take little time
+        if result.layer is not None:  # the ops after the last layer take little time
             progress(f"layer {result.layer}", result.layer / config.layers)
     order = _order(config)
     return Recording(
@@ -211,12 +211,12 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Return the layers of `reference/` that make up each op of a model, in the order of their application."""
+    """Return the functions of `reference/` that define each op of a model, in the order of their application."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 
 def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
-    """Return the functions that define each op."""
+    """Return the functions that define each op, by the op's name."""
     norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
     norms = [head_qk_norm] if config.head_qk_norm else norms
     activations = GATED if config.gated else UNGATED
@@ -253,7 +253,7 @@ def _definition(layer: Callable) -> Definition:
 
 
 def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | None, str]]:
-    """List all ops of the walk in the order of their calls, each with its layer."""
+    """Return all ops of the walk in the order of their calls, each with its layer."""
     half = ("moe_add",) if config.experts else ("norm_gate_up", "down_add")
     block = ("norm_qkv", "attend", "project_add", *half)
     return [
@@ -263,7 +263,7 @@ def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | Non
 
 
 def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
-    """Wrap an op: a call runs it once to compile, then `TIMED` times, and passes the shortest time to `note`."""
+    """Wrap an op. A call runs the op once to compile it, then `TIMED` times, and passes the shortest time to `note`."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = jax.block_until_ready(op(*arguments, **options))
@@ -279,19 +279,21 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
 
 
 def _single_layer(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
-    """Return parameters and config of a model with only `layer`, as layers may differ in window and in stored bits."""
-    at = layer or 0  # None: the weights outside the layers, for which any layer will do
+    """Return parameters and config of a model with only `layer`, because layers may differ in window and in stored
+    bits.
+    """
+    at = layer or 0  # for the weights outside the layers (None), any layer works
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))
 
 
 def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
-    """Count the bytes that each op of a layer, and the head, read for one token."""
+    """Count the bytes that each op of a layer, and the head, reads for one token."""
     parts = decode_bytes(params, config, position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}
 
 
 def _operations(config: Config, position: int) -> dict[str, int]:
-    """Count the operations of each op's products for one token: two per weight."""
+    """Count the operations in the products of each op for one token: two per weight."""
     dim, head = config.dim, config.head_dim
     experts = 6 * dim * config.ffn * config.experts_per_token + 2 * dim * config.experts
     return {
@@ -309,7 +311,7 @@ def _output(result: Result, position: int, unit: float) -> Output:
     share = ratios(result)[position].ravel()
     exact, actual = result.expected.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
     worst = int(np.argmax(share))
-    place = np.frexp(exact[worst])[1] - 1  # of the leading bit
+    place = np.frexp(exact[worst])[1] - 1  # exponent of the leading bit
     ulps = abs(actual[worst] - exact[worst]) / (2 * unit * 2.0**place)
     return Output(
         result.output,
@@ -337,7 +339,7 @@ def _likeliest(logits: np.ndarray) -> list[Guess]:
 
 
 def _weights(attend: Result, keys: Result, position: int, layer: int, config: Config) -> np.ndarray:
-    """Compute the weights of the token's heads [heads keys] in float64, from the queries and keys that ran."""
+    """Compute the attention weights of the token [heads keys] in float64, from the actual queries and keys."""
     mask = causal_mask(1, position + 1, offset=position, window=config.window(layer))
     return attention_weights(attend.input[[position]], keys.actual[: position + 1], mask)[:, 0]
 

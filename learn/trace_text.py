@@ -8,10 +8,10 @@ import numpy as np
 
 from llamaspec.learn.trace import Guess, Output, Trace, Visit, by_layer
 
-BLOCKS = " ▁▂▃▄▅▆▇█"  # in steps of an eighth of the height
-KEYS = 48  # how many of the newest keys are drawn as blocks, for each head
-WIDTH = 80  # of a line
-NAMED = 3  # keys named for each head
+BLOCKS = " ▁▂▃▄▅▆▇█"  # blocks whose heights differ by an eighth
+KEYS = 48  # number of newest keys that are drawn as blocks, per head
+WIDTH = 80  # columns of a line
+NAMED = 3  # number of keys that are named, per head
 
 
 def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
@@ -24,16 +24,18 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
             yield from _visit(visit)
             if visit.op == "attend" and layer is not None:
                 yield from _heads(trace.attention[layer], trace.tokens, text_of)
-        guesses, start = (trace.next, "  next: ") if layer is None else (trace.guesses[layer], "  if it ended here: ")
+        guesses, start = (
+            (trace.next, "  next: ") if layer is None else (trace.guesses[layer], "  if the model ended here: ")
+        )
         yield start + _named(guesses, text_of, room=WIDTH - len(start))
 
 
 def _legend(trace: Trace) -> Iterator[str]:
-    yield "What each op computes (reference/, float64). Below, norm is the Euclidean length"
-    yield "of the vector before and after. Bytes and flop are of one token, times of the"
-    yield "whole text. exact is the definition's number and ours the one that ran, of the"
-    yield "element that uses most of its bound. An ulp is the step from it to the next"
-    yield "number of the dtype that ran."
+    yield "The functions of reference/ that define each op, in float64. Below, norm is the"
+    yield "Euclidean norm of the op's input and output. Bytes and flop are for one token;"
+    yield "times are for the whole text. exact is the definition's value and ours the actual"
+    yield "value, at the element that uses the largest share of its bound. An ulp is the"
+    yield "distance to the next number of the dtype."
     listed: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"
@@ -79,7 +81,7 @@ def _named(guesses: list[Guess], text_of: Callable[[int], str], *, room: int) ->
 
 
 def _quoted(text: str) -> str:
-    """Quote the text of a token, so that spaces and line breaks are visible and no control character takes effect.
+    """Quote the text of a token, so that spaces and line breaks are visible and control characters have no effect.
 
     >>> _quoted(" time"), _quoted(chr(10)), _quoted(chr(27) + "[2J")
     ("' time'", "'\\\\n'", "'\\\\x1b[2J'")
@@ -92,7 +94,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _amount(count: int | float, unit: str) -> str:
-    """Write a count with a prefix.
+    """Format a count with a prefix for thousands and a unit.
 
     >>> _amount(131072, "B"), _amount(7, "flop")
     ('131 kB', '7 flop')
@@ -106,7 +108,7 @@ def _time(seconds: float) -> str:
 
 
 def as_json(trace: Trace, *, text_of: Callable[[int], str]) -> dict[str, Any]:
-    """Return the contents of a trace as values that JSON can hold."""
+    """Return the contents of a trace as values for JSON."""
 
     def named(guesses: list[Guess]) -> list[dict[str, Any]]:
         return [{"id": guess.id, "text": text_of(guess.id), "probability": guess.probability} for guess in guesses]

@@ -12,7 +12,7 @@ comes with the package:
         print(token.text, end="", flush=True)
     print()
 
-Look inside. `logits` takes ids, and returns one row for each id:
+Look inside. `logits` takes token ids, and returns one row of logits for each id:
 
     ids = llama.encode(prompt)
     likeliest = llama.logits(ids)[-1].argmax()
@@ -39,8 +39,8 @@ Verify a kernel, as a test that pytest finds:
 that needs it.
 """
 
-# In a checkout, our packages are folders next to this one, and this folder has links to them. A wheel has no links:
-# there, the packages are in this folder.
+# In a checkout, our packages are folders next to this one, and this folder has links to them. In a wheel, the packages
+# are in this folder, without links.
 
 from __future__ import annotations
 

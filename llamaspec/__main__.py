@@ -1,4 +1,4 @@
-"""`python -m llamaspec`."""
+"""Runs the command line for `python -m llamaspec`."""
 
 from llamaspec import main
 

@@ -1,6 +1,6 @@
-"""Answers Ctrl-C from the first moment, before the command line is imported.
+"""Handles Ctrl-C from the first moment, before the command line is imported.
 
-Imports nothing of ours, and only `signal` when it is called.
+This module imports nothing of llamaspec, and imports `signal` only when it is called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def leave_at_interrupt() -> None:
-    """End the process at Ctrl-C from now on, until `commands.interrupt` takes over. An ignored SIGINT stays ignored."""
+    """End the process at Ctrl-C, until `commands.interrupt` replaces this handler. An ignored SIGINT stays ignored."""
     try:
         import signal
 

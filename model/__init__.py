@@ -1,1 +1,1 @@
-"""A Llama as functions over pytrees; `llamaspec.load` opens a checkpoint."""
+"""A Llama model as functions over pytrees. `llamaspec.load` opens a checkpoint."""

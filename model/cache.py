@@ -1,7 +1,7 @@
 """The KV cache: keys and values of every position so far, in arrays of a fixed capacity.
 
-The shape of a cache never changes, so no program is compiled again; the length in use is a run-time value. Rows past
-`lengths` hold old values, which attention masks out.
+The shape of a cache never changes, so no program is compiled again. The number of positions in use, `lengths`, is a
+run-time value. Rows after `lengths` contain old values, which attention masks out.
 
 A server keeps the keys and values of many sequences in pages instead. A page holds consecutive positions of one
 sequence, and a table lists the pages of each sequence in order. A token at position -1 is padding or belongs to an idle
@@ -24,30 +24,30 @@ from jaxtyping import Array, Float, Float32, Int, Int8
 
 from llamaspec.reference.config import Config
 
-SCALE = 4  # bytes of a float32
-LARGEST = 127  # largest code
-ALIGNED = 8  # positions: the GPU's attention kernels need a cache length that is a multiple of this
+SCALE = 4  # bytes of a float32 scale
+LARGEST = 127  # largest int8 code
+ALIGNED = 8  # the GPU's attention kernels need a multiple of this many positions
 
 
 Rows = Float[Array, "batch kv_heads capacity head_dim"] | Int8[Array, "batch kv_heads capacity bytes"]
 
 
 class LayerCache(NamedTuple):
-    k: Rows  # after RoPE
+    k: Rows  # keys after RoPE
     v: Rows
 
 
 class LayerPages(NamedTuple):
     k: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
     v: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
-    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 if it has none
+    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0: no page
 
 
 class Pages(NamedTuple):
-    """Sizes of a cache in pages."""
+    """The number and size of the pages of a cache."""
 
-    number: int  # in all
-    size: int  # positions of a page
+    number: int  # number of pages, including page 0
+    size: int  # positions per page
 
 
 LayerStore = LayerCache | LayerPages  # keys and values of a layer
@@ -55,7 +55,7 @@ LayerStore = LayerCache | LayerPages  # keys and values of a layer
 
 class Cache(NamedTuple):
     layers: Sequence[LayerStore]
-    lengths: Int[Array, " batch"]  # positions in use, for each row
+    lengths: Int[Array, " batch"]  # number of positions in use, for each row
 
 
 def cache_rows(context: int, chunk: int) -> int:
@@ -70,9 +70,9 @@ def cache_rows(context: int, chunk: int) -> int:
 
 
 def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> Cache:
-    """Make an empty cache with room for `capacity` positions; `dtype` is a float dtype or int8."""
+    """Make an empty cache with room for `capacity` positions. `dtype` is a float dtype or int8."""
     shape, arrays = (batch, config.kv_heads, capacity, _width(config, dtype)), 2 * config.layers
-    if jax.default_backend() == "cpu":  # NumPy's zeros cost nothing until they are written
+    if jax.default_backend() == "cpu":  # NumPy's zeros use no memory until they are written
         zeros = [jax.device_put(np.zeros(shape, dtype)) for _ in range(arrays)]
     else:
         zeros = _zeros(shape, np.dtype(dtype), arrays)
@@ -82,28 +82,28 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _zeros(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> list[Array]:
-    """Make arrays of zeros on the device, by one program.
+    """Make `arrays` arrays of zeros on the device, with one program.
 
-    Sending 2.2 GB of zeros from the host takes 92 ms, and 44 calls of `jnp.zeros` take 11 ms. This program takes
-    0.3 ms.
+    Sending 2.2 GB of zeros from the host takes 92 ms, and 44 calls of `jnp.zeros` take 11 ms. This program takes 0.3
+    ms.
     """
     return [jnp.zeros(shape, dtype) for _ in range(arrays)]
 
 
 def empty_pages(config: Config, *, pages: int, page: int, dtype: np.dtype) -> list[tuple[Array, Array]]:
-    """Make zeroed keys and values for each layer: `pages` pages of `page` positions each, without a table."""
+    """Make zeroed keys and values for each layer: `pages` pages with `page` positions each, without a table."""
     shape = (pages, config.kv_heads, page, _width(config, dtype))
     # The pages may take most of a GPU's memory, so we make them on the device.
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers)]
 
 
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:
-    """Count the bytes of `empty_cache` and of the table of RoPE's angles, which has `capacity` rows."""
+    """Count the bytes of an `empty_cache` and of the table of RoPE angles, which has `capacity` rows."""
     return batch * capacity * position_bytes(config, dtype=dtype) + capacity * config.head_dim * 4
 
 
 def position_bytes(config: Config, *, dtype: np.dtype) -> int:
-    """Count the bytes of one position's keys and values in all layers."""
+    """Count the bytes of the keys and values of one position, in all layers."""
     return 2 * config.layers * config.kv_heads * _width(config, dtype) * dtype.itemsize
 
 
@@ -117,7 +117,7 @@ def extended(
     v: Float[Array, "batch seq kv_heads head_dim"],
     at: Int[Array, "batch seq"],
 ) -> LayerStore:
-    """Write new keys and values at positions `at`, which are consecutive along seq.
+    """Write new keys and values at the positions `at`, which are consecutive along seq.
 
     If the cache is in pages, two rows of the batch must not write to the same page.
     """
@@ -131,23 +131,26 @@ def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
     new = to_int8(new) if pages.dtype == jnp.int8 else new.astype(pages.dtype)
     page = pages.shape[2]
     numbers = jnp.take_along_axis(table, at // page, axis=1, mode="fill", fill_value=0)
-    # Tokens that belong to no page get indices past the last page, so XLA drops them. Each gets its own index: with
-    # unique indices XLA stores, but with repeated ones its GPU code retries an atomic swap of two bytes for each of the
-    # hundreds of tokens that pad a chunk.
+    # XLA drops writes with an index past the last page, so tokens without a page get such an index. Each token gets a
+    # different one, because with unique indices XLA simply stores. With repeated indices, its GPU code retries an
+    # atomic swap of two bytes for each of the hundreds of tokens that pad a chunk.
     nowhere = len(pages) + jnp.arange(at.size, dtype=numbers.dtype).reshape(at.shape)
     numbers = jnp.where((at < 0) | (numbers == 0), nowhere, numbers)
     return pages.at[numbers, :, at % page].set(new, mode="drop", unique_indices=True)
 
 
 def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts: Int[Array, " batch"]) -> Rows:
-    """Write `new` keys or values into `rows`, at the position `starts` of each sequence, in the dtype of `rows`."""
+    """Write `new` keys or values into `rows`, from position `starts` of each sequence on, in the dtype of `rows`."""
     new = new.swapaxes(1, 2)  # [batch, kv_heads, seq, head_dim]
     new = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
     return jax.vmap(lambda old, new, start: lax.dynamic_update_slice(old, new, (0, start, 0)))(rows, new, starts)
 
 
 def to_int8(x: Float[Array, "*batch head_dim"]) -> Int8[Array, "*batch bytes"]:
-    """Quantize as `reference.quantizers.kv_cache` does, in float32: codes, followed by the bytes of their scale."""
+    """Quantize as `reference.quantizers.kv_cache` does, in float32.
+
+    Returns the codes, followed by the bytes of their scale.
+    """
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / LARGEST
     codes = jnp.rint(x / jnp.where(scales == 0, jnp.inf, scales)).clip(-LARGEST, LARGEST).astype(jnp.int8)
@@ -157,5 +160,5 @@ def to_int8(x: Float[Array, "*batch head_dim"]) -> Int8[Array, "*batch bytes"]:
 def from_int8(
     rows: Int8[Array, "*batch bytes"],
 ) -> tuple[Float32[Array, "*batch head_dim"], Float32[Array, " *batch"]]:
-    """Split rows of int8 into codes, as float32, and their scales."""
+    """Split int8 rows into their codes, as float32, and their scales."""
     return rows[..., :-SCALE].astype(jnp.float32), lax.bitcast_convert_type(rows[..., -SCALE:], jnp.float32)

@@ -1,4 +1,4 @@
-"""The device that programs run on: JAX is asked once, and the answer is passed down."""
+"""Describes the device that programs run on. We ask JAX once, and pass the description on."""
 
 import os
 from typing import Any, NamedTuple
@@ -7,16 +7,16 @@ import jax
 
 from llamaspec.model.system import available_bytes, cuda_memory, nvidia_memory
 
-# Parts of JAX's error messages that mean that a GPU has no memory left.
+# Phrases in JAX's error messages for a GPU without free memory.
 FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
 
 class Device(NamedTuple):
-    """The facts of a device that decide how a model runs on it."""
+    """The properties of a device that decide how a model runs on it."""
 
     platform: str  # cpu, gpu, tpu
-    kind: str  # JAX's name for it, such as "NVIDIA H200"
+    kind: str  # JAX's name for the device, such as "NVIDIA H200"
     capability: str | None = None  # the compute capability of an NVIDIA GPU, such as 9.0
 
     @property
@@ -33,7 +33,7 @@ class Device(NamedTuple):
 
 
 def devices() -> list[Any]:
-    """List JAX's devices; the first call initializes them.
+    """Return JAX's devices. The first call initializes them.
 
     Raises MemoryError if other processes hold the GPU's memory, and ValueError if JAX has no device of the platform
     that JAX_PLATFORMS names.
@@ -48,42 +48,42 @@ def devices() -> list[Any]:
         if platforms := os.environ.get("JAX_PLATFORMS"):
             reason = (str(error).split(" (set JAX_PLATFORMS")[0] or "JAX finds no such device").split("\n")[0][:300]
             raise ValueError(
-                f"JAX_PLATFORMS is {platforms}: {reason}; without the variable JAX chooses itself"
+                f"JAX_PLATFORMS is {platforms}: {reason}; unset the variable to let JAX choose a device"
             ) from error
         raise
 
 
 def is_full(message: str) -> bool:
-    """Whether an error of JAX says that a GPU has no memory left."""
+    """Return whether a message of JAX says that a GPU has no free memory."""
     return any(words in message for words in FULL)
 
 
 def no_room_to_start() -> str:
-    """Return the error message for a GPU that other processes have filled before this one starts."""
+    """Return the error message for a GPU whose memory other processes have filled before this process starts."""
     memory = nvidia_memory()
-    holders = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
-    return f"the GPU has no room to start{holders}"
+    holders = "" if memory is None else f": other processes hold {(memory[1] - memory[0]) / 2**30:.1f} GiB"
+    return f"the GPU has too little free memory to start{holders}"
 
 
 def default_device() -> Device:
-    """Ask JAX for the device that it computes on by default."""
+    """Describe the device that JAX computes on by default."""
     device = devices()[0]
     return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
 class Room(NamedTuple):
-    """Memory of the default device, in bytes."""
+    """The free memory of the default device, in bytes."""
 
     free: int
     other_programs: int = 0  # bytes that other programs hold; 0 if unknown
 
 
 def room() -> Room:
-    """Return the free memory of this process's first device: the GPU's memory, or main memory for a CPU.
+    """Return the free memory of this process's first device: GPU memory, or main memory for a CPU.
 
     JAX's limit for a GPU includes memory that other programs hold, so we also ask CUDA how much is free.
     """
-    device = jax.local_devices()[0]  # JAX has no memory statistics for another process's device
+    device = jax.local_devices()[0]  # JAX has memory statistics only for this process's devices
     stats = None if device.platform == "cpu" else device.memory_stats()
     memory = cuda_memory() if device.platform == "gpu" else None
     if not stats:  # a CPU, or a GPU with XLA_PYTHON_CLIENT_ALLOCATOR=platform
@@ -97,5 +97,5 @@ def room() -> Room:
 
 
 def free_bytes() -> int:
-    """Return the bytes that are free now on this process's first device."""
+    """Return how many bytes are free now on this process's first device."""
     return room().free

@@ -1,7 +1,8 @@
-"""The description of a family of models: its keys of config.json, names in files, defaults and switches.
+"""The description of a family of models: its keys in config.json, its names in files, its defaults and switches.
 
-Each family is a file in `model.families` with a `FAMILY` of the class below. We find families by module, so a new
-family is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
+Each family is a module in `model.families` with a `FAMILY`, an instance of the class below. We find families by their
+modules, so adding a family means adding a file. Readers and writers of config.json and of GGUF loop over these
+descriptions.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from llamaspec.model.tensors import NAMES
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
 
-# Fields of `Config`, and the spellings of the config.json key that sets each. We read any spelling and write the first.
+# Fields of `Config`, and the spellings of the key in config.json that sets each field. We read any of the spellings and
+# write the first.
 KEYS: dict[str, tuple[str, ...]] = {
     "dim": ("hidden_size",),
     "ffn": ("intermediate_size",),
@@ -30,10 +32,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tied": ("tie_word_embeddings",),
 }
 
-# Values of fields if config.json lacks their key. A field that is neither here nor in `Family.defaults` needs its key.
+# Values of fields if config.json lacks their key. If a field has no value here or in `Family.defaults`, its key is
+# required.
 DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "tied": False}
 
-# Parts of `model.tensors`, and their names in a GGUF file, which joins the matrices of a layer's experts in one tensor.
+# Parts in `model.tensors`, and their names in a GGUF file. A GGUF file joins the matrices of a layer's experts in one
+# tensor.
 GGUF_NAMES: dict[str, str] = {
     "embedding": "token_embd",
     "attention_norm": "blk.{layer}.attn_norm",
@@ -55,7 +59,7 @@ GGUF_NAMES: dict[str, str] = {
     "head": "output",
 }
 
-# Fields of `Config`, and their keys in a GGUF file, without the prefix: the name of the architecture and a dot.
+# Fields of `Config`, and their keys in a GGUF file without the prefix, which is the name of the architecture and a dot.
 GGUF_KEYS: dict[str, str] = {
     "context": "context_length",
     "dim": "embedding_length",
@@ -70,7 +74,7 @@ GGUF_KEYS: dict[str, str] = {
     "experts_per_token": "expert_used_count",
 }
 
-# Switches of `Config` that some architectures of llama.cpp lack, and how an error message names each.
+# Switches of `Config` that some architectures of llama.cpp lack, and their names in error messages.
 GGUF_SWITCHES: dict[str, str] = {
     "experts": "experts",
     "qk_norm": "norms of q and k",
@@ -87,14 +91,14 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """Differences between families in the keys of config.json for RoPE."""
+    """How the RoPE keys of config.json differ between families."""
 
-    theta: float = 10_000.0  # if rope_theta is absent
-    local_theta: tuple[str, float] | None = None  # the key, and the value without it; None: no such key
+    theta: float = 10_000.0  # value if rope_theta is absent
+    local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: no such key
     partial: bool = False  # whether partial_rotary_factor may be below 1
-    fraction: float = 1.0  # if partial_rotary_factor is absent
-    original_context: int | None = None  # if original_max_position_embeddings is absent outside rope_scaling
-    aliases: Mapping[str, str] = field(default_factory=dict)  # the family's names of rescalings: usual names
+    fraction: float = 1.0  # value if partial_rotary_factor is absent
+    original_context: int | None = None  # value if original_max_position_embeddings is absent outside rope_scaling
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the family's name of a rescaling: its usual name
 
 
 Read = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
@@ -107,29 +111,31 @@ def _no_entries(*_: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp; several families may share one."""
+    """An architecture of llama.cpp, which several families may share."""
 
     name: str
     names: Mapping[str, str] = field(default_factory=lambda: GGUF_NAMES)
     keys: Mapping[str, str] = field(default_factory=lambda: GGUF_KEYS)
-    interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
-    has: tuple[str, ...] = ()  # switches of `Config` that a file shows by its tensors or by `keys`
-    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields that all its models share
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # common name of matrices stored as one: parts
+    interleaved: bool = False  # whether RoPE rotates pairs of neighboring rows of q and k
+    has: tuple[str, ...] = ()  # switches of `Config` that the file's tensors or `keys` set
+    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields for all its models
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name of joined matrices: their parts
     square: bool = False  # whether all heads together must be as wide as the model
     llama3_scaling: bool = False
     long_rope: bool = False
     whole_yarn: bool = True  # whether the models round YaRN's two indices, as llama.cpp always does
-    own: tuple[str, ...] = ()  # keys that we read for this architecture and refuse for others
-    # `derived` names the fields that `read` computes, from a `gguf.config.Keys` and the fields that were read before.
-    # `write` returns the keys for the derived fields of a `Config`.
+    own: tuple[str, ...] = ()  # keys that we read for this architecture, and refuse for others
+    # `derived` names the fields that `read` computes. `read` gets a `gguf.config.Keys` and the fields that were read
+    # before. `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
     read: Read = _no_entries
     write: Write = _no_entries
 
     def lacks(self, config: Config) -> str | None:
-        """Name a feature of `config` that llama.cpp does not compute for this architecture; None if it computes all."""
-        derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
+        """Return a feature of `config` that llama.cpp does not compute for this architecture, or None if it computes
+        everything.
+        """
+        derived = self.read(_WrittenKeys(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
         for name in (switch.name for switch in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
@@ -163,8 +169,8 @@ class Architecture:
         return reasons[0] if reasons else None
 
 
-class _Written:
-    """A wrapper of the keys that `write` returned, so that `read` can read them back."""
+class _WrittenKeys:
+    """The keys that `write` returned, wrapped so that `read` can read them."""
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
@@ -178,45 +184,45 @@ class _Written:
     decimal = number
 
 
-# The layers that `sliding_window` of config.json is for: none, every layer, or the layers that `layer_types` names
-# ("by layer"). "if on" means that windows are used only if `use_sliding_window` is true.
+# The layers to which `sliding_window` of config.json applies: no layer, every layer, or the layers that `layer_types`
+# names ("by layer"). "if on" means that windows are used only if `use_sliding_window` is true.
 Windows = Literal["none", "every layer", "every layer if on", "by layer if on", "by layer"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """The models that share a model_type in config.json."""
+    """The models that have the same model_type in config.json."""
 
     name: str  # the model_type
-    model: str  # the class of transformers that computes it
+    model: str  # the class in transformers that computes these models
     gguf: Architecture
     defaults: Mapping[str, Any]  # values of `Config` fields if config.json lacks their key
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: KEYS)
-    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # name of each part of `model.tensors`
-    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields that all its models share
-    # Keys that could change the computation, and the values for which they do not; we write the first value.
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # part of `model.tensors`: its name in the files
+    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields for all models of the family
+    # Keys that could change the computation, with the values for which they do not change it. We write the first value.
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
-    window: int | None = None  # if sliding_window is absent
-    full_every: int | None = None  # every `full_every`-th layer has no window, if layer_types is absent
+    window: int | None = None  # value if sliding_window is absent
+    full_every: int | None = None  # if layer_types is absent, every `full_every`-th layer has no window
     rope: RopeKeys = RopeKeys()
-    within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
-    beside: tuple[str, ...] = ()  # prefixes of tensors that do not belong to the text model
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # common name of matrices stored as one: parts
+    within: str = ""  # the object in config.json with the text model's keys; "": config.json itself
+    beside: tuple[str, ...] = ()  # prefixes of the names of tensors that do not belong to the text model
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name of joined matrices: their parts
     stacked_experts: str = ""  # the module that holds all experts of a layer; "": each expert has a module
     norm_offset: float = 0.0  # a number to add to the stored weights of norms
-    interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
-    # `derived` names the fields that `read` computes, from a `huggingface.fields.Fields` and the fields that were read
-    # before. `write` returns the keys for the derived fields of a `Config`.
+    interleaved: bool = False  # whether RoPE rotates pairs of neighboring rows of q and k
+    # `derived` names the fields that `read` computes. `read` gets a `huggingface.fields.Fields` and the fields that
+    # were read before. `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
     read: Read = _no_entries
     write: Write = _no_entries
-    bos: int | None = None  # if bos_token_id is absent
-    stop: int | None = None  # if eos_token_id is absent
+    bos: int | None = None  # value if bos_token_id is absent
+    stop: int | None = None  # value if eos_token_id is absent
 
     def differences(self, config: Config) -> list[str]:
-        """List the fields of `config` with values that a config.json of this family cannot express."""
-        written = self.written(config)
+        """List the fields of `config` that have values which a config.json of this family cannot express."""
+        written = self.write_fields(config)
         names = []
         for name in (switch.name for switch in fields(Config)):
             value = getattr(config, name)
@@ -240,14 +246,14 @@ class Family:
             names.append("experts")
         return names
 
-    def written(self, config: Config) -> dict[str, Any]:
-        """Return the keys of config.json that each hold one field. If two fields share a key, the later one wins."""
+    def write_fields(self, config: Config) -> dict[str, Any]:
+        """Return the config.json keys that contain one field each. If two fields share a key, the later field wins."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
-        """Compute the derived fields again from the keys that `write` returns for `config`."""
-        written = self.written(config) | dict(self.write(config))
-        return self.read(_Written(written), vars(config))
+        """Compute the derived fields from the keys that `write` returns for `config`."""
+        written = self.write_fields(config) | dict(self.write(config))
+        return self.read(_WrittenKeys(written), vars(config))
 
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
         sizes = set(windows or ())
@@ -259,7 +265,7 @@ class Family:
 
 
 def _plain(name: str) -> Any:
-    """Return the default of a field of `Config`; `MISSING` if it has none."""
+    """Return the default of a field of `Config`, or `MISSING` if the field has no default."""
     return next(switch.default for switch in fields(Config) if switch.name == name)
 
 
@@ -273,27 +279,27 @@ def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None
 
 
 def families() -> dict[str, Family]:
-    """Find the description of every family, by model_type, in alphabetical order."""
+    """Return the description of every family by its model_type, in alphabetical order."""
     families = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
     return {family.name: family for family in sorted(families, key=lambda family: family.name)}
 
 
 def architectures() -> dict[str, Architecture]:
-    """Find the architectures of llama.cpp, by name."""
+    """Return the architectures of llama.cpp by name."""
     return {family.gguf.name: family.gguf for family in families().values()}
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family to write `config` as: the one that forces the fewest other values.
+    """Choose the family under which to write `config`: the family that changes the fewest of its values.
 
-    On a tie we choose the family that can express the most fields of `config`.
+    On a tie, we choose the family that can express the most fields of `config`.
     """
 
     def distance(family: Family) -> tuple[int | str, ...]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())
         differences = len(family.differences(config))
-        # In llama.cpp only Phi-3's architecture has LongRoPE. On a further tie we prefer a family that is not a part of
-        # a larger model and that has few derived fields, and in the end the first by name: Llama, for instance.
+        # In llama.cpp only Phi-3's architecture has LongRoPE. On another tie we prefer a family that is not a part of a
+        # larger model and has few derived fields. The last criterion is the name; Llama, for example, wins by it.
         foreign = isinstance(config.scaling, LongRopeScaling) and not family.gguf.long_rope
         special = bool(family.within) + len(family.derived)
         return missing, differences, foreign, special, -len(family.switches), family.name

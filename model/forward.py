@@ -1,7 +1,7 @@
 """The model as functions over pytrees: five ops per block, with the same code for prefill and for decoding.
 
-Tokens are `[batch, seq]`. Rows may have different lengths: `lengths` is the number of tokens of each row that count.
-The tokens after them are padding, which later queries do not attend to.
+Tokens are `[batch, seq]`. Rows may have different lengths: `lengths` is the number of valid tokens of each row. The
+tokens after them are padding, which later queries do not attend to.
 """
 
 from functools import partial
@@ -30,10 +30,10 @@ def hidden_states(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
-    """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
+    """Run new `tokens`, which follow the tokens in `cache`, through the blocks. The returned cache contains both.
 
-    The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
-    needs no room, and a row with length -1 in the cache is idle when decoding.
+    The cache must have room for `seq` more positions in every row, including padding. If the cache is in pages, padding
+    needs no room, and a row with length -1 in the cache is idle during decoding.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
@@ -49,8 +49,8 @@ def hidden_states(
     return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
 
-# With `jit`, layers of equal shapes are traced and lowered once: tracing takes most of the time of a start for which
-# all programs were compiled before. XLA inlines the calls.
+# With `jit`, layers of equal shapes are traced and lowered only once. If all programs were compiled before, tracing
+# takes most of the time of a start. XLA inlines the calls.
 @partial(jax.jit, static_argnames=("window", "config", "ops"))
 def _block(
     x: Float[Array, "batch seq dim"],
@@ -97,25 +97,28 @@ def prefill(
 ) -> Cache:
     """Append the first `lengths` tokens of each row to the cache.
 
-    No logits are computed, since decoding starts by feeding the last token of the prompt.
+    We compute no logits, because decoding starts by feeding the last token of the prompt.
     """
     return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
 
 
 class DecodeState(NamedTuple):
-    """The state of decoding, apart from the cache.
+    """The state of decoding, except for the cache.
 
     These arrays stay on the device between calls of `decode`, so the next call can start before the host has read the
     tokens of the previous one.
     """
 
     tokens: Int[Array, " batch"]  # the newest token of each row, not fed yet
-    seen: Bool[Array, "batch vocab"]  # tokens that the repetition penalty applies to
+    seen: Bool[Array, "batch vocab"]  # whether the repetition penalty applies to a token
     done: Bool[Array, " batch"]  # whether the row has drawn a stop token
 
 
 def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
-    """Make the state before the first call of `decode`, on the default device; `tokens` has each row's newest token."""
+    """Make the state before the first call of `decode`, on the default device.
+
+    `tokens` has the newest token of each row.
+    """
     return DecodeState(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 
 
@@ -133,12 +136,12 @@ def decode(
     config: Config,
     ops: Ops,
 ) -> tuple[Int[Array, "burst batch"], Int[Array, ""], DecodeState, Cache]:
-    """Draw up to `steps` tokens for each row on the device: feed the newest token, draw the next one, repeat.
+    """Draw up to `steps` tokens for each row on the device. Each step feeds the newest token and draws the next one.
 
-    If `greedy`, the next token is the likeliest. Otherwise it is drawn with the row's random key from `keys`, and the
-    temperature must not be 0. The loop ends once every row has drawn one of `stops`, and takes no step if every row had
-    done so before. Returns the tokens (zeros after the last step), the number of steps, the new state, and the cache,
-    which holds all tokens but the newest of each row.
+    If `greedy`, the next token is the likeliest one. Otherwise it is drawn with the row's random key from `keys`, and
+    the temperature must not be 0. The loop ends once every row has drawn one of `stops`; if every row had done so
+    before the call, there is no step. Returns the tokens (zeros after the last step), the number of steps, the new
+    state, and the cache, which contains all tokens except the newest of each row.
     """
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
@@ -146,12 +149,12 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Outside the layers little is computed, but on a GPU each operation is a kernel. So we compute lengths from the
-    # step, update `seen` and `done` by one expression each, and do not check indices that cannot be out of range.
+    # The work outside the layers is small, but on a GPU each operation is a kernel. So we compute lengths from the
+    # step, update `seen` and `done` with one expression each, and do not check indices that cannot be out of range.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
-        # The barrier ties the weights to the loop's state. Without the barrier XLA would convert weights of a narrow
-        # dtype to a wider one before the loop.
+        # The barrier makes the weights depend on the loop. Without it, XLA would convert weights of a narrow dtype to a
+        # wider one before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)
@@ -173,11 +176,11 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
-    """Return the positions with the RoPE angles of `layer`: from `theta`, from `local_theta`, or 0 without RoPE."""
+    """Return the positions with the RoPE angles of `layer`: from `theta`, from `local_theta`, or zero without RoPE."""
     if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):
         return positions
     assert rope.local_cos is not None and rope.local_sin is not None
-    index = jnp.maximum(positions.at, 0)  # -1 in an idle row, where the result is not used
+    index = jnp.maximum(positions.at, 0)  # an idle row has position -1, and its result is not used
     return positions._replace(cos=rope.local_cos[index], sin=rope.local_sin[index])

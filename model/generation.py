@@ -1,11 +1,11 @@
-"""Generated tokens as text, with stop strings and timings."""
+"""Turns generated tokens into text, with stop strings and timings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.chat.channels import Channels, ChannelText
 from llamaspec.model.running.session import FinishReason
 from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
@@ -14,7 +14,7 @@ class Token(NamedTuple):
     """A generated token, and the text that can be shown once the token is known.
 
     `text` is empty while a character is incomplete, or while the text may be the beginning of a stop string. If the
-    model writes to channels, its thoughts are in `thoughts` and not in `text`.
+    model writes to channels, its reasoning is in `thoughts`, not in `text`.
     """
 
     id: int
@@ -23,7 +23,7 @@ class Token(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """Seconds, and the tokens per second that follow from them."""
+    """The times of a generation in seconds, and its tokens per second."""
 
     first_token_seconds: float  # from the request to the first token
     total_seconds: float
@@ -31,7 +31,10 @@ class Timings(NamedTuple):
 
 
 class Generation(Iterator[Token]):
-    """A completion in progress. Iterate to get tokens as they are drawn; `completion` holds the text so far."""
+    """A completion in progress.
+
+    Iterate over it to get tokens as they are drawn. `completion` contains the text so far.
+    """
 
     def __init__(
         self,
@@ -48,13 +51,13 @@ class Generation(Iterator[Token]):
         self.prompt = prompt
         self.prompt_tokens = len(prompt_ids)
         self.seed = seed
-        self.ids: list[int] = []  # every token drawn, a stopping one included
+        self.ids: list[int] = []  # every token drawn, including one that stopped the completion
         self.completion = ""
         self.finish_reason: FinishReason | None = None  # None: not finished
         self.channels = channels  # None: all text belongs to the answer
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
-        self.stops = stops  # the ids that end the completion
+        self.stops = stops  # ids that end the completion
         self._began = perf_counter()
         self._first = self._latest = self._began
         self._tokens = self._run(bursts)
@@ -64,14 +67,17 @@ class Generation(Iterator[Token]):
 
     @property
     def timings(self) -> Timings:
-        """The times of this generation so far."""
+        """The times of this generation up to now."""
         decoding = self._latest - self._first
         rate = (len(self.ids) - 1) / decoding if decoding > 0 else 0.0
         return Timings(self._first - self._began, self._latest - self._began, rate)
 
     @property
     def first_at(self) -> float:
-        """The time of the first token, by `time.perf_counter`; before it, the time of the request."""
+        """The time of the first token on the clock `time.perf_counter`.
+
+        Before the first token, the time of the request.
+        """
         return self._first
 
     def _run(self, bursts: Iterator[tuple[list[int], FinishReason | None]]) -> Iterator[Token]:
@@ -85,8 +91,8 @@ class Generation(Iterator[Token]):
                 ends_character = self.channels is not None and self.channels.ends_character(token)
                 spelled = "" if token in self.stops or ends_character else self._decoder.feed(token)
                 spelled += self._decoder.finish() if last or ends_character else ""
-                heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
-                if last and self.channels:  # Release the text that `channels` still holds.
+                heard = self.channels.feed(token, spelled) if self.channels else ChannelText(spelled)
+                if last and self.channels:  # release the text that `channels` still holds back
                     heard = heard._replace(text=heard.text + self.channels.hear("").text)
                 text = self._text.feed(heard.text)
                 if last and not self._text.stopped:
@@ -103,9 +109,11 @@ class Generation(Iterator[Token]):
                 yield from self._end(reason)
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
-        """End a generation if its last burst has no tokens: yield the held-back text with the id of the last token."""
+        """End a generation whose last burst has no tokens: yield the text that was held back, with the id of the last
+        token.
+        """
         last_text = self._decoder.finish()
-        heard = self.channels.hear(last_text) if self.channels else Heard(last_text)
+        heard = self.channels.hear(last_text) if self.channels else ChannelText(last_text)
         text = self._text.feed(heard.text) + self._text.finish()
         self.completion += text
         self.finish_reason = reason
@@ -115,19 +123,19 @@ class Generation(Iterator[Token]):
 
 @dataclass
 class StopTexts:
-    """A filter that passes text on up to the first stop string, and holds back text that may begin a stop string."""
+    """A filter that passes text on up to the first stop string. It holds back text that may begin a stop string."""
 
     stops: Sequence[str]
     stopped: bool = False
     _pending: str = ""
 
     def feed(self, text: str) -> str:
-        """Take new text, and return the text so far that certainly comes before any stop string."""
+        """Add new text. Returns the text that certainly comes before any stop string, and was not returned before."""
         if self.stopped:
             return ""
         text = self._pending + text
         end = min((at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
-        if end is not None:  # the stop string that is complete first, however the text was split
+        if end is not None:  # the stop string that is complete first, no matter how the text was split
             self.stopped = True
             return text[: min(end - len(stop) for stop in self.stops if text[:end].endswith(stop))]
         longest = max((len(stop) for stop in self.stops), default=0)
@@ -136,7 +144,7 @@ class StopTexts:
         return text[: len(text) - length]
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the completion."""
+        """End the completion. Returns the text that was held back."""
         text, self._pending = self._pending, ""
         return "" if self.stopped else text
 

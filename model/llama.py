@@ -52,7 +52,7 @@ log = logging.getLogger("llamaspec")
 
 
 class Llama:
-    """A model ready to use; `load` makes one. Every call of `generate` has its own cache."""
+    """A model that is ready to use. `load` makes one. Every call of `generate` has its own cache."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Llama:
         stops: frozenset[int],
         places: Sequence[str | Path] = (),
     ):
-        """Combine a backend and the tokenizer of its model. `stops` are the ids that end a text."""
+        """Combine a backend with the tokenizer of its model. `stops` are the ids that end a text."""
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
-        self.places = tuple(places)  # the files or directories that may hold a chat template, the likeliest first
+        self.places = tuple(places)  # files or directories that may have a chat template, in the order in which we look
         self._backend = backend
 
     @property
     def context(self) -> int:
-        """The number of tokens that a sequence can have."""
+        """The largest number of tokens in a sequence."""
         return self._backend.capacity
 
     def describe_run(self) -> str:
-        """Say in one line how the model runs: dtype, device, and which ops run without a kernel and why.
+        """Describe in one line how the model runs: its dtype, its device, and which ops run without a kernel and why.
 
         >>> load("stories", backend="reference").describe_run()
         'float64 on CPU, by the NumPy reference'
@@ -84,11 +84,14 @@ class Llama:
         return self._backend.describe()
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing one token must read after `position` tokens; None for the reference."""
+        """Count the bytes of memory that decoding reads for one token after `position` tokens.
+
+        None for the reference.
+        """
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Turn a text into ids, with BOS in front if the model uses it and `bos` is true.
+        """Encode a text as token ids, with BOS first if the model uses BOS and `bos` is true.
 
         Raises TypeError for anything but a str.
 
@@ -97,12 +100,12 @@ class Llama:
         """
         if not isinstance(text, str):
             raise TypeError(
-                f"expected a text, got {type(text).__name__}; for ids use `logits`, `decode` or `continue_ids`"
+                f"expected a str, got {type(text).__name__}; pass token ids to `logits`, `decode` or `continue_ids`"
             )
         return encode_text(self.tokenizer, text, bos=bos)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn the ids of a whole text into the text; bytes that are not UTF-8 become U+FFFD.
+        """Decode the ids of a complete text. Bytes that are not UTF-8 become U+FFFD.
 
         Raises ValueError for ids out of range.
 
@@ -123,11 +126,11 @@ class Llama:
         seed: int | None = None,
         stop: str | Iterable[str] = (),
     ) -> Generation:
-        """Continue `prompt`. Iterate over the result for tokens as they are drawn.
+        """Continue `prompt`. Iterate over the result to get tokens as they are drawn.
 
-        `stop` are strings that end the completion and are left out of it, or names of control tokens. The same
-        seed gives the same text on either backend; None draws a seed, which `Generation.seed` holds. Raises ValueError
-        for a request out of range or a prompt longer than the context, before anything is computed.
+        `stop` are strings or names of control tokens. Each ends the completion, and is not part of it. The same seed
+        gives the same text on either backend; None draws a seed, which is in `Generation.seed`. Raises ValueError for a
+        request out of range or a prompt longer than the context, before anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)
@@ -144,7 +147,7 @@ class Llama:
         )
 
     def session(self) -> Session:
-        """An empty sequence, for use with `continue_ids`."""
+        """Make an empty sequence, to pass to `continue_ids`."""
         return Session(self._backend, vocab=self.config.vocab)
 
     def continue_ids(
@@ -161,12 +164,11 @@ class Llama:
         interrupted: Callable[[], bool] = lambda: False,
         channels: Channels | None = None,
     ) -> Generation:
-        """Continue `ids` in a session, and reuse the session's cache as far as it holds the same ids.
+        """Continue `ids` in a session, and reuse the session's cache for the first ids that it already contains.
 
-        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
-        the completion, by default the model's own. `interrupted` is called between bursts, and the generation ends once
-        `interrupted` returns True. `channels` separates the answer from thoughts. The other arguments are as in
-        `generate`.
+        `prompt` is the text that the ids end with, or "" if the completion begins a text. `stops` are the ids that end
+        the completion, by default the model's own. We call `interrupted` between bursts, and end the generation once it
+        returns True. `channels` separates the answer from reasoning. The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -193,9 +195,9 @@ class Llama:
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits that follow each of `ids`: float32, or float64 from the reference.
+        """Compute the logits after each of `ids`: in float32, or from the reference in float64.
 
-        Raises TypeError for a text, ValueError for ids out of range, FloatingPointError for logits that are not finite.
+        Raises TypeError for a str, ValueError for ids out of range, FloatingPointError for logits that are not finite.
 
             likeliest = llama.logits(llama.encode("Once upon a time"))[-1].argmax()
         """
@@ -220,7 +222,7 @@ def load(
     parallel: ParallelName = "tensor",
     progress: Progress | bool = False,
 ) -> Llama:
-    """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
+    """Load a checkpoint (a GGUF file, a file of llama2.c or a Hugging Face directory) and its tokenizer.
 
     - `tokenizer` is a file or directory; None looks inside and next to the model.
     - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
@@ -240,8 +242,8 @@ def load(
       same seeds.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
-    Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
-    model that does not fit. Each message is a single line.
+    Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a model
+    that does not fit. Each message is a single line.
 
         from llamaspec import Chat, load
 
@@ -276,7 +278,7 @@ def load(
 
 
 def print_progress() -> Progress:
-    """Make a `Progress` that prints each stage on stderr when it begins."""
+    """Make a `Progress` that prints the name of each stage on stderr when the stage begins."""
     latest = ""
 
     def report(stage: str, share: float) -> None:
@@ -295,9 +297,9 @@ def load_backend(
     progress: Progress = no_progress,
     clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
-    """Load a model without a tokenizer, and check the options before any weight is read.
+    """Load a model without a tokenizer. Checks the options before it reads any weight.
 
-    `clock` measures the phases. Raises as `load` does.
+    `clock` records the time of each phase. Raises the same errors as `load`.
     """
     clock = clock or StartClock()
     capacity = choose_context(options.context, checkpoint.config.context)
@@ -326,7 +328,7 @@ def load_backend(
     )
     placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
     if options.devices != 1:
-        from llamaspec.model.parallel.load import load_parallel  # imported here: most runs do not need it
+        from llamaspec.model.parallel.load import load_parallel  # imported here, because most runs do not need it
 
         return load_parallel(checkpoint, options, **placement, progress=progress, clock=clock)
     return load_on_one_device(checkpoint, run, options, **placement, roundings=emulated, progress=progress, clock=clock)
@@ -335,9 +337,9 @@ def load_backend(
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU; elsewhere it is bfloat16, unless every
-    matrix of `run` is stored in float32. Norms do not count, since many files store them in float32. `run` is the
-    checkpoint to run, or None for a model of random weights.
+    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU. Elsewhere it is bfloat16, unless every
+    matrix of `run` is stored in float32. Norms do not count, because many files store them in float32. `run` is the
+    checkpoint to run, or None for a model with random weights.
     """
     if dtype:
         return np.dtype(dtype)

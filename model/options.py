@@ -1,4 +1,4 @@
-"""Options of a model that runs and of a generation, checked before anything is loaded."""
+"""Options for running a model and for generating text, checked before anything is loaded."""
 
 import math
 import secrets
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 MAX_SEED = 2**64 - 1
-LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
+LONGEST_DEFAULT_CONTEXT = 4096  # tokens; we allocate a longer cache only if the user asks for it
 
 
 class Range(NamedTuple):
-    """The values that an option takes."""
+    """The values that an option may have."""
 
     low: float | int
     high: float | int
@@ -20,7 +20,7 @@ class Range(NamedTuple):
     above: bool = False  # whether `low` itself is excluded
 
     def holds(self, value: float | int) -> bool:
-        """Tell whether a value is in the range. NaN and infinity are not."""
+        """Return whether `value` is in the range. NaN and infinity never are."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high and value < math.inf
 
 
@@ -30,13 +30,14 @@ def _sampled(default: float | int, range: Range, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range.
+    """Options for choosing a token. `reference.sampling` defines each filter. Raises ValueError for a value out of
+    range.
 
-    Commands and servers read their own options from these fields. A new option also needs a field in
+    Commands and servers make their own options from these fields. A new option also needs a field in
     `model.sampling.Sampling`, and code in `model.sampling` that applies it.
     """
 
-    temperature: float = _sampled(  # 0 is greedy
+    temperature: float = _sampled(  # 0: greedy
         0.8,
         Range(0, math.inf, "0 or more"),
         "Flatten the distribution (above 1) or sharpen it (below 1); 0 takes the likeliest token.",
@@ -66,7 +67,7 @@ class SamplingOptions:
 
     @property
     def greedy(self) -> bool:
-        """Whether to take the likeliest token: at temperature 0, or below the normal numbers of float32."""
+        """Whether the likeliest token is chosen: at temperature 0, or at one below the normal numbers of float32."""
         return self.temperature < 2**-126
 
 
@@ -78,7 +79,10 @@ ParallelName = Literal["tensor", "context"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options for running a model; `model.llama.load` explains most of them. Raises ValueError out of range."""
+    """Options for running a model; `model.llama.load` explains most of them.
+
+    Raises ValueError for a value out of range.
+    """
 
     context: int | None = None
     dtype: DtypeName | None = None
@@ -90,27 +94,29 @@ class RunOptions:
     devices: int = 1
     parallel: ParallelName = "tensor"
     compile_cache: str | Path | None = None  # a folder of `model.running.program_store`; None: no folder
-    # The number of tokens of the first prompt, or None if it is not known. At the start we compile only the programs
-    # that this prompt needs, and the others when they are needed. A large model on a CPU ignores the number.
+    # The number of tokens in the first prompt, or None if it is unknown. At the start we compile only the programs that
+    # this prompt needs, and each other program at its first use. A large model on a CPU ignores the number.
     prompt: int | None = None
     emulate_activations: str | None = None  # a method of `model.ops.emulated.roundings`
-    # Whether this process only runs the model. We then return the compiler's memory to the system, and for a large
-    # model on a CPU we change how the process allocates memory (`model.running.process`).
+    # Whether this process does nothing except run the model. Then we return the compiler's memory to the system, and
+    # for a large model on a CPU we change how the process allocates memory (`model.running.process`).
     own_process: bool = False
 
     def __post_init__(self):
         if self.backend not in get_args(BackendName):
-            raise ValueError(f"no backend named {self.backend}: choose jax or reference")
+            raise ValueError(f"backend must be jax or reference, got {self.backend}")
         if self.dtype not in (None, *get_args(DtypeName)):
             raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype}")
         if self.cache not in (None, *get_args(CacheName)):
-            raise ValueError(f"the cache must be int8 or the default (the dtype of the weights), got {self.cache}")
+            raise ValueError(f"cache must be int8, or None for the dtype of the weights, got {self.cache}")
         if self.devices != 1 and (self.backend == "reference" or self.emulate_activations):
-            raise ValueError(f"the reference and emulated activations run on one device, not on {self.devices}")
+            raise ValueError(
+                f"devices must be 1 for the reference backend and for emulated activations, got {self.devices}"
+            )
 
 
 class SamplingOption(NamedTuple):
-    """A field of `SamplingOptions`."""
+    """A field of `SamplingOptions`, with its default, range and help."""
 
     name: str
     kind: type  # int or float
@@ -126,7 +132,7 @@ SAMPLING = {
 
 
 def check_seed(seed: int | None) -> int:
-    """Return `seed`, or a random seed if it is None. Raises ValueError out of range."""
+    """Return `seed`, or a random seed if it is None. Raises ValueError for a seed out of range."""
     if seed is None:
         return secrets.randbelow(2**32)
     _check("seed", seed, 0 <= seed <= MAX_SEED, "between 0 and 2^64 - 1")
@@ -134,13 +140,19 @@ def check_seed(seed: int | None) -> int:
 
 
 def check_max_new_tokens(count: int) -> int:
-    """Return `count`, the most tokens to generate. Raises ValueError if it is negative or not an integer."""
+    """Return `count`, the largest number of tokens to generate.
+
+    Raises ValueError if it is negative or not an integer.
+    """
     _check("max-new-tokens", count, isinstance(count, int) and count >= 0, "a whole number, 0 or more")
     return count
 
 
 def choose_context(context: int | None, trained: int) -> int:
-    """Return `context`, or by default the smaller of `trained` and 4096 tokens. Raises ValueError out of range."""
+    """Return `context`, or by default the smaller of `trained` and 4096 tokens.
+
+    Raises ValueError if it is out of range.
+    """
     if context is None:
         return min(trained, LONGEST_DEFAULT_CONTEXT)
     _check("context", context, 1 <= context <= trained, f"between 1 and the model's {trained} tokens")
@@ -148,9 +160,9 @@ def choose_context(context: int | None, trained: int) -> int:
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """Raise ValueError for an id that a vocabulary of `vocab` tokens lacks, TypeError for a text in place of ids."""
+    """Raise ValueError for an id outside a vocabulary of `vocab` tokens, and TypeError for a str in place of ids."""
     if isinstance(ids, str):
-        raise TypeError("expected ids, got a text: `Llama.encode` turns a text into ids")
+        raise TypeError("expected token ids, got a str: `Llama.encode` turns a text into ids")
     for id in ids:
         _check("a token id", id, 0 <= id < vocab, f"between 0 and {vocab - 1}, the vocabulary")
 
@@ -158,11 +170,13 @@ def check_ids(ids: Sequence[int], vocab: int) -> None:
 def check_length(ids: Sequence[int], context: int) -> None:
     """Raise ValueError for a sequence that is empty or longer than the context."""
     if not ids:
-        raise ValueError("no tokens: an empty text needs a model that begins texts with BOS")
+        raise ValueError(
+            "expected at least one token: an empty text works only with a model that begins texts with BOS"
+        )
     if len(ids) > context:
-        raise ValueError(f"{len(ids)} tokens are more than the context of {context}")
+        raise ValueError(f"expected at most {context} tokens, the context, got {len(ids)}")
 
 
 def _check(name: str, value: float | int, holds: bool, domain: str):
-    if not holds:  # also for NaN, since comparisons with NaN are false
+    if not holds:  # also refuses NaN, because comparisons with NaN are false
         raise ValueError(f"{name} must be {domain}, got {value}")

@@ -1,9 +1,9 @@
-"""Drawing tokens on the device: `reference.sampling` for a batch, in float32, without a sort.
+"""Draws tokens on the device: `reference.sampling` for a batch, in float32, without a sort.
 
-Top-k and top-p keep the tokens above some probability. The bits of positive floats are ordered as the floats are, so a
-CPU finds that threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take many times
-as long. On a GPU each sum is a few tiny kernels, so a GPU cuts the range into 16 parts instead: 15 sums at once,
-8 times.
+Top-k and top-p keep the tokens above some probability. The bits of positive floats have the same order as the floats.
+So a CPU finds that threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take many
+times as long. On a GPU each sum is a few tiny kernels, so a GPU cuts the range into 16 parts instead: it computes 15
+sums at once, 8 times.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from llamaspec.model.options import SAMPLING, SamplingOptions
 
 
 class Sampling(NamedTuple):
-    """`SamplingOptions` as arguments of a compiled program, so changing one recompiles nothing.
+    """`SamplingOptions` as arguments of a compiled program, so that a new value does not need a new program.
 
     Only `greedy` needs a separate program. Each field is a scalar, or [batch, 1] if each row has its own value.
     """
@@ -33,7 +33,7 @@ class Sampling(NamedTuple):
 
 
 def as_arrays(options: SamplingOptions) -> Sampling:
-    """Turn the options into scalars that a compiled program takes. A temperature beyond float32 becomes infinite."""
+    """Turn the options into scalar arguments of a compiled program. A temperature beyond float32 becomes infinite."""
     kinds = {int: np.int32, float: np.float32}
     with np.errstate(over="ignore"):
         return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
@@ -49,10 +49,10 @@ def sample(
     *,
     greedy: bool,
 ) -> Int[Array, " batch"]:
-    """Choose a token for each row: the likeliest if `greedy`, else one drawn at a temperature that is not 0.
+    """Choose a token for each row: the likeliest one if `greedy`, otherwise a token drawn at a temperature above 0.
 
-    A token at position m is drawn with the m-th number of its row's key. A row of logits with NaN gets the id `vocab`,
-    which stands for no token.
+    The token at position m is drawn with the m-th random number of its row's key. If the logits of a row contain NaN,
+    its result is `vocab`, which is not the id of any token.
     """
     penalized = penalize(logits.astype(jnp.float32), seen, sampling.repetition_penalty)
     if greedy:
@@ -63,7 +63,10 @@ def sample(
 def penalize(
     logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Any
 ) -> Float[Array, "batch vocab"]:
-    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does; `penalty` may be by row."""
+    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does.
+
+    `penalty` is a scalar or [batch, 1].
+    """
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -74,18 +77,18 @@ def sample_by_row(
     positions: Int[Array, " batch"],
     sampling: Sampling,
 ) -> Int[Array, " batch"]:
-    """Choose a token for each row by the row's own options; at temperature 0 the row gets its likeliest token.
+    """Choose a token for each row with the row's own options. At temperature 0, a row gets its likeliest token.
 
     Each field of `sampling` is [batch, 1]. The caller has already applied the repetition penalty to `logits`. A row's
     token does not depend, to the last bit, on the options of the other rows.
     """
     likeliest, draws = largest(logits), jnp.asarray(sampling.temperature) > 0
 
-    def drawn() -> Array:
+    def sampled_tokens() -> Array:
         tempered = sampling._replace(temperature=jnp.where(draws, sampling.temperature, 1))
         return draw(distribution(logits, tempered), jax.vmap(uniform)(keys, positions))
 
-    return jnp.where(jnp.squeeze(draws, 1), lax.cond(jnp.any(draws), drawn, lambda: likeliest), likeliest)
+    return jnp.where(jnp.squeeze(draws, 1), lax.cond(jnp.any(draws), sampled_tokens, lambda: likeliest), likeliest)
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -94,24 +97,24 @@ def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, "
 
 
 def random_key(seed: int) -> np.ndarray:
-    """Make `jax.random.key(seed)` for any seed below 2^64, as two uint32 and without running a program."""
+    """Make the two uint32 of `jax.random.key(seed)` for any seed below 2^64, without running a program."""
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 
 def largest(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Find the lowest id among the largest logits; `vocab` if one is NaN."""
+    """Return the lowest id with the largest logit in each row, or `vocab` if a logit is NaN."""
     return lax.platform_dependent(logits, cpu=largest_in_two, default=largest_in_one)
 
 
 def largest_in_two(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Compute `largest` as two plain reductions: on a CPU 7 times faster than an argmax."""
+    """Compute `largest` with two plain reductions. On a CPU this is 7 times as fast as an argmax."""
     vocab = logits.shape[-1]
     most = lax.optimization_barrier(jnp.max(logits, axis=-1, keepdims=True))
     return jnp.min(jnp.where(logits == most, jnp.arange(vocab, dtype=jnp.int32), vocab), axis=-1)
 
 
 def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Compute `largest` as one reduction of pairs: half as many kernels, for a GPU."""
+    """Compute `largest` with one reduction over pairs, for a GPU: it needs half as many kernels."""
 
     def ahead(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         first = jnp.isnan(a[0]) | (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
@@ -123,21 +126,22 @@ def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 
 
 def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply temperature, top-k, top-p and min-p as `reference.sampling` defines them; the temperature is not 0."""
+    """Apply temperature, top-k, top-p and min-p as `reference.sampling` defines them. The temperature must not be 0."""
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
-    p = jax.nn.softmax(jnp.where(below == 0, 0, below / sampling.temperature))  # 0 / T is NaN where T is denormal
+    p = jax.nn.softmax(jnp.where(below == 0, 0, below / sampling.temperature))  # 0 / T is NaN for a denormal T
     p = _cut_tails(p, sampling)
     return _normalize(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
 
 
 def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
-    """Invert the cumulative distribution at `uniforms`, in the order of the vocabulary."""
+    """Choose the first id at which the cumulative distribution exceeds `uniforms`, in the order of the vocabulary."""
     vocab = p.shape[-1]
     ids = jnp.arange(vocab, dtype=jnp.int32)
     cumulative = jnp.cumsum(p, axis=-1)
-    # A parallel sum need not grow at every step, so we rule out tokens of probability 0 explicitly.
+    # A parallel sum may fail to grow at some step, so we exclude tokens of probability 0 explicitly.
     reached = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (p > 0)
-    # One reduction finds the first token that is reached, or else the last token with a probability above 0.
+    # One reduction finds the first token that is reached. If no token is reached, it finds the last one with a
+    # probability above 0.
     order = jnp.where(reached, ids, jnp.where(p > 0, 2 * vocab - 1 - ids, 2 * vocab))
     least = jnp.min(order, axis=-1)
     finite = jnp.isfinite(cumulative[:, -1])
@@ -145,11 +149,12 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
 
 
 def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply top-k, then top-p, to the rows that use them; a filter that no row uses is not computed.
+    """Apply top-k and then top-p to the rows that use them. A filter that no row uses is not computed.
 
     Both filters keep the tokens with a probability of at least t. For top-k, t is the smallest probability with fewer
-    than `top_k` tokens above it; for top-p, the smallest with tokens above it that have less than `top_p` together. So
-    the two filters are two turns of one loop, which halves the code that a GPU's compiler gets.
+    than `top_k` tokens above it. For top-p, t is the smallest probability such that the tokens above it have less than
+    `top_p` together. So the two filters are two iterations of one loop, which halves the code that a GPU's compiler
+    gets.
     """
     by_k, by_p = (sampling.top_k > 0) & (sampling.top_k < p.shape[-1]), sampling.top_p < 1
 
@@ -160,12 +165,12 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
         numbers = jnp.where(first, 1, p)
         bits = lax.bitcast_convert_type(p, jnp.int32)
 
-        def enough(t):
-            # The float32 sum of ones is exact, since a vocabulary has less than 2^24 tokens.
+        def is_below(t):
+            # The float32 sum of ones is exact, because a vocabulary has fewer than 2^24 tokens.
             return jnp.sum(jnp.where(bits > t, numbers, 0), axis=-1, keepdims=True) < most
 
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
-        by_halves, by_sixteenths = (partial(smallest, enough, ways=ways) for ways in (2, 16))
+        by_halves, by_sixteenths = (partial(smallest, is_below, ways=ways) for ways in (2, 16))
         t = lax.platform_dependent(low, high, cpu=by_halves, default=by_sixteenths)
         return jnp.where(applies, _normalize(jnp.where(bits >= t, p, 0)), p)
 
@@ -182,8 +187,8 @@ def smallest(
 ) -> Int[Array, "*batch 1"]:
     """Find the smallest integer above `low` for which `enough` is true.
 
-    `enough` must be true for `high`, and false for `low` unless `low` is -1. Each round cuts the range, of up to 31
-    bits, into `ways` parts (a power of 2) and goes on with one part, until its length is 1.
+    `enough` must be true for `high`, and false for `low` unless `low` is -1. Each round cuts the range, which has up to
+    31 bits, into `ways` parts (a power of 2), and continues with one of them, until its length is 1.
     """
     bits = ways.bit_length() - 1
     parts = jnp.arange(ways + 1, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
@@ -194,11 +199,11 @@ def smallest(
 
     def narrow(_, ends):
         low, high = ends[0], ends[-1]
-        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts that end too low
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # number of parts that end too low
         return end(end(low, high, short), end(low, high, short + 1), parts)
 
-    # The loop's state is one array: the points at which the parts begin and end. So each round is the same three
-    # kernels on a GPU, which are compiled once.
+    # The state of the loop is one array with the ends of the parts. So on a GPU each round is the same three kernels,
+    # which are compiled once.
     return lax.fori_loop(0, -(-31 // bits), narrow, end(low, high, parts), unroll=ways > 2)[-1]
 
 

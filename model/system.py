@@ -1,4 +1,4 @@
-"""The operating system: memory, processors and the C library. Every dependence on Linux is here.
+"""The operating system: memory, processors and the C library. All code that depends on Linux is in this module.
 
 Each function has a fallback for a system without `/proc`, `/sys` or glibc, such as macOS.
 """
@@ -20,7 +20,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 MAPPINGS = Path("/proc/self/maps")
 PROCESS = Path("/proc/self/stat")
-CGROUPS = (  # the limit of a control group and its use, in bytes: version 2, version 1
+CGROUPS = (  # files with a control group's limit and use in bytes, for versions 2 and 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
@@ -28,49 +28,49 @@ CACHES = "/sys/devices/system/cpu/cpu{}/cache"
 
 M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
 MAP_FIXED = 0x10  # <sys/mman.h>, of Linux and of macOS
-LARGE_BLOCK = 1 << 18  # bytes: the keys of a layer for 256 tokens, with 4 heads of 64 float32 each
+LARGE_BLOCK = 1 << 18  # bytes of the keys of a layer for 256 tokens, with 4 heads of 64 float32 values
 
 
 def usable_cpus() -> list[int]:
-    """List the CPUs that this process may run on; all of them if the system does not say."""
+    """Return the CPUs that this process may run on, or all CPUs if the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def processor() -> str:
-    """Name the processor as its maker does, or the architecture if the system does not say."""
+    """Return the maker's name of the processor, or the architecture if the system does not know the name."""
     names = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def instructions() -> str:
-    """List the instruction sets of the processor; "" if the system does not say."""
+    """Return the instruction sets of the processor, or "" if the system does not list them."""
     lines = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith(("flags", "Features")))
     return next(lines, "")
 
 
 def nvidia_driver() -> str | None:
-    """Give the version of the NVIDIA driver, as the kernel module states it; None if there is none."""
+    """Return the version of the NVIDIA driver from its kernel module, or None without a driver."""
     words = next(iter(_lines(DRIVER)), "").split()
     return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
 
 
 def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
-    """Add up the last-level caches of `cpus`, by default the usable CPUs; None if unknown."""
-    sizes: dict[str, int] = {}  # by the CPUs that share a cache
+    """Add up the last-level caches of `cpus`, by default the usable CPUs. Returns None if a size is unknown."""
+    sizes: dict[str, int] = {}  # CPUs that share a cache: its bytes
     for cpu in usable_cpus() if cpus is None else cpus:
         try:
             caches = Path(CACHES.format(cpu)).glob("index*")
             last = max(caches, key=lambda cache: int((cache / "level").read_text()))
             sharing, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
             sizes[sharing] = int(size.removesuffix("K")) << 10
-        except (OSError, ValueError):  # hidden, or a file that says something else
+        except (OSError, ValueError):  # the file is missing, or has an unknown format
             return None
     return sum(sizes.values())
 
 
 def cuda_memory() -> tuple[int, int] | None:
-    """Return the free and total bytes of the first GPU that CUDA lists; None without CUDA."""
+    """Return the free and total bytes of the first GPU that CUDA lists, or None without CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -92,9 +92,10 @@ def cuda_memory() -> tuple[int, int] | None:
 
 
 def nvidia_memory() -> tuple[int, int] | None:
-    """Return the free and total bytes of this process's first GPU, as the driver counts them; None without a driver.
+    """Return the free and total bytes of this process's first GPU, as the driver counts them. Returns None without a
+    driver.
 
-    Unlike CUDA, the driver's library needs no memory on the GPU to answer.
+    Unlike CUDA, the driver's library needs no GPU memory to answer.
     """
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -113,7 +114,7 @@ def nvidia_memory() -> tuple[int, int] | None:
 
 
 def process_age() -> float:
-    """Return the seconds since this process was started, to a hundredth; 0 if the system does not say."""
+    """Return the seconds since this process was started, to a hundredth, or 0 if the system does not say."""
     try:
         after_name = PROCESS.read_text().rpartition(")")[2].split()
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
@@ -122,9 +123,9 @@ def process_age() -> float:
 
 
 def available_bytes() -> int:
-    """Return the bytes of main memory that this process can still take, within the limit of its control group.
+    """Return how many more bytes of main memory this process can use, within the limit of its control group.
 
-    Linux says how much memory is available. On other systems we count all installed memory.
+    Linux says how much memory is available. On other systems we count all installed memory as available.
     """
     available = _available_on_linux() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit, used in CGROUPS:
@@ -134,26 +135,27 @@ def available_bytes() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return free blocks to the system, once. After compiling, glibc keeps about 100 MB that weights could use."""
+    """Return free blocks to the system, once. After compiling, glibc keeps about 100 MB that the weights could use."""
     if trim := _libc("malloc_trim"):
         trim(0)
 
 
 def return_blocks_when_freed() -> None:
-    """Return blocks of `LARGE_BLOCK` bytes to the system as soon as they are freed, from now on.
+    """From now on, return blocks of at least `LARGE_BLOCK` bytes to the system as soon as they are freed.
 
-    By default glibc raises that size whenever a larger block is freed. Caches and activations are then cut out of a
-    heap for each thread, and free blocks in the middle of a heap stay: 90 of 513 MB with TinyLlama. The price is a
-    millisecond a prompt, since the pages of each new block are mapped again. That is too much for small models.
+    By default glibc raises that size whenever a larger block is freed. Caches and activations are then parts of a heap
+    per thread, and free blocks in the middle of a heap are not returned: 90 of 513 MB with TinyLlama. With this
+    setting, each prompt takes a millisecond longer, because the pages of each new block are mapped again. That is too
+    much for small models.
     """
     if set_option := _libc("mallopt"):
         set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def forget_code(folder: Path) -> None:
-    """Drop the machine code of libraries under `folder` from memory; the pages come back from disk when they run.
+    """Drop the machine code of libraries under `folder` from memory. The system reads it from disk again when it runs.
 
-    JAX's compiler leaves 107 MB of code in memory after it compiles TinyLlama. The programs run 10 MB of it.
+    JAX's compiler leaves 107 MB of code in memory after it compiles TinyLlama. The compiled programs use 10 MB of it.
     """
     under, advise = os.path.realpath(folder) + os.sep, _libc("madvise")
     if not advise:
@@ -166,12 +168,13 @@ def forget_code(folder: Path) -> None:
 
 
 def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
-    """Ask for huge pages for `count` bytes from `start`, if the system has them."""
+    """Ask the system to use huge pages for `count` bytes of `memory` from `start` on."""
     if advice := getattr(mmap, "MADV_HUGEPAGE", None):
         memory.madvise(advice, start, count)
 
 
-# Several threads may be in `at_bus_error`: the first one sets our handler, and the last one to leave restores the old.
+# Several threads may be in `at_bus_error`. The first one sets our handler, and the last one to leave restores the old
+# handler.
 _acts: list[Callable[[], bool]] = []
 _before: list[int | None] = []
 _acts_lock = Lock()
@@ -183,17 +186,17 @@ def _on_bus_error(number: int) -> None:
     try:
         handled = any(act() for act in reversed(_acts))
     finally:
-        if not handled:  # otherwise the same instruction would fault again, forever
+        if not handled:  # otherwise the same instruction would fault again and again
             _set_bus_handler(ctypes.c_void_p(_before[-1]))
 
 
 @contextmanager
 def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
-    """Call `act` when the process touches mapped memory past the end of a file that was cut short.
+    """Call `act` when the process reads mapped memory past the end of a file that was truncated.
 
-    `act` either ends the process, or maps something at that memory and returns True, so that the access goes on. If it
-    returns False, we call the `act` of an outer context; without one the process ends as usual. A Python handler does
-    not help: it would run only after the faulting instruction, which repeats forever.
+    `act` either ends the process, or maps other memory there and returns True, so that the read succeeds. If `act`
+    returns False, we call the `act` of an outer context. Without an outer context, the process ends as usual. A Python
+    signal handler would not help: it would run only after the faulting instruction, which repeats forever.
     """
     with _acts_lock:
         if not _acts:
@@ -209,7 +212,10 @@ def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
 
 
 def _set_bus_handler(handler: Any) -> int | None:
-    """Set the C library's handler of SIGBUS, if there is such a function, and return the address of the old one."""
+    """Set the C library's handler of SIGBUS.
+
+    Returns the address of the old handler, or None if the library cannot set one.
+    """
     if not (set_handler := _libc("signal")):
         return None
     set_handler.restype = ctypes.c_void_p
@@ -217,7 +223,7 @@ def _set_bus_handler(handler: Any) -> int | None:
 
 
 def map_zeros(begin: int, end: int) -> bool:
-    """Map zeros over the pages of a mapped file from address `begin` to `end`; return whether that succeeded."""
+    """Map zeros over the pages of a mapped file from address `begin` to `end`. Returns whether that succeeded."""
     if begin >= end:
         return True
     if map := _libc("mmap"):
@@ -229,12 +235,15 @@ def map_zeros(begin: int, end: int) -> bool:
 
 
 def _libc(function: str) -> Any:
-    """Find a function of the C library by name; None if the library lacks it."""
+    """Return a function of the C library by name, or None if the library lacks it."""
     return getattr(ctypes.CDLL(None), function, None)
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file, [] if it cannot be read. The lines may hold paths, with any byte but a newline."""
+    """Return the lines of a file, or [] if it cannot be read.
+
+    Paths in the lines may contain any byte except a newline.
+    """
     try:
         return os.fsdecode(path.read_bytes()).split("\n")
     except OSError:
@@ -249,5 +258,5 @@ def _available_on_linux() -> int | None:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # absent, or "max"
+    except (OSError, ValueError):  # the file is missing, or contains "max"
         return None

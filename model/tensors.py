@@ -1,10 +1,10 @@
 """The table of weights: the name, shape, logical axes and role of every tensor of a model.
 
-Loading on either backend, the layouts of files, quantization, calibration, initial values and cuts over several devices
-are loops over this table.
+Many tasks are loops over this table: loading on either backend, reading and writing files, quantization, calibration,
+making initial values, and sharding over several devices.
 
-We name a weight as Hugging Face's Llamas and Mixtrals do, for every format of file. The `part` of a weight is its place
-in a block, such as "q" or "down"; `model.families` maps parts to the names in files.
+We name a weight as Hugging Face's Llamas and Mixtrals do, for every file format. The `part` of a weight is its place in
+a block, such as "q" or "down". `model.families` maps parts to the names in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,47 +54,47 @@ HEAD = f"{NAMES['head']}.weight"
 class Role(Enum):
     """The kind of a weight."""
 
-    EMBEDDING = "embedding"  # [vocab, dim], looked up by token; also the head if it is tied
-    HEAD = "head"  # [vocab, dim], of a model that is not tied
-    MATRIX = "matrix"  # of attention, or of a feed-forward layer that every token passes
+    EMBEDDING = "embedding"  # [vocab, dim], a row per token; also the head, if the two are tied
+    HEAD = "head"  # [vocab, dim], in a model that does not tie head and embedding
+    MATRIX = "matrix"  # a matrix of attention, or of a feed-forward layer without experts
     EXPERT = "expert"  # a matrix that multiplies only the tokens of one expert
     ROUTER = "router"  # [experts, dim]
     NORM = "norm"
     BIAS = "bias"
-    SINKS = "sinks"  # a score of each head
+    SINKS = "sinks"  # one attention score per head
 
 
 QUANTIZABLE = (Role.HEAD, Role.MATRIX, Role.EXPERT)
 
 
 class Weight(NamedTuple):
-    """A tensor of a model."""
+    """A tensor of a model: its place, shape, axes and role."""
 
     name: str
     part: str  # a key of `NAMES`; a bias has the part of its matrix or norm
     shape: tuple[int, ...]
-    axes: tuple[str, ...]  # keys of `sizes` in `_weights_of`; the sizes of heads and kv_heads are times head_dim
+    axes: tuple[str, ...]  # keys of `sizes` in `_weights_of`; heads and kv_heads count rows, heads * head_dim
     role: Role
-    field: str  # in `model.weights.params.Layer` and its parts; matrices of the same field are stacked by rows
+    field: str  # field of `model.weights.params.Layer` or of its parts; matrices of one field are stacked by rows
     layer: int | None = None  # None: outside the blocks
     expert: int | None = None
-    head: int | None = None  # for a norm of one head
+    head: int | None = None  # the head, for a norm of a single head
 
     def named(self, names: Mapping[str, str]) -> str:
-        """Return the name under a table of names such as `NAMES`.
+        """Return the name of the tensor according to a table of names such as `NAMES`.
 
         >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
         >>> [weight.named({**NAMES, "q": "blk.{layer}.attn_q"}) for weight in weights(config)][2]
         'blk.0.attn_q.weight'
         """
         name = names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)
-        if self.role is Role.SINKS:  # the table has the whole name of sinks
+        if self.role is Role.SINKS:  # for sinks, the table has the complete name
             return name
         return f"{name}.{'bias' if self.role is Role.BIAS else 'weight'}"
 
 
 class Stack(NamedTuple):
-    """Weights of one block (or expert) that are stored as one array, one below the other, and their biases."""
+    """Weights of one block or expert, stacked by rows in one array, and their biases."""
 
     field: str
     layer: int | None
@@ -109,7 +109,7 @@ class _Part(NamedTuple):
     role: Role
     field: str
     bias: str | None = None  # the switch of `Config` that adds a bias
-    switch: str | None = None  # the switch or property of `Config` without which it is absent
+    switch: str | None = None  # the switch or property of `Config` that adds this part; None: always present
 
 
 _EMBEDDING = _Part("embedding", ("vocab", "dim"), Role.EMBEDDING, "embedding")
@@ -127,7 +127,10 @@ _ATTENTION = (
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
     _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
 )
-_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms if `wide_qk_norm` is on
+_OVER_ALL_HEADS = {
+    "q_norm": ("heads",),
+    "k_norm": ("kv_heads",),
+}  # axes of the norms of q and k if `wide_qk_norm` is on
 _FEED_FORWARD = (
     _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
@@ -151,7 +154,7 @@ _HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
 
 
 def weights(config: Config) -> Iterator[Weight]:
-    """Yield every weight of a model of this configuration, in the order of use.
+    """Yield every weight of a model with this configuration, in the order of use.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [weight.part for weight in weights(config)][:5]
@@ -209,7 +212,7 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def quantizable(config: Config) -> frozenset[str]:
-    """Return the names of the matrices to quantize: all that multiply activations, except routers.
+    """Return the names of the matrices to quantize: all matrices that multiply activations, except routers.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=2, experts_per_token=1)
     >>> sorted(set(tensor_shapes(config)) - quantizable(config))[:2]
@@ -219,7 +222,8 @@ def quantizable(config: Config) -> frozenset[str]:
 
 
 def stacks(config: Config) -> list[Stack]:
-    """List the arrays to load, in the order of use: [q; k; v] is one, and so is [gate; up].
+    """Return the stacks of weights to load, in the order of use. For example, q, k and v form one stack, and gate and
+    up another.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [(stack.field, len(stack.weights)) for stack in stacks(config)][1:4]
@@ -240,7 +244,7 @@ def stacks(config: Config) -> list[Stack]:
 def fused_rows(
     config: Config, fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str], list[int]]]:
-    """Yield the matrices that a format stores as one: their common name, and the names and rows of each.
+    """Yield the tensors in which a format joins several matrices: the tensor's name, and the matrices' names and rows.
 
     `fused` maps each common name, which may contain {layer}, to the parts that it joins.
 
@@ -256,7 +260,7 @@ def fused_rows(
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
-    """Group the weights, without biases, by block and part; None is for the weights outside the blocks."""
+    """Group the weights, without biases, by block and part. The block of weights outside the blocks is None."""
     matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
@@ -265,15 +269,15 @@ def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:
-    """Return how many heads the rows of a weight form if it is q or k, otherwise 0.
+    """Return how many heads the rows of a weight form if the weight is q or k, otherwise 0.
 
-    RoPE turns pairs of rows within these heads, and file formats order the pairs differently.
+    RoPE rotates pairs of rows within these heads, and file formats order the pairs differently.
     """
     return {"q": config.heads, "k": config.kv_heads}.get(weight.part, 0)
 
 
 def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
-    """Order the rows of each stack so that cutting it into `n` equal parts gives every device whole heads.
+    """Order the rows of each stack so that each of `n` equal parts of it contains complete heads.
 
     Returns an index by the stack's field, "qkv" and "gate_up". Part i of n is [q_i; k_i; v_i], or [gate_i; up_i], where
     x_i is the i-th of n equal parts of x. For one device the order is the identity. Raises ValueError if n does not
@@ -294,7 +298,9 @@ def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
 
 
 def _interleaved(sizes: Sequence[int], n: int) -> Int[np.ndarray, " rows"]:
-    """Order the rows of stacked matrices of these sizes so that part i of n has part i of each."""
+    """Return an order of the rows of stacked matrices with these sizes, so that part i of n has part i of each
+    matrix.
+    """
     starts = np.cumsum([0, *sizes[:-1]])
     parts = [np.split(start + np.arange(size), n) for start, size in zip(starts, sizes, strict=True)]
     return np.concatenate([part[i] for i in range(n) for part in parts])

@@ -6,7 +6,7 @@ kernel does not support its arguments, it raises `unsupported.Unsupported`.
 
 A model uses five kernels: `gemv`, `norm_qkv`, `norm_gate_up`, `attention_decode` and `attention_prefill`.
 `attention_paged` is attention over a paged cache, for many sequences at once. No model calls `rmsnorm` and `softmax`;
-read these two to learn.
+read these two first to learn how kernels are written.
 
 `parts/` has the building blocks. Start with `rmsnorm.py`, then read `gemv.py` and its loop, `parts/row_product.py`,
 where decoding spends most of its time. `parts/compat.py` has the target of a kernel: a GPU, or the interpreter that

@@ -39,7 +39,7 @@ def attention_paged(
     op = "attention_paged"
     if k.ndim != 4 or not (k.shape[2] and (k.shape[2] % TILE == 0 or (TILE % k.shape[2] == 0 and k.shape[2] >= 8))):
         raise Unsupported(
-            f"{op} takes k [pages, kv_heads, page, head_dim] with 8, 16, 32 or a multiple of 64 rows a page, "
+            f"{op} takes k [pages, kv_heads, page, head_dim] with 8, 16, 32 or a multiple of 64 rows per page, "
             f"got {k.shape}"
         )
     if table.ndim != 2 or len(table) != len(q) or 0 in table.shape or table.dtype != np.dtype("int32"):

@@ -1,4 +1,4 @@
-r"""Attention of many queries at once: a prompt, or a chunk of one, over a cache.
+r"""Attention of many queries at once: a prompt, or a chunk of a prompt, over a cache.
 
     o_ih = sum_j softmax_j(<q_ih, k_jg> / sqrt(d)) v_jg        j <= offset + i,  g = h kv_heads // heads
 
@@ -137,12 +137,12 @@ class Queries:
 
     @property
     def stop(self) -> Any:
-        """The last key + 1 that any query of the block sees."""
+        """Return the number of the last key that any query of the block sees, plus 1."""
         return jnp.clip(self.offset + self.first + BLOCK, 0, self.end)
 
     @property
     def start(self) -> Any:
-        """The first key that any query of the block sees."""
+        """Return the number of the first key that any query of the block sees."""
         return (
             jnp.int32(0) if self.window is None else jnp.clip(self.offset + self.first - self.window + 1, 0, self.stop)
         )
@@ -156,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """The first step and the last step + 1 with a tile that all 64 queries of a worker see completely."""
+        """Return the range of steps (first, last + 1) whose tiles all 64 queries of a worker see completely."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:
@@ -165,7 +165,7 @@ class Queries:
         return jnp.minimum(first, last), last
 
     def seen(self, worker, step, shape: tuple[int, int]) -> Any:
-        """The mask of visible keys of a tile, for each query of a worker."""
+        """Return the mask of the visible keys of a tile, for each query of a worker."""
         query = self.offset + self.first + worker * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=WGMMA)
         key = (self.first_tile + step) * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=WGMMA)
         seen = (key <= query) & (key < self.end)
@@ -180,7 +180,7 @@ class Ring:
     stages: int
 
     def fill(self, k_ref, v_ref, first_tile, steps) -> None:
-        """Do the work of the copying warpgroup: copy each tile when the previous tile in its slot has been read."""
+        """Do the work of the copying warpgroup: copy each tile once the previous tile in its slot has been read."""
 
         def wait_until_read(name: str, step) -> None:
             plgpu.barrier_wait(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
@@ -274,7 +274,7 @@ def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str,
 
 
 def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
-    """Clear the rows of V that no query of the block sees, because 0 NaN is NaN. Each worker clears half a tile."""
+    """Clear the rows of V that no query of the block sees, since 0 times NaN is NaN. Each worker clears half a tile."""
     first = (queries.first_tile + step) * TILE
 
     @pl.when((first < queries.start) | (first + TILE > queries.stop))
@@ -304,7 +304,9 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
     if head_dim not in (64, 128):
         raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
     if heads % kv_heads:
-        raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
+        raise ValueError(
+            f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"
+        )
     if capacity % 8:
         raise Unsupported(f"{op} takes a capacity in multiples of 8, got {capacity}")
     check_operand(op, "offsets", offsets, (batch,), np.int32)

@@ -44,17 +44,17 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 MOST_VECTORS = 64
 GROUPS = (16, 32, 64, 128)  # group sizes; four-bit codes do not support 16
 WIDTHS = (8, 16, 32, 64)  # numbers of vectors in one product of the tensor cores
-PIECE = 64  # columns of a vector in a line of shared memory
+PIECE = 64  # columns of a vector per line of shared memory
 
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """The division of a product into thread blocks."""
+    """How a product is divided among thread blocks."""
 
     blocks: int = 1  # blocks of 64 rows in a tile
     parts: int = 1  # parts of the columns
     stages: int | None = None  # stages of the ring; None: as many as fit into an even share of shared memory
-    turn: int = 128  # columns to multiply before we wait for their sums
+    turn: int = 128  # columns to multiply between two waits for sums
 
 
 @dataclass(frozen=True)
@@ -170,27 +170,29 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
         raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
     rows, cols = w.shape
     if w.levels is not None:
-        raise Unsupported(f"{op} takes codes without levels")
+        raise Unsupported(f"{op} does not support codes with levels, such as nf4")
     if w.codes.dtype not in (jnp.int8, jnp.int32) or x.dtype != jnp.bfloat16:
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
     if w.group not in (GROUPS[1:] if w.bits == 4 else GROUPS if w.in_words else (*GROUPS, None)):
-        raise Unsupported(f"{op} takes a scale for each of {GROUPS} columns, got {w.scales.shape} for {cols}")
+        raise Unsupported(
+            f"{op} takes a scale for each {', '.join(map(str, GROUPS))} columns, got {w.scales.shape} for {cols}"
+        )
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
-        raise Unsupported(f"{op} takes minima per group, got minima per row")
+        raise Unsupported(f"{op} takes minima only with scales per group, got scales per row")
     check_low_bits(op, w)
     if not 1 <= len(x) <= MOST_VECTORS:
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
     multiple = max(2 * LINE if w.in_words else LINE, 4 * (w.group or 1))
     if rows % ROWS or cols % multiple or not rows or not cols:
-        raise Unsupported(f"{op} takes rows in multiples of {ROWS} and columns of {multiple}, got {w.shape}")
+        raise Unsupported(f"{op} takes rows in multiples of {ROWS}, columns in multiples of {multiple}, got {w.shape}")
     width = next(width for width in WIDTHS if len(x) <= width)
     cut = cut or cut_for(rows, cols, width=width, bits=w.bits, group=w.group)
     geometry = Geometry(rows, cols, width, w.bits, w.group, w.minima is not None, cut)
     parts_of_steps = cut.parts > 1 and cols % (geometry.columns * cut.parts)
     if rows % geometry.tile_rows or parts_of_steps or cut.turn % (w.group or PIECE) or geometry.columns % cut.turn:
-        raise Unsupported(f"{op} cannot cut {w.shape} by {cut}")
+        raise Unsupported(f"{op} cannot cut a matrix {w.shape} by {cut}")
     return geometry
 
 

@@ -42,7 +42,7 @@ class StackedPart(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """The number of tiles of a head."""
+        """Return the number of tiles of a head."""
         return self.head_dim // (2 * PIECE)
 
     def place(self, tile: Any) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ def norm_qkv(
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
-        raise Unsupported(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
+        raise Unsupported(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got head_dim {head_dim}")
     matrices = (w,) if isinstance(w, jax.Array | jax.ShapeDtypeStruct) or not isinstance(w, Sequence) else tuple(w)
     several = max((shares(matrix, len(x)) for matrix in matrices), key=len)
     how: dict[str, Any] = {"normed": True, "tile": tile, "runs": 2, "rows": PIECE}
@@ -93,12 +93,14 @@ def norm_qkv(
     rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
     if any(matrix.shape[0] % head_dim for matrix in matrices):
         raise Unsupported(
-            f"norm_qkv takes matrices of whole heads of {head_dim} rows, got {[m.shape for m in matrices]}"
+            f"norm_qkv takes matrices with a multiple of head_dim = {head_dim} rows, got {[m.shape for m in matrices]}"
         )
     if rows != (heads + 2 * kv_heads) * head_dim:
-        raise ValueError(f"norm_qkv takes W of {heads} + 2 x {kv_heads} heads of {head_dim} rows, got {rows} rows")
+        raise ValueError(
+            f"norm_qkv takes W with {heads} + 2 x {kv_heads} heads of {head_dim} rows each, got {rows} rows"
+        )
     if batch != len(x) or not capacity:
-        raise ValueError(f"norm_qkv takes a cache for each of {len(x)} vectors, got k {k.shape}")
+        raise ValueError(f"norm_qkv takes k for {len(x)} sequences, one per vector, got k {k.shape}")
     check_operand("norm_qkv", "norm", norm, (cols,), x.dtype)
     check_operand("norm_qkv", "bias", bias, (rows,), x.dtype)
     check_operand("norm_qkv", "k", k, k.shape, x.dtype)
@@ -136,7 +138,7 @@ def _norm_qkv(matrices, x, norm, bias, k, v, positions, cos, sin, *, parts, head
 def _launched(
     parts, base: int, matrices, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
-    """Launch the kernel for the given vectors, which belong to the sequences from number `base` on.
+    """Launch the kernel for the vectors x of the sequences `base`, `base` + 1, ...
 
     We pass small arrays whole: a slice would be a view, but a kernel's arrays must start at multiples of 256 bytes.
     """

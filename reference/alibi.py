@@ -4,7 +4,8 @@ r"""ALiBi: attention with linear biases (Press, Smith & Lewis, 2021, https://arx
 
 Embeddings, q and k contain no positions. Instead, each score is reduced by the distance times the slope of the head.
 The first head attends to near keys, the last one nearly everywhere: with equal scores otherwise, a key has exp(-s_h)
-times the weight of the next key. Nothing is periodic or learned, so a text may be longer than the training texts.
+times the weight of the next key. The biases are not periodic and not learned, so a text may be longer than the training
+texts.
 
 These slopes are for a power of two of heads. For other numbers, the authors' code takes the slopes of the largest
 power of two p below, followed by every other slope of 2 p heads: 2^(-4/p), 2^(-12/p), ...
@@ -26,7 +27,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
     (array([0.25      , 0.0625    , 0.015625  , 0.00390625]), array([0.0625    , 0.00390625, 0.25      ]))
     """
     if heads < 1:
-        raise ValueError(f"attention has at least one head, not {heads}")
+        raise ValueError(f"attention needs at least one head, got {heads}")
     power = 1 << (heads.bit_length() - 1)  # the largest power of two that is not above `heads`
     regular = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     between = 2.0 ** (-4 * np.arange(1, 2 * (heads - power), 2) / power)
@@ -34,7 +35,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
 
 
 def alibi_mask(heads: int, queries: int, keys: int, *, offset: int = 0) -> Float[np.ndarray, "heads queries keys"]:
-    """Add the biases to the causal mask of `attention`. The first query is at `offset`.
+    """Add the biases to the causal mask of `attention`. The first query is at position `offset`.
 
     `attention` uses one mask for all heads, so here heads are a batch axis: q, k and v are [heads, seq, 1, head_dim].
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 
 def argmax(x: Float[np.ndarray, "rows n"]) -> Int[np.ndarray, " rows"]:
-    """The index of the largest number of each row, the lowest index on ties; 0 for a row with only -inf.
+    """Return the index of the largest number of each row: the lowest index on ties, and 0 for a row with only -inf.
 
     >>> argmax(np.array([[1.0, 3.0, 3.0], [-0.0, 0.0, -1.0]]))
     array([1, 0])

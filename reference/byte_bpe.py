@@ -50,7 +50,7 @@ def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
     """Encode `text` as ids.
 
     >>> ranks = {bytes([byte]): byte for byte in range(256)} | {b"bc": 256, b"ab": 257}
-    >>> encode("abc", ranks, pattern=LLAMA3)  # "bc" goes first: its rank is lower than that of "ab"
+    >>> encode("abc", ranks, pattern=LLAMA3)  # "bc" is joined first, because its rank is lower
     [97, 256]
     """
     return [token for chunk in split(text, pattern=pattern) for token in merge(chunk.encode(), ranks)]

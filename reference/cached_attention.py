@@ -28,7 +28,7 @@ def attention_prefill(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch queries heads head_dim"]:
-    """Causal attention of a chunk of queries over a cache that already contains their own keys.
+    """Attend causally from a chunk of queries to a cache that already contains the keys of these positions.
 
     Query i of a row is at position offset + i. It sees the last `window` positions up to its own, or all of them.
 
@@ -55,9 +55,9 @@ def attention_decode(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch heads head_dim"]:
-    """Attention of one query per row over the first `lengths` positions of its cache, or the last `window` of them.
+    """Attend from one query per row to the first `lengths` positions of its cache, or to the last `window` of these.
 
-    Without any position the result is 0.
+    A row with a length of 0 gives zeros.
 
     >>> q = np.zeros((2, 1, 1))
     >>> v = np.array([[2.0, 4.0], [np.nan, np.nan]]).reshape(2, 2, 1, 1)
@@ -78,7 +78,7 @@ def attention_paged(
     table: Int[np.ndarray, "batch blocks"],
     lengths: Int[np.ndarray, " batch"],
 ) -> Float[np.ndarray, "batch heads head_dim"]:
-    """`attention_decode` over a cache in pages.
+    """Compute `attention_decode` over a cache in pages.
 
     Table entries beyond a row's length must be valid page numbers, but their pages are never read.
 

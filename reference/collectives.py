@@ -90,7 +90,9 @@ class Exchange(NamedTuple):
 
 
 def ring_reduce_scatter(arrays: Arrays) -> Exchange:
-    """`reduce_scatter` in n - 1 steps: each device adds its part to the sum from its left neighbor, and sends it on.
+    """Compute `reduce_scatter` in n - 1 steps.
+
+    In each step, every device adds its part to the sum from its left neighbor, and sends the result to the right.
 
     Part i is summed in the order of devices i + 1, i + 2, ..., i. The order differs between parts, but it is the same
     in every run, so every run gives the same bits. Sums are rounded to the dtype of the arrays.
@@ -111,7 +113,7 @@ def ring_reduce_scatter(arrays: Arrays) -> Exchange:
 
 
 def ring_all_gather(arrays: Arrays) -> Exchange:
-    """`all_gather` in n - 1 steps: each device first sends its own array, then forwards what it received.
+    """Compute `all_gather` in n - 1 steps: each device first sends its own array, then forwards received arrays.
 
     >>> ring_all_gather([np.array([1]), np.array([2])])
     Exchange(arrays=[array([1, 2]), array([1, 2])], steps=1, sent=8)
@@ -129,7 +131,7 @@ def ring_all_gather(arrays: Arrays) -> Exchange:
 
 
 def ring_all_reduce(arrays: Arrays) -> Exchange:
-    """`all_reduce` as `ring_reduce_scatter` and then `ring_all_gather`. All devices get the same bits.
+    """Compute `all_reduce` by `ring_reduce_scatter` and then `ring_all_gather`. All devices get the same bits.
 
     >>> ring_all_reduce([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
     Exchange(arrays=[array([11., 22.]), array([11., 22.])], steps=2, sent=16)
@@ -140,10 +142,10 @@ def ring_all_reduce(arrays: Arrays) -> Exchange:
 
 
 def tree_all_reduce(arrays: Arrays) -> Exchange:
-    """`all_reduce` along a binomial tree: sums move to device 0 in ceil(log2 n) steps, and the total moves back.
+    """Compute `all_reduce` along a binomial tree. Sums move to device 0 in ceil(log2 n) steps; the total moves back.
 
-    In step s of the way up, each odd multiple d of 2^s sends its sum to device d - 2^s. On the way down, device 0 sends
-    the total in every step.
+    In step s on the way to device 0, each device with an odd multiple d of 2^s as its number sends its sum to device
+    d - 2^s. On the way back, device 0 sends the total in every step.
 
     >>> tree_all_reduce([np.array([1.0]), np.array([2.0]), np.array([3.0])])
     Exchange(arrays=[array([6.]), array([6.]), array([6.])], steps=4, sent=16)
@@ -159,7 +161,7 @@ def tree_all_reduce(arrays: Arrays) -> Exchange:
 
 
 def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of a ring all-reduce of `size` bytes, with `alpha` seconds per message and `beta` seconds per byte.
+    """Return the seconds of a ring all-reduce of `size` bytes, with `alpha` seconds per message and `beta` per byte.
 
     >>> round(ring_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)  # microseconds; 14 of them are alpha
     14.2
@@ -168,7 +170,7 @@ def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> flo
 
 
 def tree_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of a tree all-reduce, with arguments as in `ring_seconds`.
+    """Return the seconds of a tree all-reduce, with the arguments of `ring_seconds`.
 
     >>> round(tree_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)
     6.5
@@ -177,7 +179,7 @@ def tree_seconds(devices: int, size: float, *, alpha: float, beta: float) -> flo
 
 
 def one_shot_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of an all-reduce in which every device reads all arrays, with arguments as in `ring_seconds`.
+    """Return the seconds of an all-reduce in which every device reads all arrays, with the arguments of `ring_seconds`.
 
     >>> round(one_shot_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)
     1.6

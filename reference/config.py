@@ -20,7 +20,10 @@ Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_silu"]
 
 @dataclass(frozen=True)
 class Config:
-    """A Llama-like decoder. It is hashable, so it can be a static argument of a compiled function."""
+    """Hyperparameters of a Llama-like decoder.
+
+    They are hashable, for use as a static argument of a compiled function.
+    """
 
     dim: int  # width of the residual stream
     layers: int
@@ -81,7 +84,9 @@ class Config:
         return self.local_theta is not None and self.window(layer) is not None
 
     def rotation(self, layer: int | None = None) -> Rotation:
-        """Return how `layer` turns q and k; None: in the usual way. A layer without RoPE gets frequencies of 0.
+        """Return the rotation of q and k in `layer`; None: the model's usual one.
+
+        A layer without RoPE has frequencies of 0.
 
         >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
         >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
@@ -105,9 +110,9 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch that no Llama has is on and not in `known`. `what`, a plural, lacks support."""
+        """Raise ValueError if a switch beyond Llama is on and not `known`. `what` is a plural noun for the message."""
         if names := [name for name in self.beyond_llama() if name not in known]:
-            raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
+            raise ValueError(f"{what} do not support {', '.join(name.replace('_', ' ') for name in names)} yet")
 
     def beyond_llama(self) -> tuple[str, ...]:
         """List the switches that are on and that no Llama has, for code that supports none of them.

@@ -22,5 +22,5 @@ def embedding(
            [0., 1.]])
     """
     if np.any(tokens < 0) or np.any(tokens >= len(table)):
-        raise IndexError(f"token ids lie in 0..{len(table) - 1}, got {tokens.min()}..{tokens.max()}")
+        raise IndexError(f"token ids must lie in 0..{len(table) - 1}, got {tokens.min()}..{tokens.max()}")
     return table[tokens].astype(np.float64)

@@ -159,7 +159,7 @@ def attend(
     (array([[3.8485, 5.1314]]), [[[0.8485, 1.1314]]])
     """
     offset, seq = len(cache.k), len(x)
-    n = normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
+    n = apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     q = linear(n, *layer.q).reshape(seq, config.heads, config.head_dim)
     k = linear(n, *layer.k).reshape(seq, config.kv_heads, config.head_dim)
     v = linear(n, *layer.v).reshape(seq, config.kv_heads, config.head_dim)
@@ -198,7 +198,7 @@ def feed_forward(
     array([[3.5042, 4.9678]])
     """
     norm_input = before if config.parallel_residual and before is not None else x
-    n = normed(norm_input, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    n = apply_norm(norm_input, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
         *matrices, biases = layer.ffn
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
@@ -220,7 +220,7 @@ def feed_forward(
     return _joined(x, added, layer.ffn_post_norm, config=config)
 
 
-def normed(
+def apply_norm(
     x: Float[np.ndarray, "*batch dim"],
     weight: Float[np.ndarray, " dim"] | None,
     bias: Float[np.ndarray, " dim"] | None = None,
@@ -235,7 +235,7 @@ def normed(
 
 def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
     """Add the output of half a block to the residual stream."""
-    return add(x, config.residual_scale * normed(added, norm, config=config))
+    return add(x, config.residual_scale * apply_norm(added, norm, config=config))
 
 
 def hidden_states(
@@ -254,7 +254,7 @@ def hidden_states(
 
 def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Config) -> Float[np.ndarray, "*batch vocab"]:
     """Compute the logits of each hidden state, one per token of the vocabulary."""
-    logits = linear(normed(x, params.norm, params.norm_bias, config=config), params.head) / config.logit_divisor
+    logits = linear(apply_norm(x, params.norm, params.norm_bias, config=config), params.head) / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, cap=config.logit_cap)
 
 

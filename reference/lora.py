@@ -40,7 +40,7 @@ def lora_merged(
     *,
     scale: float,
 ) -> Float[np.ndarray, "rows cols"]:
-    """The matrix W' = W + s B A, in float64.
+    """Compute the matrix W' = W + s B A, in float64.
 
     >>> lora_merged(np.eye(2), np.array([[1.0, 1.0]]), np.array([[1.0], [0.0]]), scale=0.5)
     array([[1.5, 0.5],
@@ -58,7 +58,7 @@ def lora_backward(
     *,
     scale: float,
 ) -> tuple[Float[np.ndarray, "*batch cols"], Float[np.ndarray, "rank cols"], Float[np.ndarray, "rows rank"]]:
-    """The gradients of `lora` for `x`, A and B, in float64. W has none, since training does not change it.
+    """Compute the gradients for x, A and B of `lora`, in float64. W gets none: training does not change W.
 
     >>> a, b = np.array([[1.0, 1.0]]), np.array([[0.0], [0.0]])
     >>> dx, da, db = lora_backward(np.array([1.0, 2.0]), np.eye(2), a, b, np.array([1.0, 0.0]), scale=0.5)

@@ -27,7 +27,7 @@ from llamaspec.reference.softmax import softmax
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch vocab"]:
-    """The log probabilities l - lse(l), in float64. They are accurate even if p underflows to 0.
+    """Compute the log probabilities l - lse(l), in float64. They are accurate even if p underflows to 0.
 
     >>> log_softmax(np.array([0.0, -2000.0]))
     array([    0., -2000.])
@@ -43,12 +43,12 @@ def cross_entropy(
     targets: Int[np.ndarray, "*batch"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """The weighted sum of -log p of `targets`, in nats, in float64.
+    """Compute the weighted sum of -log p of `targets`, in nats and in float64.
 
     >>> round(cross_entropy(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0])), 6)  # 2 log(4 / 3)
     0.575364
     """
-    return -float(np.sum(weights * _at(log_softmax(logits), targets)))
+    return -float(np.sum(weights * _at_targets(log_softmax(logits), targets)))
 
 
 def cross_entropy_backward(
@@ -56,7 +56,7 @@ def cross_entropy_backward(
     targets: Int[np.ndarray, "*batch"],
     weights: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Gradient of `cross_entropy` for the logits, in float64.
+    """Compute the gradient for the logits of `cross_entropy`, in float64.
 
     >>> cross_entropy_backward(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0]))
     array([[ 0.5, -0.5]])
@@ -67,7 +67,7 @@ def cross_entropy_backward(
 def answer_log_probability(
     logits: Float[np.ndarray, "seq vocab"], targets: Int[np.ndarray, " seq"], counted: Float[np.ndarray, " seq"]
 ) -> float:
-    """The log probability s of an answer: the sum over its ids with `counted` 1. Padding has 0.
+    """Compute the log probability s of an answer: the sum over its ids, where `counted` is 1. Padding has `counted` 0.
 
     >>> round(answer_log_probability(np.log([[1.0, 3.0], [1.0, 1.0]]), np.array([1, 0]), np.array([1.0, 0.0])), 6)
     -0.287682
@@ -78,7 +78,7 @@ def answer_log_probability(
 def dpo(
     preferred: float, rejected: float, frozen_preferred: float, frozen_rejected: float, *, beta: float
 ) -> tuple[float, tuple[float, float]]:
-    """DPO's loss of one pair of answers, and its gradients for the model's two log probabilities.
+    """Compute DPO's loss of one pair of answers, and its gradients for the model's two log probabilities.
 
     Before training, s = r, so the margin m is 0 and the loss is log 2.
 
@@ -99,7 +99,7 @@ def distillation(
     *,
     temperature: float,
 ) -> float:
-    """The weighted sum of T^2 KL(teacher || student) at temperature T over positions, in float64.
+    """Compute the sum over positions of T^2 KL(teacher || student) at temperature T, times weights, in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(distillation(student, teacher, one, temperature=1.0), 4)  # log(1/2) / 4 + 3 log(3/2) / 4
@@ -117,7 +117,7 @@ def distillation_backward(
     *,
     temperature: float,
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Gradient of `distillation` for the student's logits, in float64.
+    """Compute the gradient for the student's logits of `distillation`, in float64.
 
     >>> distillation_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0]), temperature=1.0)
     array([[ 0.25, -0.25]])
@@ -131,7 +131,7 @@ def reverse_kl(
     teacher: Float[np.ndarray, "*batch vocab"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """The weighted sum of KL(student || teacher) over positions, in float64.
+    """Compute the sum over positions of KL(student || teacher), times weights, in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(reverse_kl(student, teacher, one), 4)  # log(2) / 2 + log(2/3) / 2
@@ -145,7 +145,7 @@ def reverse_kl_backward(
     teacher: Float[np.ndarray, "*batch vocab"],
     weights: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Gradient of `reverse_kl` for the student's logits, in float64.
+    """Compute the gradient for the student's logits of `reverse_kl`, in float64.
 
     >>> reverse_kl_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])).round(4)
     array([[ 0.2747, -0.2747]])
@@ -155,12 +155,12 @@ def reverse_kl_backward(
 
 
 def _reverse_kl(logits: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The divergence at each position, and log(p / q) for each id."""
+    """Return the divergence at each position, and log(p / q) for each id."""
     ratio = log_softmax(logits) - log_softmax(teacher)
     return np.sum(softmax(logits) * ratio, axis=-1), ratio
 
 
-def _at(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _at_targets(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, targets[..., None].astype(np.int64), axis=-1)[..., 0]
 
 

@@ -97,7 +97,7 @@ Scaling = LinearScaling | Llama3Scaling | DynamicScaling | YarnScaling | LongRop
 
 
 def yarn_magnitude(factor: float) -> float:
-    """The magnitude that the paper recommends for a context extended by `factor`.
+    """Return the magnitude that the paper recommends for a context extended by `factor`.
 
     >>> yarn_magnitude(1.0), round(yarn_magnitude(4.0), 4)
     (1.0, 1.1386)
@@ -106,12 +106,12 @@ def yarn_magnitude(factor: float) -> float:
 
 
 def magnitude(scaling: Scaling | None) -> float:
-    """The factor by which a scaling multiplies q and k, in addition to turning them."""
+    """Return the factor by which a scaling multiplies q and k, in addition to turning them."""
     return scaling.magnitude if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) -> Float[np.ndarray, " pairs"]:
-    """The angle in radians by which each pair turns per position. `head_dim` is even.
+    """Return the angle in radians by which each pair turns per position. `head_dim` is even.
 
     >>> frequencies(4, theta=10_000.0)
     array([1.  , 0.01])
@@ -161,7 +161,7 @@ def rope_halves(
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
     """Rotate every head of `x` to its position, in float64. Features i and i + pairs form a pair.
 
-    If a head has more features, the rest stays unchanged.
+    If a head has more than 2 pairs features, the others stay unchanged.
 
     >>> x = np.array([[[1.0, 2.0, 0.0, 0.0]]])  # one token, one head
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
@@ -181,7 +181,7 @@ def partial_rope(
     *,
     magnitude: float,
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate the first 2 pairs features of every head by `rope_halves`, and multiply them by `magnitude`, in float64.
+    """Rotate the first features of every head, two per pair, by `rope_halves`, and multiply them by `magnitude`.
 
     >>> partial_rope(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), np.array([np.pi / 2]), magnitude=3.0).round(4)
     array([[[-6.,  3.,  5.]]])
@@ -235,7 +235,7 @@ def interleaved_to_halves(rows: Shaped[np.ndarray, "rows ..."], *, heads: int) -
 
 
 def halves_to_interleaved(rows: Shaped[np.ndarray, "rows ..."], *, heads: int) -> Shaped[np.ndarray, "rows ..."]:
-    """The inverse of `interleaved_to_halves`.
+    """Undo `interleaved_to_halves`.
 
     >>> halves_to_interleaved(np.array([0, 2, 1, 3]), heads=1)
     array([0, 1, 2, 3])

@@ -39,7 +39,7 @@ def penalize(
 
 
 def temper(logits: Float[np.ndarray, " vocab"], *, temperature: float) -> Float[np.ndarray, " vocab"]:
-    """The distribution at a temperature. At 0, the largest logit gets probability 1 (the lowest index on ties).
+    """Compute the distribution at a temperature. At 0, the largest logit gets probability 1 (the lowest index on ties).
 
     >>> temper(np.log([1.0, 3.0, 4.0]), temperature=1.0)
     array([0.125, 0.375, 0.5  ])
@@ -98,7 +98,7 @@ def distribution(
     min_p: float,
     repetition_penalty: float,
 ) -> Float[np.ndarray, " vocab"]:
-    """The distribution of the next token: all filters, in the order above.
+    """Compute the distribution of the next token by all filters, in the order of the module's docstring.
 
     >>> distribution(np.log([1.0, 3.0, 4.0]), np.array([False, False, True]),
     ...              temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
@@ -109,7 +109,7 @@ def distribution(
 
 
 def draw(p: Float[np.ndarray, " vocab"], u: float) -> int:
-    """The token at which the cumulative distribution first exceeds `u`, a number in [0, 1).
+    """Return the first token at which the cumulative distribution exceeds `u`, a number in [0, 1).
 
     >>> p = np.array([0.0, 0.25, 0.75])
     >>> draw(p, 0.0), draw(p, 0.2), draw(p, 0.25)

@@ -38,7 +38,7 @@ def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int
     >>> a, b, c = Piece(256, -4.0), Piece(257, -4.0), Piece(258, -4.0)
     >>> pieces = {"a": a, "b": b, "c": c, "ab": Piece(259, -1.0), "bc": Piece(260, -2.0), "▁": Piece(261, -3.0)}
     >>> vocabulary = Vocabulary(pieces, bytes=range(256), unknown=-1)
-    >>> encode("abc", vocabulary)  # "ab" goes first: it scores higher than "bc"
+    >>> encode("abc", vocabulary)  # "ab" is joined first, because its score is higher
     [261, 259, 258]
     >>> encode("bcé", vocabulary, start=False)
     [260, 195, 169]

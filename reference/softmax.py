@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 
 def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
-    """The distribution over the last axis, in float64. A row with only -inf becomes zeros.
+    """Compute the distribution over the last axis, in float64. A row with only -inf becomes zeros.
 
     >>> softmax(np.array([0.0, np.log(3.0), -np.inf]))
     array([0.25, 0.75, 0.  ])
@@ -55,7 +55,7 @@ def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Ru
 
 
 def softmax_online(x: Float[np.ndarray, "*batch n"], *, block: int) -> Float[np.ndarray, "*batch n"]:
-    """`softmax`, with maximum and sum computed from `block` scores at a time.
+    """Compute `softmax`, with maximum and sum computed from `block` scores at a time.
 
     >>> softmax_online(np.array([0.0, np.log(3.0), -np.inf]), block=2)
     array([0.25, 0.75, 0.  ])

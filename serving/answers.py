@@ -1,4 +1,4 @@
-"""Submits the engine requests of one HTTP request, and turns the engine's events into pieces of text."""
+"""Submits one HTTP request to the engine as one engine request per choice, and turns the engine's events into text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,19 +20,20 @@ from llamaspec.serving.request import (
     Tokens,
 )
 from llamaspec.serving.request import TopLogprobs as Likeliest
-from llamaspec.serving.streaming import AnswerPiece, Drawn, Inbox, TextReader
+from llamaspec.serving.streaming import AnswerPiece, DrawnToken, Inbox, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
-# With this header, OpenAI's clients do not repeat a request after a 500 or a 503. A repeated request would fail again.
+# With this header, OpenAI's clients do not repeat a request after status 500 or 503. A repeated request would fail
+# again.
 NO_RETRY = {"x-should-retry": "false"}
 
 
 class Choice:
-    """One text of an answer. If the client asked for `echo`, the text begins with the prompt."""
+    """One generated text of an answer. If the client set `echo`, the text begins with the prompt."""
 
     def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
-        """Prepare for the events of `request`. `reader` decodes the drawn tokens; `echo` decodes the prompt to echo."""
+        """Prepare for the events of `request`. `reader` decodes the drawn tokens, and `echo` (optional) the prompt."""
         self.index = index
         self.request = request
         self.prompt = prompt
@@ -47,23 +48,23 @@ class Choice:
 
     @property
     def count(self) -> int:
-        """The number of tokens drawn for this text, including one that stopped it."""
+        """The number of tokens drawn for this choice, including the one that stopped it."""
         return self._reader.count
 
     @property
     def ended(self) -> bool:
-        """Whether the text has ended, normally or with an error."""
+        """Whether this choice is complete or has failed."""
         return self.finish_reason is not None or self.refusal is not None
 
     def take(self, event: Event) -> None:
-        """Handle an event. Events after the end of the text are ignored."""
+        """Handle an event of the engine. Events after the end of the choice are ignored."""
         if self.ended:
             return
         match event:
             case PromptLogprobs():
                 self._echo_prompt(event)
             case Tokens():
-                self._reader.feed(_drawn(event))
+                self._reader.feed(_drawn_tokens(event))
                 if self._reader.stopped:
                     self.finish_reason = "stop"
             case Finished(reason=reason) if reason in REASONS:
@@ -73,7 +74,7 @@ class Choice:
                 self.refusal = _refusal(event)
 
     def piece(self) -> AnswerPiece:
-        """Return the text that is new since the last call."""
+        """Return the text and tokens that are new since the last call."""
         piece = self._reader.piece()
         tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
         if self._echo is None:
@@ -86,19 +87,19 @@ class Choice:
             return
         ids = self.prompt.ids
         if known is None:
-            self._echo.feed([Drawn(token) for token in ids])
+            self._echo.feed([DrawnToken(token) for token in ids])
         else:
             after = zip(ids[1:], known.logprobs, known.top_logprobs, strict=True)
-            self._echo.feed([Drawn(ids[0]), *(Drawn(token, lp, _pairs(top)) for token, lp, top in after)])
+            self._echo.feed([DrawnToken(ids[0]), *(DrawnToken(token, lp, _pairs(top)) for token, lp, top in after)])
         self._echo.finish()
         self._before = self._echo.length
 
 
 class Answering:
-    """Requests that run in the engine for one HTTP request."""
+    """The engine requests of one HTTP request."""
 
     def __init__(self, engine: Engine, choices: Sequence[Choice], metrics: Metrics):
-        """Prepare to submit the requests of `choices`. Events arrive in the event loop that runs now."""
+        """Prepare to submit the requests of `choices`. The running event loop will receive their events."""
         self.choices = choices
         self._engine = engine
         self._metrics = metrics
@@ -107,18 +108,21 @@ class Answering:
 
     @property
     def open(self) -> bool:
-        """Whether a text is unfinished."""
+        """Whether at least one choice is unfinished."""
         return not all(choice.ended for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. A prompt with several choices counts once."""
+        """The token counts so far. A prompt with several choices counts once."""
         read = sum({id(choice.prompt): len(choice.prompt.ids) for choice in self.choices}.values())
         drawn = sum(choice.count for choice in self.choices)
         return Usage(prompt_tokens=read, completion_tokens=drawn, total_tokens=read + drawn)
 
     def start(self) -> None:
-        """Submit all requests to the engine. If one is refused, cancels the others and raises Refusal."""
+        """Submit all requests to the engine.
+
+        If the engine refuses one of them, cancels the others and raises Refusal.
+        """
         try:
             for choice in self.choices:
                 self._submit(choice)
@@ -127,7 +131,7 @@ class Answering:
             raise
 
     async def news(self) -> list[Choice]:
-        """Wait for events, and return the texts that have grown or ended."""
+        """Wait for events, and return the choices that have new text or have ended."""
         changed: dict[int, Choice] = {}
         for index, event in await self._inbox.take():
             choice = self.choices[index]
@@ -138,11 +142,11 @@ class Answering:
             self._time(choice.count - before, first=before == 0)
             changed[index] = choice
             if choice.ended and isinstance(event, Tokens) and choice.number is not None:
-                self._engine.cancel(choice.number)  # The engine knows only stop tokens, so a stop text must cancel.
+                self._engine.cancel(choice.number)  # the engine knows stop tokens, but not stop strings
         return list(changed.values())
 
     def cancel(self) -> None:
-        """Cancel all unfinished requests. A second call does nothing."""
+        """Cancel all unfinished requests. Calling this again does nothing."""
         for choice in self.choices:
             if choice.number is not None and not choice.ended:
                 self._engine.cancel(choice.number)
@@ -173,21 +177,21 @@ class Answering:
 
 
 def queue_full(message: str) -> Refusal:
-    """Make the error for a request that does not fit in the queue."""
+    """Make the error response for a request that does not fit in the queue."""
     return Refusal(message, status=429, code="queue_full", headers={"Retry-After": "1"})
 
 
 def shutting_down() -> Refusal:
-    """Make the error for a request that the server drops because it is shutting down."""
+    """Make the error response for a request that the server drops because it is shutting down."""
     headers = {"Retry-After": "5"}  # seconds
     return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
 
 
-def _drawn(event: Tokens) -> list[Drawn]:
+def _drawn_tokens(event: Tokens) -> list[DrawnToken]:
     if event.logprobs is None or event.top_logprobs is None:
-        return [Drawn(token) for token in event.ids]
+        return [DrawnToken(token) for token in event.ids]
     known = zip(event.ids, event.logprobs, event.top_logprobs, strict=True)
-    return [Drawn(token, logprob, _pairs(top)) for token, logprob, top in known]
+    return [DrawnToken(token, logprob, _pairs(top)) for token, logprob, top in known]
 
 
 def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
@@ -195,9 +199,9 @@ def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
 
 
 def _refusal(event: Finished) -> Refusal:
-    """Make the error for a request that the engine has ended."""
+    """Make the error response for a request that the engine ended early."""
     match event.reason:
-        case "cancelled":  # The server shuts down. (A client that has disconnected reads nothing.)
+        case "cancelled":  # the server is shutting down; a client that has disconnected gets no response
             return shutting_down()
         case "expired":
             headers = {"Retry-After": "5"} | NO_RETRY

@@ -1,4 +1,4 @@
-"""Endpoints that answer with JSON: OpenAI's, and the tokenizer's."""
+"""Endpoints that answer with JSON: OpenAI's endpoints and the tokenizer's endpoints."""
 
 import asyncio
 import time
@@ -34,14 +34,14 @@ from llamaspec.serving.streaming import TextReader
 from llamaspec.serving.tools import CallForm, CallReader, offered_tools
 
 DEFAULT_COMPLETION = 16  # tokens, OpenAI's default
-MOST_PROMPTS = 32  # in one request
+MOST_PROMPTS = 32  # prompts in one request
 THREADS = 2  # threads that encode prompts
 MOST_PREPARED = 256  # prompts that are being encoded or wait to be encoded
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An accepted request: its texts, their wire format, and whether they are streamed."""
+    """An accepted request: its engine requests, its wire format, and whether the answer is streamed."""
 
     answering: Answering
     form: WireFormat
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Api:
-    """Endpoints of one model."""
+    """The endpoints of one model."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Api:
         request_seconds: float,
         sampling: SamplingOptions | None = None,
     ):
-        """Serve `engine`. `fingerprint` identifies the weights and programs that determine a text.
+        """Serve `engine`. `fingerprint` identifies the weights and programs that produce the texts.
 
         A request expires after `request_seconds`, or earlier if it sets `max_seconds`. `sampling` has the defaults for
         the fields that choose the next token; None means OpenAI's defaults.
@@ -88,10 +88,10 @@ class Api:
         self._prompts.close()
 
     async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
-        """Start completions. Raises Refusal."""
+        """Start to answer a completion request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         if body.best_of not in (None, body.n or 1):
-            raise Refusal("best_of must equal n", param="best_of")
+            raise Refusal("best_of: expected the value of n, {body.n or 1}, got {body.best_of}", param="best_of")
         logprobs = body.logprobs
         prompts = await self._prompts_of(body)
         rules = await self._rules(self._for_texts, body)
@@ -103,16 +103,16 @@ class Api:
         return Answer(answering, form, bool(body.stream), usage)
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
-        """Start answers to a conversation. Raises Refusal."""
+        """Start to answer a chat request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         top = body.top_logprobs
         if top is not None and not body.logprobs:
-            raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
+            raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
-            raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
+            raise Refusal("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
         tools, forced, most_calls = offered_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
-        if formatted and body.answer_ids:  # a grammar must see an answer from its start
+        if formatted and body.answer_ids:  # a grammar needs the answer from its beginning
             raise Refusal("answer_ids cannot be combined with response_format", param="answer_ids")
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
         prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=_template_options(body)))
@@ -136,13 +136,13 @@ class Api:
         return Answer(answering, form, bool(body.stream), usage)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
-        """Encode a text or a conversation. Raises Refusal."""
+        """Encode a text or a conversation as token ids. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise Refusal("give either prompt or messages", param="prompt")
+            raise Refusal("give either prompt or messages, not both", param="prompt")
         for name in ("tools", EFFORT, "chat_template_kwargs") if body.prompt is not None else ():
             if getattr(body, name) is not None:
-                raise Refusal(f"{name} needs messages", param=name)
+                raise Refusal(f"{name} needs messages, and this request has none", param=name)
         if body.messages is not None:
             read = partial(self._prompts.from_messages, body.messages, tools=body.tools or ())
             encoded = await self._in_thread(partial(read, options=_template_options(body)))
@@ -154,13 +154,13 @@ class Api:
         return {"count": len(encoded.ids), "max_model_len": length, "tokens": encoded.ids, "token_strs": pieces}
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
-        """Decode ids. Raises Refusal."""
+        """Decode token ids. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         ids = self._prompts.from_ids(body.tokens, param="tokens").ids
         return {"prompt": await self._in_thread(partial(self._prompts.text_of, ids))}
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """Describe the tokenizer for clients that tokenize over HTTP."""
+        """Describe the tokenizer, for clients that call the tokenizer endpoints."""
         tokenizer, template = self._prompts.tokenizer, self._prompts.template
         return {
             "vocab_size": tokenizer.vocab,
@@ -170,22 +170,22 @@ class Api:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal if a request names another model."""
+        """Raise Refusal if a request names a model that this server does not have."""
         if name not in (None, self.model.id):
             message = f"no model named {name[:100]}: this server has {self.model.id}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
     async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
-        """Encode one or several prompts of a completion."""
+        """Encode the prompt or prompts of a completion request."""
         prompt = body.prompt or ""
         if isinstance(prompt, str):
             return [await self._in_thread(partial(self._prompts.from_text, prompt))]
         if ids := [token for token in prompt if isinstance(token, int)]:
             if len(ids) < len(prompt):
-                raise Refusal("prompt: a list must contain only texts or only token ids", param="prompt")
+                raise Refusal("prompt: a list must contain only strings or only token ids", param="prompt")
             return [self._prompts.from_ids(ids)]
         if len(prompt) > MOST_PROMPTS:
-            raise Refusal(f"prompt: at most {MOST_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+            raise Refusal(f"prompt: expected at most {MOST_PROMPTS} prompts, got {len(prompt)}", param="prompt")
         prompts = []
         for item in prompt:
             if isinstance(item, str):
@@ -195,14 +195,14 @@ class Api:
         return prompts
 
     async def _rules(self, grammars: Grammars, body: SampledRequest) -> Rules:
-        """Compile the grammar of the answers. This may take a second."""
+        """Compile the grammar that `response_format` asks for. This may take a second."""
         if isinstance(body.response_format, TextFormat | None):
             return lambda: None
         _check_ends(body, "response_format")
         return await self._in_thread(partial(grammars.allowed_by, body.response_format))
 
     def _rules_of_calls(self, form: CallForm, tools: Sequence[Tool], most: int) -> Rules:
-        """Compile the grammar of answers with one to `most` calls."""
+        """Compile the grammar of answers that contain from one to `most` calls of `tools`."""
         schema = form.schema(tools, most=most)
         if form.listed or form.on_channel:
             return self._for_turns.of_schema(schema, param="tools")
@@ -211,11 +211,12 @@ class Api:
     async def _in_thread[T](self, work: partial[T]) -> T:
         """Run slow work in a thread, so that the event loop can serve other requests.
 
-        Raises Refusal if too much work is already queued: rendering a template may take a tenth of a second.
+        Raises Refusal if `MOST_PREPARED` calls are running or waiting: rendering a template may take a tenth of a
+        second.
         """
         if self._preparing >= MOST_PREPARED:
             self.metrics.refused.labels("queue").inc()
-            raise queue_full(f"{self._preparing} requests are waiting for their prompts to be encoded")
+            raise queue_full(f"{self._preparing} requests are already waiting for their prompts to be encoded")
         self._preparing += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -235,20 +236,20 @@ class Api:
         shows_end: bool = False,
         channels: Callable[[], Channels | None] = lambda: None,
     ) -> Answering:
-        """Make and submit `n` requests for each prompt, with consecutive seeds.
+        """Submit `n` engine requests for each prompt, with consecutive seeds.
 
-        If `shows_end`, the tokens of a text include its end token. `channels` makes the parser that separates
-        the thoughts of an answer from its text.
+        If `shows_end`, the tokens of a choice include its end token. `channels` makes the parser that separates the
+        reasoning of an answer from its text.
         """
         if body.stream_options is not None and not body.stream:
-            raise Refusal("stream_options needs stream to be true", param="stream_options")
+            raise Refusal("stream_options needs stream: true", param="stream_options")
         texts = _stop_texts(body)
         tokenizer = self._prompts.tokenizer
         choices: list[Choice] = []
         for prompt in prompts:
             if not prompt.ids:
                 raise Refusal(
-                    "prompt: the text is empty, and this model has no BOS token to start from", param="prompt"
+                    "prompt: the prompt is empty, and this model has no BOS token to start from", param="prompt"
                 )
             requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
             for request in requests:
@@ -284,7 +285,7 @@ class Api:
             seed = check_seed(body.seed if body.seed is None or body.seed >= 0 else body.seed & MAX_SEED)
             if options.get("top_k", 0) < 0:
                 options["top_k"] = 0
-            if options.get("top_p") == 0:  # keeps only the likeliest token
+            if options.get("top_p") == 0:  # top_p 0 keeps only the likeliest token
                 options |= {"top_p": 1.0, "temperature": 0.0}
             return [
                 Request(
@@ -295,7 +296,7 @@ class Api:
                     ignore_eos=bool(body.ignore_eos),
                     logit_bias=self._biases(body.logit_bias or {}),
                     logprobs=logprobs,
-                    # The first token has no log-probability, so a prompt of one token has none.
+                    # The first token of a prompt has no log-probability, so a prompt of one token has none.
                     prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
@@ -311,7 +312,10 @@ class Api:
         biases = {}
         for token, bias in by_token.items():
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < self.engine.vocab):
-                raise Refusal(f"logit_bias: {token[:20]!r} is not a token id", param="logit_bias")
+                raise Refusal(
+                    f"logit_bias: expected token ids below {self.engine.vocab} as keys, got {token[:20]!r}",
+                    param="logit_bias",
+                )
             biases[int(token)] = bias
         return biases
 
@@ -325,13 +329,15 @@ def _stop_texts(body: SampledRequest) -> list[str]:
 
 
 def _check_ends(body: SampledRequest, param: str) -> None:
-    """Refuse `ignore_eos` together with a grammar, which ends the answer."""
+    """Raise Refusal if `ignore_eos` is combined with `param`, which needs a grammar: a grammar ends the answer
+    itself.
+    """
     if body.ignore_eos:
         raise Refusal(f"ignore_eos cannot be combined with {param}", param="ignore_eos")
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """Collect the chat template's variables other than messages and tools."""
+    """Collect the variables that a request passes to the chat template, except messages and tools."""
     effort = {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
     return (body.chat_template_kwargs or {}) | effort
 
@@ -341,7 +347,7 @@ def _wants_usage(body: SampledRequest) -> bool:
 
 
 def _out_of_range(message: str) -> Refusal:
-    """Turn a ValueError about an option into a Refusal. The first word of the message names the field."""
+    """Turn a ValueError about an option into a Refusal. The first word of its message names the field."""
     name = message.split(" ", 1)[0].replace("-", "_")
     param = {"max_new_tokens": "max_tokens"}.get(name, name)
     known = {*chain.from_iterable(kind.__struct_fields__ for kind in (CompletionRequest, ChatRequest))}

@@ -1,4 +1,4 @@
-"""Limits of HTTP connections, and access control."""
+"""Limits on HTTP connections, and access control."""
 
 import asyncio
 import hashlib
@@ -17,57 +17,59 @@ from aiohttp import web
 from llamaspec.serving.metrics import Metrics
 from llamaspec.serving.openai import Refusal
 
-RETRY_AFTER = {"Retry-After": "5"}  # seconds, for a client that connects while the server drains
-LONGEST_LINE = 8190  # bytes of a request's first line, and of a header
+RETRY_AFTER = {"Retry-After": "5"}  # seconds until a refused client should try again
+LONGEST_LINE = 8190  # bytes of a request line or of a header
 MOST_HEADERS = 64
-KEPT_OPEN = 75.0  # seconds that a connection may be silent between two requests, or before the first
-REFUSED_OPEN = 2.0  # seconds that a connection beyond the limit has to send its request
-MOST_REFUSED = 64  # connections beyond the limit that get an answer at the same time; more are closed without one
-OTHER_FILES = 64 + MOST_REFUSED  # files that are not connections
-LINGER = 2.0  # seconds for the rest of a body that was refused
+KEPT_OPEN = 75.0  # seconds that a connection may be idle before a request
+REFUSED_OPEN = 2.0  # seconds after which we close a connection beyond the limit that sends no request
+MOST_REFUSED = 64  # connections beyond the limit that may wait for a 503; we close others at once
+OTHER_FILES = 64 + MOST_REFUSED  # open files other than accepted connections
+LINGER = 2.0  # seconds to read the rest of a refused body
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Limits on what clients may use. Each has a flag of `llamaspec serve`."""
+    """Limits on what clients may use. Each limit has an option of `llamaspec serve`."""
 
     body_bytes: int = 4 << 20
-    body_seconds: float = 60.0  # for a client to send its body
-    write_seconds: float = 30.0  # for a client that stops reading to continue
-    request_seconds: float = 600.0  # for a request, from its arrival at the engine to its end
+    body_seconds: float = 60.0  # time for a client to send its body
+    write_seconds: float = 30.0  # time that a client may read nothing
+    request_seconds: float = 600.0  # time for a request in the engine, including the queue
     connections: int = 1000
-    drain_seconds: float = 30.0  # for requests that run when the server is told to stop
+    drain_seconds: float = 30.0  # time for running requests to finish when the server stops
 
 
 @dataclass(frozen=True)
 class Access:
-    """Keys, origins and host names that may use the server."""
+    """API keys, origins and host names that may use the server."""
 
-    keys: tuple[str, ...] = ()  # a request needs one of these; empty: no key is needed
-    origins: frozenset[str] = frozenset()  # origins of other sites that may send requests, by CORS
+    keys: tuple[str, ...] = ()  # a request needs one of these keys; empty: no key is needed
+    origins: frozenset[str] = frozenset()  # other sites whose pages may send requests (CORS)
     hosts: frozenset[str] | None = None  # names that the Host header may have; None: any
 
     def tenant(self, header: str) -> str | None:
-        """Return the number of the key in an Authorization header; None for an unknown key."""
+        """Return the index of the API key in an Authorization header, as a string; "" if no key is needed; None if it
+        is wrong.
+        """
         if not self.keys:
             return ""
         scheme, _, token = header.strip().partition(" ")
-        key = (token if scheme.lower() == "bearer" else header).strip()  # RFC 9110: a scheme has any case
+        key = (token if scheme.lower() == "bearer" else header).strip()  # RFC 9110: the scheme is case-insensitive
         matches = [hmac.compare_digest(_digest(key), _digest(known)) for known in self.keys]
         return str(matches.index(True)) if any(matches) else None
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()  # a header may hold any bytes
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()  # a header may contain any bytes
 
 
 def loopback_hosts(host: str) -> frozenset[str] | None:
-    """List the host names of a server that only this machine can reach; None for other servers.
+    """Return the host names of a server that only this machine can reach, or None for other servers.
 
-    This stops DNS rebinding: another site can point its own name to 127.0.0.1, and then read our answers as if they
-    came from that site. The Host header of its requests has the site's name, which is not in the list.
+    This prevents DNS rebinding: another site can point its own name to 127.0.0.1, and then read our answers as if they
+    came from that site. The Host header of such a request has the site's name, which is not in the list.
     """
     with suppress(ValueError):
         if ip_address(host).is_loopback:
@@ -76,7 +78,7 @@ def loopback_hosts(host: str) -> frozenset[str] | None:
 
 
 class Connections(web.Server):
-    """Makes a protocol for each connection, and refuses connections beyond a limit."""
+    """Makes a protocol for each connection, and refuses connections beyond the limit."""
 
     def __init__(self, handler: Handler, limits: ClientLimits, metrics: Metrics):
         """Answer requests with `handler`, within `limits`."""
@@ -86,7 +88,7 @@ class Connections(web.Server):
         self._refused: set[TooMany] = set()
 
     def __call__(self) -> Any:
-        """Make the protocol of a new connection."""
+        """Make the protocol of a new connection: `Connection`, or `TooMany` beyond the limit."""
         self._metrics.connections.set(len(self.connections))
         if len(self.connections) >= self._limits.connections:
             self._metrics.refused.labels("connections").inc()
@@ -116,22 +118,22 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp cannot parse."""
-        message = "not a valid HTTP request, or its headers are too long, or its body has an unknown encoding"
+        """Answer a request that aiohttp cannot parse with an error in JSON."""
+        message = "the request is not valid HTTP, or its headers are too long, or its Content-Encoding is unknown"
         response = error(Refusal(message, status=status))
         response.force_close()
         return response
 
 
 class TooMany(asyncio.Protocol):
-    """A connection beyond the limit: answers any request with 503, then closes."""
+    """A connection beyond the limit. It answers any request with 503, and then closes."""
 
     def __init__(self, refused: set["TooMany"]):
-        """Prepare to join `refused`, the set of connections beyond the limit that are still open."""
+        """Store `refused`, the set of open connections beyond the limit, which this connection will join."""
         self._refused = refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request. If we closed at once, the client would see a broken connection instead of an answer."""
+        """Wait for a request. If we closed now, the client would see a broken connection instead of the 503."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._refused) >= MOST_REFUSED:
@@ -140,7 +142,7 @@ class TooMany(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(REFUSED_OPEN, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Send 503 and close."""
+        """Send the 503 and close the connection."""
         if self._transport.is_closing():
             return
         refusal = Refusal("too many connections", status=503, code="too_many_connections", headers=RETRY_AFTER)
@@ -151,18 +153,18 @@ class TooMany(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, and make room for another connection."""
+        """Stop the timer, and leave the set of refused connections."""
         self._timer.cancel()
         self._refused.discard(self)
 
 
 class DoesNotRead(ConnectionError):
-    """Raised when a client has not read for too long and is disconnected."""
+    """Raised after we disconnect a client that has not read its answer for too long."""
 
 
 @asynccontextmanager
 async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterator[None]:
-    """Limit the time that a client may take to read. A slower client is disconnected: raises DoesNotRead."""
+    """Limit the time that a client may take to read. Disconnects a slower client and raises DoesNotRead."""
     try:
         async with asyncio.timeout(limits.write_seconds):
             yield
@@ -173,7 +175,7 @@ async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterat
 
 
 def allow_files(connections: int) -> int:
-    """Raise this process's limit of open files so that all connections fit. Returns the number that the system allows.
+    """Raise this process's limit on open files for `connections`. Returns how many connections the system allows.
 
     A process at that limit cannot accept a connection, not even to refuse it.
     """
@@ -187,13 +189,13 @@ def allow_files(connections: int) -> int:
 
 
 def in_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Answer with JSON."""
+    """Make a JSON response."""
     body = msgspec.json.encode(value)
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 def error(refusal: Refusal) -> web.Response:
-    """Answer with an error."""
+    """Make the response for an error."""
     response = in_json(refusal.body, status=refusal.status, headers=refusal.headers)
     if refusal.status in (408, 413):  # the client may still be sending the body
         response.force_close()

@@ -1,4 +1,4 @@
-"""Builds the OpenAPI document from the wire types."""
+"""Builds the OpenAPI document from the types of requests and responses."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ ERROR = {
         }
     },
 }
-EVENT = {  # an event of a stream: a chunk as JSON, "[DONE]", or an error
+EVENT = {  # one server-sent event: a chunk as JSON, "[DONE]", or an error
     "type": "object",
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
@@ -32,18 +32,18 @@ POSTS: dict[str, tuple[str, type, type | None]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest, Completion),
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest, ChatCompletion),
     "/tokenize": ("Encode a text or a conversation.", TokenizeRequest, None),
-    "/detokenize": ("Decode ids.", DetokenizeRequest, None),
+    "/detokenize": ("Decode token ids.", DetokenizeRequest, None),
 }
 GETS = {
-    "/v1/models": "List the model.",
+    "/v1/models": "List the models of this server: one.",
     "/tokenizer_info": "Describe the tokenizer.",
-    "/health": "Say that the process is alive.",
-    "/ready": "Say whether the server accepts requests.",
+    "/health": "Check that the process and its engine are running.",
+    "/ready": "Check whether the server accepts requests.",
 }
 
 
 def openapi(model: str) -> dict[str, Any]:
-    """Describe the server of a model, in OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document of the server of `model`."""
     kinds = [kind for _, body, answer in POSTS.values() for kind in (body, answer) if kind]
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
@@ -69,16 +69,16 @@ def openapi(model: str) -> dict[str, Any]:
 
 
 def reference(name: str) -> dict[str, str]:
-    """Make a reference to a schema."""
+    """Return a reference to the schema `name`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def responses(schema: dict[str, Any]) -> dict[str, Any]:
-    """List the responses of an endpoint: success, and errors in one format."""
+    """Describe the responses of an endpoint: success with `schema`, and errors in one format for all endpoints."""
     wrong = {"description": "An error.", "content": in_content(reference("Error"))}
-    return {"200": {"description": "Done.", "content": in_content(schema)}, "4XX": wrong, "5XX": wrong}
+    return {"200": {"description": "Success.", "content": in_content(schema)}, "4XX": wrong, "5XX": wrong}
 
 
 def in_content(schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe a JSON body."""
+    """Describe a JSON body with `schema`."""
     return {"application/json": {"schema": schema}}

@@ -1,4 +1,4 @@
-"""The engine: a thread that makes a plan, runs the plan on a device, and delivers the drawn tokens, in a loop."""
+"""The engine: a thread that repeatedly makes a plan, runs the plan on a device, and delivers the drawn tokens."""
 
 import logging
 import threading
@@ -30,28 +30,28 @@ from llamaspec.serving.request import (
 from llamaspec.serving.scheduler import Limits, Plan, RequestEnd, Scheduler
 from llamaspec.serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
 
-NOT_NUMBERS = "the logits are not numbers"
-# Clients get no details: messages of exceptions may name paths and internals.
-FAILED = "the engine failed: the server's log says why"
-NO_RULE = "the grammar of this answer failed: the server's log says why"
+NOT_NUMBERS = "the model computed logits that are not finite numbers"
+# Clients get no details, because messages of exceptions may contain paths and other internals.
+FAILED = "the engine failed; see the server's log for the cause"
+NO_RULE = "the grammar of this answer failed; see the server's log for the cause"
 
 log = logging.getLogger("llamaspec.serving")
 
 
 @dataclass
 class Open:
-    """An unfinished request, and the function that delivers its events."""
+    """An unfinished request, with the function that delivers its events and what it has delivered so far."""
 
     request: Request
     deliver: Deliver
-    prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not yet delivered
-    read: int = 0  # prompt tokens with collected log-probabilities, delivered or not
+    prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt, not delivered yet
+    read: int = 0  # prompt tokens whose log-probabilities we have
     drawn: int = 0  # tokens delivered
-    message: str | None = None  # the text of the request's error
+    message: str | None = None  # the error message of the request
 
 
 class BatchingEngine:
-    """An `Engine` that runs an executor in its own thread. A lock guards all other state."""
+    """An `Engine` that runs an executor in its own thread. A lock guards the state that other threads use."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class BatchingEngine:
         eos: frozenset[int],
         step_seconds: float = STEP_SECONDS,
     ):
-        """Start the thread. `vocab` and `eos` belong to the executor's model.
+        """Start the thread. `vocab` and `eos` describe the executor's model.
 
-        If a step takes more than `step_seconds`, the device hangs and the engine fails.
+        If a step takes more than `step_seconds`, we assume that the device hangs, and the engine fails.
         """
         self.context, self.vocab = limits.context, vocab
         self.failed: BaseException | None = None
@@ -77,7 +77,7 @@ class BatchingEngine:
         self._step_seconds = float("inf")
         self._accepts, self._closing = True, False
         self._changed = threading.Condition()
-        self._step, self._steps = None, 0  # number of the current step, and how many have begun
+        self._step, self._steps = None, 0  # number of the current step (None: between steps), and how many have begun
         self._watchdog = Watchdog(step_seconds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -85,14 +85,21 @@ class BatchingEngine:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """See `Engine.submit`."""
+        """Queue a request (see `Engine.submit`)."""
         check_ids(request.prompt, self.vocab)
         check_ids([*request.stop_ids, *request.logit_bias], self.vocab)
         if len(ending_ids(request, self._eos)) > MOST_STOPS:
-            raise ValueError(f"more than {MOST_STOPS} token ids end a text, the model's own included")
+            raise ValueError(
+                f"stop_token_ids: expected at most {MOST_STOPS} ids including the model's own, got "
+                f"{len(ending_ids(request, self._eos))}"
+            )
         with self._changed:
             if not self._accepts:
-                raise QueueFull("the engine has failed" if self.failed else "the engine accepts no more requests")
+                raise QueueFull(
+                    "the engine has failed"
+                    if self.failed
+                    else "the engine is shutting down and accepts no new requests"
+                )
             number = self._submitted
             self._scheduler.submit(number, request, monotonic())
             self._submitted += 1
@@ -101,13 +108,13 @@ class BatchingEngine:
             return number
 
     def cancel(self, number: int) -> None:
-        """See `Engine.cancel`."""
+        """Cancel a request (see `Engine.cancel`)."""
         with self._changed:
             self._scheduler.cancel(number)
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """See `Engine.drain`."""
+        """Stop accepting requests and wait for the running ones (see `Engine.drain`)."""
         with self._changed:
             self._accepts = False
             ended = self._changed.wait_for(lambda: not self._open, seconds)
@@ -116,7 +123,7 @@ class BatchingEngine:
             return ended
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """End all requests and the engine's thread (see `Engine.close`)."""
         with self._changed:
             self._accepts, self._closing = False, True
             self._cancel_all()
@@ -126,7 +133,7 @@ class BatchingEngine:
             self._thread.join()
 
     def stats(self) -> Stats:
-        """See `Engine.stats`."""
+        """Return the engine's counters (see `Engine.stats`)."""
         with self._changed:
             scheduler, pool = self._scheduler, self._scheduler.pool
             return Stats(
@@ -160,18 +167,18 @@ class BatchingEngine:
             self._ended.set()
 
     def _watch(self) -> None:
-        """Fail the engine if a step does not end."""
+        """Wait until the engine ends. If a step takes too long, fail the engine."""
         while not self._ended.wait(LOOK):
-            with self._changed:  # or the step might end between the check and the failure
+            with self._changed:  # otherwise the step might end between the check and the failure
                 if not self._watchdog.look(step=self._step, now=monotonic()):
                     continue
-                error = DeviceHangs(f"a step has not ended in {self._watchdog.seconds:g} s")
+                error = DeviceHangs(f"a step has not finished within {self._watchdog.seconds:g} s")
                 self.failed, self._accepts = error, False
             log.error("the device hangs: %s", error)
             return self._tell_all()
 
     def _fail_all(self, error: BaseException) -> None:
-        """Fail the engine, unless the watchdog has already failed it."""
+        """Fail the engine with `error`, unless the watchdog has already failed it."""
         with self._changed:
             if self.failed is not None:
                 return
@@ -179,7 +186,7 @@ class BatchingEngine:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """End all open requests with an error. This does not use the scheduler, which may have failed itself."""
+        """End all open requests with an error. We do not use the scheduler, because it may be in a broken state."""
         with self._changed:
             unfinished = [*self._open.values()]
         for job in unfinished:
@@ -191,7 +198,7 @@ class BatchingEngine:
             self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Carry out one plan. Returns False once the engine has failed, or is closed and has no open request."""
+        """Make and run one plan. Returns False once the engine has failed, or is closed and has no open request."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or not self._scheduler.idle)
             if self._closing and self._scheduler.idle:
@@ -215,7 +222,7 @@ class BatchingEngine:
         outcome = self._executor.run(plan, requests, masks)
         with self._changed:
             self._step = None
-            if self.failed is not None:  # the step ended after all, but the engine has already failed
+            if self.failed is not None:  # the watchdog failed the engine during this step
                 return False
         if plan.rows and not plan.chunk:
             self._step_seconds = (monotonic() - began) / max(row.steps for row in plan.rows)
@@ -232,34 +239,39 @@ class BatchingEngine:
         return True
 
     def _mask(self, number: int, drawn: list[int]) -> Bool[np.ndarray, " vocab"]:
-        """Ask a request which tokens may follow. If its `allowed` fails, the request ends with an error."""
+        """Ask a request for the mask of tokens that may follow.
+
+        If its `allowed` raises, the request ends with an error.
+        """
         job = self._open[number]
         assert job.request.allowed is not None
         try:
             mask = np.asarray(job.request.allowed(drawn), bool)
             if mask.shape != (self.vocab,) or not mask.any():
-                raise ValueError(f"no token of the {self.vocab} may follow")
+                raise ValueError(
+                    f"expected a mask [{self.vocab}] that allows a token, got {mask.sum()} of {mask.shape}"
+                )
         except DeadEnd:
             self._fail(number, NO_WAY_ON)
             return np.ones(self.vocab, bool)
         except Exception:
-            log.exception("a request could not say which tokens may follow")
+            log.exception("request %d: computing the mask of allowed tokens failed", number)
             self._fail(number, NO_RULE)
             return np.ones(self.vocab, bool)
         return mask
 
     def _fail(self, number: int, message: str) -> None:
-        """End one request with an error, and drop what the current plan computes for it."""
+        """End one request with an error, and discard what the current plan computes for it."""
         with self._changed:
             self._open[number].message = message
             self._scheduler.cancel(number, "error")
 
     def _report_prompt(self, plan: Plan, outcome: PlanResult) -> None:
-        """Collect log-probabilities of a prompt, and deliver them once the whole prompt is prefilled."""
+        """Collect log-probabilities of a prompt, and deliver them when the whole prompt is prefilled."""
         if plan.chunk is None or outcome.prompt is None or (job := self._open.get(plan.chunk.number)) is None:
             return
         if plan.chunk.start < job.read or job.read == len(job.request.prompt) - 1:
-            return  # the request was preempted, and its prompt is prefilled again
+            return  # the request was preempted, so its prompt is prefilled a second time
         job.prompt.append(outcome.prompt)
         job.read += len(plan.chunk.tokens)
         if job.read == len(job.request.prompt) - 1:
@@ -290,7 +302,7 @@ class BatchingEngine:
                 self._changed.notify_all()
 
     def _deliver(self, number: int, event: PromptLogprobs | Tokens | Finished) -> None:
-        """Deliver an event of a request. If its `deliver` raises, only that request is cancelled."""
+        """Deliver an event of a request. If its `deliver` function raises, only that request is cancelled."""
         try:
             self._open[number].deliver(event)
         except Exception:

@@ -1,4 +1,4 @@
-"""Runs plans on a device: turns a plan into arrays, runs the two programs, and reads the tokens that they drew."""
+"""Runs plans on a device: turns a plan into arrays, runs two compiled programs, and reads the tokens that they drew."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -25,36 +25,37 @@ from llamaspec.serving.scheduler import Chunk, Draws, Plan, RowPlan
 
 
 class Reports(NamedTuple):
-    """Log-probabilities of some tokens, and of the likeliest tokens at the same positions."""
+    """Log-probabilities of consecutive tokens, and of the likeliest tokens at the same positions."""
 
     logprobs: tuple[float, ...]
     top: tuple[TopLogprobs, ...]
 
 
 class PlanResult(NamedTuple):
-    """The results of a plan, by request."""
+    """The results of a plan, by request number."""
 
     draws: dict[int, Draws]
-    reports: dict[int, Reports]  # of drawn tokens, for requests that want log-probabilities
-    prompt: Reports | None  # of the tokens after each token of the chunk
+    reports: dict[int, Reports]  # for the drawn tokens of requests that want log-probabilities
+    prompt: Reports | None  # for the token after each token of the chunk
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """A model on a device, as an engine uses it."""
+    """A model on a device, with the interface that an engine needs."""
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> PlanResult:
         """Run a plan, and wait for its results.
 
-        `masks` gives the tokens that may follow, for each row that draws a token under a grammar.
+        `masks` maps the number of each request with a grammar that draws a token in this plan to the tokens that may
+        follow.
         """
         ...
 
 
 class JaxExecutor:
-    """An `Executor` that runs compiled programs."""
+    """An `Executor` that runs compiled JAX programs."""
 
     def __init__(
         self,
@@ -66,19 +67,22 @@ class JaxExecutor:
         eos: frozenset[int],
         state: State | None = None,
     ):
-        """Run `programs`, compiled for `sizes`, on `params`. `eos` are the model's own ids that end a text.
+        """Run `programs`, compiled for `sizes`, with `params`. `eos` are the ids with which the model ends a text.
 
-        `state` is an empty state that is already on several devices; None makes one on the default device.
+        `state` is an empty state that is already on several devices. None makes an empty state on the default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
         self._state = empty_state(config, sizes) if state is None else state
-        self._set: set[int] = set()  # rows with a bias or a prompt set on the device
+        self._set: set[int] = set()  # rows with penalties or a mask set on the device
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> PlanResult:
-        """See `Executor.run`. The chunk runs first, so that rows of the same plan can read what it writes."""
+        """Run a plan (see `Executor.run`).
+
+        The chunk runs first, because rows of the same plan may read what it writes.
+        """
         prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
         if not plan.rows:
             return PlanResult({}, {}, prompt)
@@ -113,13 +117,16 @@ class JaxExecutor:
     def _mask(
         self, row: RowPlan, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Bool[np.ndarray, " vocab"] | None:
-        """Find the tokens that may follow a row's last step: only the next token, if it is already known. None: any."""
+        """Return the mask for a row's last step.
+
+        If the next token is already known, the mask allows only it. None: any token.
+        """
         if request.allowed is None or row.after is None:
             return masks.get(row.number)
         return np.arange(self._config.vocab) == row.after
 
     def _prepare(self, row: RowPlan, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
-        """Set penalties and mask of a row, if this request or the previous one in the row has any."""
+        """Set penalties and mask of a row on the device, if this request or the row's previous request needs them."""
         begins = row.start == len(request.prompt) - 1
         penalized = request.repetition_penalty != 1 or request.presence_penalty or request.frequency_penalty
         special = bool(penalized or request.logit_bias or request.allowed)
@@ -164,10 +171,10 @@ class JaxExecutor:
         return DecodeArguments(*arrays)
 
     def _draws(self, row: RowPlan, request: Request, drawn: Decoded) -> Draws:
-        """Read the tokens that a row drew, up to the first that ends its text."""
+        """Collect the tokens that a row drew, up to the first token that ends its text."""
         tokens = drawn.tokens[: row.steps, row.row].tolist()
         ends = ending_ids(request, self._eos)
-        for step in range(len(row.fed) - 1, row.steps):  # earlier tokens were known before
+        for step in range(len(row.fed) - 1, row.steps):  # earlier steps only repeat known tokens
             reason: FinishReason | None = "stop" if tokens[step] in ends else None
             if tokens[step] == self._config.vocab:
                 return Draws(tokens[:step], "error")
@@ -177,12 +184,12 @@ class JaxExecutor:
 
 
 def ending_ids(request: Request, eos: frozenset[int]) -> list[int]:
-    """List the ids that end a request's text."""
+    """Return the ids of tokens that end a request's text, sorted."""
     return sorted(request.stop_ids | (frozenset() if request.ignore_eos else eos))
 
 
 def _reports(arrays: Logprobs, most: int) -> Reports:
-    """Turn arrays into `Reports` with the `most` likeliest tokens at each position."""
+    """Turn arrays into `Reports` with the `most` likeliest tokens per position."""
     assert most <= MOST_LOGPROBS
     top = [
         TopLogprobs(tuple(ids[:most].tolist()), tuple(values[:most].tolist()))

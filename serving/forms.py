@@ -1,4 +1,4 @@
-"""Writes answers in OpenAI's two formats, completions and chat, whole or in chunks."""
+"""Writes answers in OpenAI's two formats, completions and chat, as one object or in chunks."""
 
 import math
 import uuid
@@ -29,15 +29,15 @@ from llamaspec.serving.openai_answers import (
     TopLogprob,
     Usage,
 )
-from llamaspec.serving.streaming import AnswerPiece, CallPiece, Drawn, Placed
+from llamaspec.serving.streaming import AnswerPiece, CallPiece, DrawnToken, Placed
 from llamaspec.serving.tools import CallReader, TextAndCalls
 
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write; OpenAI uses the same number
+LEAST_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot represent, as in OpenAI's API
 
 
 @dataclass(frozen=True)
 class Head:
-    """Fields at the beginning of an answer and of each of its chunks."""
+    """Fields that each answer, and each chunk of a stream, has."""
 
     id: str
     created: int
@@ -47,56 +47,56 @@ class Head:
 
 @runtime_checkable
 class WireFormat(Protocol):
-    """A wire format of answers."""
+    """A wire format for answers."""
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
-        """Write an answer at once."""
+        """Write a complete answer."""
         ...
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a piece of one text, and its end if it has ended."""
+        """Write a new piece of one choice, and its end if the choice has ended."""
         ...
 
     def last(self, usage: Usage) -> Struct:
-        """Write the chunk that says how many tokens there were."""
+        """Write the chunk with the token counts."""
         ...
 
 
 class CompletionForm:
-    """The format of completions: texts that continue a prompt."""
+    """The format of completions: choices that continue a prompt."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, *, logprobs: int | None, usage: bool):
-        """Write the `logprobs` likeliest tokens of each position. If `usage`, every chunk has the field `usage`."""
+        """Write the `logprobs` likeliest tokens per position. If `usage`, every chunk has the field `usage`."""
         self._head = vars(head)
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
-        """Write an answer at once."""
+        """Write a complete answer."""
         written = [
-            CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
+            CompletionChoice(choice.index, piece.text, choice.finish_reason, self._logprobs_of(piece))
             for choice, piece in choices
         ]
         return Completion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a piece of one text, and its end if it has ended."""
+        """Write a new piece of one choice, and its end if the choice has ended."""
         written: list[Struct] = []
         if piece.text or piece.tokens:
-            written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._of(piece))))
+            written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._logprobs_of(piece))))
         if choice.finish_reason:
             written.append(self._chunk(CompletionChoice(choice.index, "", choice.finish_reason)))
         return written
 
     def last(self, usage: Usage) -> Completion:
-        """Write the chunk that says how many tokens there were."""
+        """Write the chunk with the token counts."""
         return Completion(**self._head, choices=[], usage=usage)
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
         return Completion(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: AnswerPiece) -> CompletionLogprobs | None:
+    def _logprobs_of(self, piece: AnswerPiece) -> CompletionLogprobs | None:
         if self._logprobs is None:
             return None
         tokens = piece.tokens
@@ -108,7 +108,10 @@ class CompletionForm:
         )
 
     def _likeliest(self, placed: Placed) -> dict[str, float] | None:
-        """Write the likeliest tokens by their spelling. If two have the same spelling, the likelier one is kept."""
+        """Map the spelling of each likely token to its log-probability.
+
+        If two tokens share a spelling, keep the likelier one.
+        """
         if placed.token.logprob is None:
             return None
         written: dict[str, float] = {}
@@ -130,21 +133,21 @@ class ChatForm:
         count: int = 1,
         reader: Callable[[], CallReader] | None = None,
     ):
-        """Write log-probabilities if `logprobs`. If `usage`, every chunk has the field `usage`.
+        """Write log-probabilities if `logprobs` is set. If `usage` is set, every chunk has the field `usage`.
 
-        An answer has `count` choices. `reader` makes a parser for each choice that separates tool calls from text.
+        An answer has `count` choices. `reader` makes a parser for each choice, which separates tool calls from text.
         """
-        self._to_begin = range(count)  # choices without a chunk so far
+        self._to_begin = range(count)  # choices that have no chunk yet
         self._head = vars(head)
         self._reader = reader
-        self._readers: dict[int, CallReader] = {}  # by choice
-        self._called: set[int] = set()  # choices with calls that arrived on a channel, separate from the text
+        self._readers: dict[int, CallReader] = {}  # by the index of the choice
+        self._called: set[int] = set()  # choices with tool calls from a channel, not from the text
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
-        """Write an answer at once."""
+        """Write a complete answer."""
         written = []
         for choice, piece in choices:
             parsed = self._parse(choice, piece)
@@ -154,17 +157,18 @@ class ChatForm:
                 reasoning_content=piece.thoughts or UNSET,
                 tool_calls=calls or UNSET,
             )
-            written.append(ChatChoice(choice.index, message, self._reason(choice), self._of(piece)))
+            written.append(ChatChoice(choice.index, message, self._reason(choice), self._logprobs_of(piece)))
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a piece of one answer, and its end if it has ended.
+        """Write a new piece of one choice, and its end if the choice has ended.
 
-        A stream begins with the roles of all choices, in order. OpenAI's client fails if another choice comes first.
+        A stream begins with the roles of all choices in order, because OpenAI's client fails if another choice comes
+        first.
         """
         parsed = self._parse(choice, piece)
         deltas = [Delta(reasoning_content=piece.thoughts)] if piece.thoughts else []
-        about = len(deltas)  # index of the delta that gets the tokens' log-probabilities
+        about = len(deltas)  # index of the delta with the log-probabilities
         if parsed.text or (self._logprobs and piece.tokens and not parsed.calls):
             deltas.append(Delta(content=parsed.text))
         deltas += [Delta(tool_calls=[_delta(call)]) for call in parsed.calls]
@@ -172,18 +176,18 @@ class ChatForm:
         self._to_begin = range(0)
         written: list[Struct] = [*map(self._chunk, first)]
         for i, delta in enumerate(deltas):
-            logprobs = self._of(piece) if i == about and piece.tokens else None
+            logprobs = self._logprobs_of(piece) if i == about and piece.tokens else None
             written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=logprobs)))
         if choice.finish_reason:
             written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), self._reason(choice))))
         return written
 
     def last(self, usage: Usage) -> ChatChunk:
-        """Write the chunk that says how many tokens there were."""
+        """Write the chunk with the token counts."""
         return ChatChunk(**self._head, choices=[], usage=usage)
 
     def _parse(self, choice: Choice, piece: AnswerPiece) -> TextAndCalls:
-        """Separate tool calls from text."""
+        """Separate the tool calls in a piece from its text."""
         if piece.calls:
             self._called.add(choice.index)
         if self._reader is None:
@@ -198,7 +202,7 @@ class ChatForm:
         return TextAndCalls(parsed.text + end.text, parsed.calls + end.calls)
 
     def _reason(self, choice: Choice) -> FinishReason | None:
-        """Return the finish reason: `tool_calls` if the answer stopped by itself after complete calls."""
+        """Return the finish reason. It is `tool_calls` if the answer stopped by itself after complete tool calls."""
         reader = self._readers.get(choice.index)
         waits = reader.is_complete if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
@@ -206,16 +210,16 @@ class ChatForm:
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)
 
-    def _of(self, piece: AnswerPiece) -> ChatLogprobs | None:
+    def _logprobs_of(self, piece: AnswerPiece) -> ChatLogprobs | None:
         return ChatLogprobs([self._token(placed) for placed in piece.tokens]) if self._logprobs else None
 
     def _token(self, placed: Placed) -> TokenLogprob:
         token = placed.token
-        likeliest = [self._candidate(Drawn(id, logprob), placed.first) for id, logprob in token.likeliest]
+        likeliest = [self._candidate(DrawnToken(id, logprob), placed.first) for id, logprob in token.likeliest]
         drawn = self._candidate(token, placed.first)
         return TokenLogprob(drawn.token, drawn.logprob, drawn.bytes, drawn.id, likeliest)
 
-    def _candidate(self, token: Drawn, first: bool) -> TopLogprob:
+    def _candidate(self, token: DrawnToken, first: bool) -> TopLogprob:
         name = spell(self._tokenizer, token.id, first=first)
         raw = _bytes_of(self._tokenizer, token.id, first=first)
         return TopLogprob(name, _finite(token.logprob) or 0.0, list(raw), token.id)
@@ -237,14 +241,14 @@ def _whole_calls(pieces: list[CallPiece]) -> list[AnswerCall]:
 
 
 def _call_id() -> str:
-    """Make the id of a call: nine letters or digits, as Mistral's templates demand."""
+    """Make the id of a tool call: nine letters or digits, as Mistral's templates require."""
     return uuid.uuid4().hex[:9]
 
 
 def spell(tokenizer: Tokenizer, token: int, *, first: bool = False) -> str:
-    """Spell a token: its text, the name of a special token, or, like OpenAI, the bytes of an incomplete character.
+    """Spell a token: its text, the name of a special token, or, as OpenAI does, the bytes of an incomplete character.
 
-    `first` says that the token begins a text, so that it has no space in front.
+    `first` says that the token begins a text, so that its leading space is dropped.
     """
     raw = _bytes_of(tokenizer, token, first=first)
     if not raw:

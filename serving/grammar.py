@@ -1,4 +1,4 @@
-"""Grammars for JSON answers: which tokens may follow. Uses llguidance, an optional package."""
+"""Grammars for JSON answers: masks of the tokens that may follow. Uses llguidance, an optional package."""
 
 import json
 import random
@@ -18,23 +18,27 @@ from llamaspec.serving.schemas import prepared
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: no restriction
+Rules = Callable[[], Allowed | None]  # makes the mask function of one answer; None: every token is allowed
 LARGEST_SCHEMA = 1 << 16  # bytes
-MOST_COMPILED = 32  # compiled schemas kept for later requests
-TRIALS = 4  # answers drawn at random to test a schema
+MOST_COMPILED = 32  # compiled schemas that we keep for later requests
+TRIALS = 4  # random answers that test a schema
 TRIAL_TOKENS = 64
-END = 256  # the id that ends a text; smaller ids are bytes
-SIGNS = re.compile(rb"[\s\"{}\[\],:]+")  # tokens that open or close values
+END = 256  # the id that ends a text; ids below it are bytes
+SIGNS = re.compile(rb"[\s\"{}\[\],:]+")  # matches tokens that open or close values
 ESCAPES_BEGUN = (b"", b"\\", b"\\u", b"\\u0", b"\\u00", b"\\u000", b"\\u001", b"\\u007")
 ESCAPE_GOES_ON = {*(bytes([byte]) for byte in b"u0123456789abcdefABCDEF")}
-# Text with one spelling per character, possibly followed by an incomplete escape.
+# Matches text in which no escape spells a character that can be written plainly. The text may end in an incomplete
+# escape.
 ONE_SPELLING = re.compile(rb"(?:[^\\]|\\[^u]|\\u00(?:[01][0-9a-fA-F]|7[fF]))*(\\(?:u(?:0(?:0[017]?)?)?)?)?", re.DOTALL)
-# White space is fixed, because a model that may choose it can repeat it forever.
+# White space is fixed, because a model that may choose white space may repeat it forever.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. `vocab` is the number of logits; `stops` are the ids that end an answer."""
+    """Compiles grammars for one tokenizer.
+
+    `vocab` is the number of logits, and `stops` are the ids that end an answer.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab: int, stops: frozenset[int]):
         """Store the arguments. The first grammar prepares llguidance, which takes a second for a large vocabulary."""
@@ -46,9 +50,10 @@ class Grammars:
         self._compiled: dict[tuple[str, int, str], LLMatcher] = {}
 
     def allowed_by(self, form: JsonFormat | SchemaFormat) -> Callable[[], Allowed]:
-        """Compile a `response_format` that asks for JSON. Each call of the result makes the rule of one answer.
+        """Compile a `response_format` that asks for JSON. Each call of the returned function makes the `Rule` of one
+        answer.
 
-        Raises Refusal for a schema that cannot be used, or if llguidance is missing.
+        Raises Refusal for a schema that llguidance cannot use, or if llguidance is missing.
         """
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
         return self.of_schema(schema, param="response_format")
@@ -56,16 +61,17 @@ class Grammars:
     def of_schema(
         self, schema: dict[str, Any], *, param: str, most: int = 1, separator: str = ""
     ) -> Callable[[], Allowed]:
-        """Compile a JSON schema, as `allowed_by` does. `param` is the field of the request that it comes from.
+        """Compile a JSON schema, and return a function as `allowed_by` does. `param` is the request's field with the
+        schema.
 
-        An answer has up to `most` values that follow the schema, with `separator` between them. Names of control tokens
-        in the separator stand for these tokens.
+        An answer has up to `most` values that match the schema, with `separator` between them. If the separator
+        contains the name of a control token, the answer contains that token.
         """
         if not self._stops:
             raise _unusable(param, "this model has no token that ends an answer")
         written = json.dumps(schema)
         if len(written) > LARGEST_SCHEMA:
-            raise _unusable(param, f"the schema may have at most {LARGEST_SCHEMA:,} bytes, got {len(written):,}")
+            raise _unusable(param, f"expected a schema of at most {LARGEST_SCHEMA:,} bytes, got {len(written):,}")
         try:
             import llguidance  # noqa: F401
         except ModuleNotFoundError:
@@ -82,11 +88,15 @@ class Grammars:
         return lambda: AnswerGrammar(matcher.deep_copy(), self._escapes())
 
     def _compile(self, schema: dict[str, Any], most: int, separator: str) -> "LLMatcher":
-        """Compile and test a schema. Raises ValueError for an invalid schema, or if an answer can reach a dead end."""
+        """Compile and test a schema.
+
+        Raises ValueError if the schema is invalid, or if a test answer reaches a dead end.
+        """
         from llguidance import LLMatcher
 
         written = json.dumps(prepared(schema, _matches_only))
-        # A grammar around the schema changes the wording of errors, so we use one only for several values.
+        # With a grammar around the schema, llguidance words its errors differently, so we use a grammar only for
+        # several values.
         if most == 1:
             grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
         else:
@@ -94,7 +104,7 @@ class Grammars:
             between = self._in_lark(separator)
             lark = f"start: value ({between} value){{0,{most - 1}}}\nvalue: %json {spaced}\n"
             grammar = LLMatcher.grammar_from_lark(lark)
-        matcher = LLMatcher(self._known(), grammar, log_level=0)
+        matcher = LLMatcher(self._guidance_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         for seed in range(TRIALS):
@@ -102,10 +112,10 @@ class Grammars:
         return matcher
 
     def _try(self, rule: "AnswerGrammar", draw: random.Random, *, closing: bool) -> None:
-        """Draw a random answer of up to `TRIAL_TOKENS` tokens. Raises ValueError at a dead end.
+        """Draw a random answer of up to `TRIAL_TOKENS` tokens, to test the schema. Raises ValueError at a dead end.
 
-        Half of the draws choose a token that opens or closes a value, because dead ends occur there. If `closing`, all
-        draws do, and the answer ends as soon as possible.
+        Half of the steps choose among the tokens that open or close a value, because dead ends occur there. If
+        `closing` is set, all steps do, and the answer ends as soon as the grammar allows.
         """
         drawn: list[int] = []
         signs = self._escapes().signs
@@ -114,7 +124,7 @@ class Grammars:
                 allowed = rule(drawn)
             except DeadEnd:
                 text = b"".join(map(self._tokenizer.bytes_of, drawn)).decode(errors="replace")
-                raise ValueError(f"a dead end: no token can follow {text[-60:]!r}") from None
+                raise ValueError(f"the schema leads to a dead end: no token can follow {text[-60:]!r}") from None
             ends = [token for token in self._stops if token < len(allowed) and allowed[token]]
             if ends and (closing or draw.random() < 0.3):
                 return
@@ -123,20 +133,20 @@ class Grammars:
             drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
-        """Write `text`, which has no quotation mark and no backslash, as part of a Lark grammar of llguidance."""
+        """Write `text`, which has no quotation mark and no backslash, as part of a Lark grammar for llguidance."""
         special = self._tokenizer.special
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
         return " ".join(f"<[{special[part]}]>" if i % 2 else json.dumps(part) for i, part in enumerate(parts) if part)
 
     def _escapes(self) -> "Escapes":
-        """Make the masks for escapes at the first call, and return them."""
+        """Return the masks for escapes. The first call computes them."""
         if self._spelling is None:
             self._spelling = Escapes([self._tokenizer.bytes_of(token) for token in range(self._vocab)])
         return self._spelling
 
-    def _known(self) -> Any:
-        """Make llguidance's tokenizer for this vocabulary at the first call, and return it."""
+    def _guidance_tokenizer(self) -> Any:
+        """Return llguidance's tokenizer for this vocabulary. The first call makes it."""
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -149,7 +159,7 @@ class GrammarTokenizer:
     """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: int):
-        """Spell all `vocab` ids. Control tokens, and ids that the tokenizer lacks, have no text."""
+        """Store the bytes of all `vocab` ids. Control tokens, and ids that the tokenizer lacks, have no bytes."""
         self._tokenizer = tokenizer
         self.bos_token_id = tokenizer.bos
         self.eos_token_id = eos
@@ -157,12 +167,12 @@ class GrammarTokenizer:
         self.special_token_ids = [token for token, spelled in enumerate(self.tokens) if not spelled]
 
     def __call__(self, text: str) -> list[int]:
-        """Encode a text that continues another."""
+        """Encode a text as the continuation of another text."""
         return self._tokenizer.encode(text, start=False)
 
 
 class Escapes:
-    r"""Masks of tokens that leave each character only one spelling.
+    r"""Masks of allowed tokens, with which each character has only one spelling.
 
     llguidance allows any escape in names that a schema does not declare, so `\u0061` could stand for a declared name
     `a`. These masks allow `\u` only for control characters, which have no other spelling in JSON.
@@ -185,16 +195,19 @@ class Escapes:
         return self._allowed[begun]
 
     def begun(self, begun: bytes, token: int) -> bytes:
-        """Return the incomplete escape at the end of `begun`, an incomplete escape, followed by `token`."""
+        """Append `token` to the incomplete escape `begun`.
+
+        Returns the incomplete escape at the end of the result, or b"".
+        """
         match = ONE_SPELLING.fullmatch(begun + self.spelled[token])
         return match[1] or b"" if match else b""
 
 
 class AnswerGrammar:
-    """The grammar of one answer: a mask of the tokens that may follow."""
+    """The grammar of one answer. A call returns the mask of tokens that may follow."""
 
     def __init__(self, matcher: "LLMatcher", escapes: Escapes):
-        """Start an answer."""
+        """Begin an empty answer."""
         self._matcher = matcher
         self._escapes = escapes
         self._begun = b""  # the incomplete escape at the end of the answer, or b""
@@ -219,12 +232,12 @@ class AnswerGrammar:
         self._allowed = np.unpackbits(bits, bitorder="little")[:vocab].astype(bool)
         self._allowed &= self._escapes.allowed_after(self._begun)
         if not self._allowed.any():
-            raise DeadEnd("the vocabulary has no token for the characters that may follow")
+            raise DeadEnd("the vocabulary has no token for any character that the grammar allows next")
         return self._allowed
 
 
 def _matches_only(pattern: str, names: set[str]) -> bool:
-    """Whether a pattern of JSON Schema matches only these names."""
+    """Return whether a pattern of a JSON schema matches no names other than `names`."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(
@@ -238,7 +251,7 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 
 
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
-    """Whether a grammar allows only these texts. Every byte that it allows must lead to one of them."""
+    """Return whether a grammar allows no texts other than `texts`. Every byte that it allows must begin one of them."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = {int(byte) for byte in np.flatnonzero(np.unpackbits(bits, bitorder="little")[:END])}
     if not allowed <= {text[0] for text in texts if text}:
@@ -253,7 +266,7 @@ def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
 
 @cache
 def _bytes_as_tokens() -> Any:
-    """Make a tokenizer of llguidance with a token for each byte."""
+    """Make a llguidance tokenizer with one token per byte."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(ByteTokenizer()), n_vocab=END + 1, eos_token=[END])
@@ -263,13 +276,13 @@ class ByteTokenizer:
     """A tokenizer of bytes, with the interface that llguidance expects."""
 
     def __init__(self):
-        """Make a vocabulary of all bytes and a token that ends a text."""
+        """Make a vocabulary of all bytes and one token that ends a text."""
         self.bos_token_id, self.eos_token_id = None, END
         self.tokens = [*(bytes([byte]) for byte in range(END)), b""]
         self.special_token_ids = [END]
 
     def __call__(self, text: str) -> list[int]:
-        """Encode a text."""
+        """Encode a text as its UTF-8 bytes."""
         return [*text.encode()]
 
 

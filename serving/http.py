@@ -1,7 +1,7 @@
 """The HTTP server of one model: routes, access, limits, and shutdown.
 
-Every error is JSON in one format. If a client disconnects, its request is cancelled, streamed or not. Memory and time
-that a client can use are limited, whether it sends too much or too slowly.
+Every error is JSON in one format. If a client disconnects, its request is cancelled, streamed or not. We limit the
+memory and time that a client can use, even if it sends too much or reads too slowly.
 """
 
 import asyncio
@@ -59,18 +59,18 @@ OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/completion": "/v1/completions",
 }
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
-BACKLOG = 1024  # connections that the system queues until we accept them
-IN_A_ROW = 8  # connections accepted in a row before asyncio can refuse any
-FLUSH = 5.0  # seconds to send the last answers, after the engine has ended all requests
+BACKLOG = 1024  # connections that the operating system queues until we accept them
+IN_A_ROW = 8  # connections that asyncio accepts before our code can refuse one
+FLUSH = 5.0  # seconds for sending the last answers, after the engine has ended all requests
 
 log = logging.getLogger("llamaspec.serving")
 
 
 class Site:
-    """The server at one address. `handle` answers a request; `run` serves until it is told to stop."""
+    """The server at one address. `handle` answers one request. `run` serves until it is told to stop."""
 
     def __init__(self, api: Api, *, limits: ClientLimits, access: Access):
-        """Serve `api` within `limits`."""
+        """Serve `api` within `limits` to the clients that `access` allows."""
         self.api = api
         self.limits = limits
         self.access = access
@@ -95,14 +95,14 @@ class Site:
     async def run(
         self, bound: socket.socket, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None
     ) -> bool:
-        """Serve on a bound socket until `stop` is set (returns True) or the engine fails (returns False).
+        """Serve on a bound socket. Returns True when `stop` is set, and False when the engine fails.
 
-        `ready` is called once the socket listens. When `stop` is set, running requests get `drain_seconds` to finish.
+        We call `ready` once the socket listens. When `stop` is set, running requests get `drain_seconds` to finish.
         """
         server = Connections(self.handle, self.limits, self.metrics)
         runner = web.ServerRunner(server, shutdown_timeout=FLUSH)
         await runner.setup()
-        # asyncio accepts `backlog` connections in a row before it can refuse the first of them.
+        # asyncio accepts `backlog` connections in a row before our code can refuse the first of them.
         listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=IN_A_ROW)
         bound.listen(BACKLOG)
         ready()
@@ -141,7 +141,10 @@ class Site:
             raise
 
     async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Answer a request, and turn exceptions into errors. Raises ConnectionError if the client has disconnected."""
+        """Answer a request, and turn exceptions into error responses.
+
+        Raises ConnectionError if the client has disconnected.
+        """
         try:
             return await self._answer(request)
         except Refusal as refusal:
@@ -150,39 +153,51 @@ class Site:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, path)
-            return error(Refusal("internal error: the server's log says more", status=500))
+            return error(Refusal("internal error; see the server's log for the cause", status=500))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_host(request)
         routes = self._routes.get(_route(request.path))
         if routes is None:
             hint = hint_of(request.path, self._routes)
-            raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
+            raise Refusal(f"unknown path {request.path[:100]}{hint}", status=404, code="not_found")
         allowed = ", ".join([*routes, "OPTIONS"])
         if request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": allowed, "Access-Control-Allow-Methods": allowed})
         handler = routes.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            message, headers = f"{request.path} takes {allowed}", {"Allow": allowed}
+            message, headers = (
+                f"{request.path}: expected one of the methods {allowed}, got {request.method}",
+                {"Allow": allowed},
+            )
             raise Refusal(message, status=405, code="method_not_allowed", headers=headers)
         if request.path not in OPEN:
             self._tenant(request)
         return await handler(request)
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        """Refuse requests of other sites, by the Host and Origin headers."""
+        """Refuse requests that pages of other sites send. We recognize them by the Host and Origin headers."""
         host = request.headers.get("Host", "").lower()
         if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
-            raise Refusal("this server accepts requests from its own machine only", status=403, code="wrong_host")
+            raise Refusal(
+                "Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
+                status=403,
+                code="wrong_host",
+            )
         origin = request.headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}", *self.access.origins):
-            raise Refusal(f"pages of {origin[:100]} may not use this server", status=403, code="wrong_origin")
+            raise Refusal(
+                f"web pages of {origin[:100]} may not use this server: its --cors does not name them",
+                status=403,
+                code="wrong_origin",
+            )
 
     def _cross_origin(self, request: web.BaseRequest) -> dict[str, str]:
         origin = request.headers.get("Origin")
         if origin is None or origin not in self.access.origins:
             return {}
-        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen unusual ones.
+        # A page of an allowed origin may send any headers, because OpenAI's client for JavaScript sends a dozen unusual
+        # ones.
         requested = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
         return {
             "Access-Control-Allow-Origin": origin,
@@ -192,16 +207,21 @@ class Site:
         }
 
     def _tenant(self, request: web.BaseRequest) -> str:
-        """Identify the client by its key. Raises Refusal if the key is missing or wrong."""
+        """Identify the client by its API key. Raises Refusal if the key is missing or wrong."""
         tenant = self.access.tenant(request.headers.get("Authorization", ""))
         if tenant is None:
             self.metrics.refused.labels("key").inc()
             needed = {"WWW-Authenticate": "Bearer"}
-            raise Refusal("the API key is missing or wrong", status=401, code="invalid_api_key", headers=needed)
+            raise Refusal(
+                "the API key in the Authorization header is missing or wrong",
+                status=401,
+                code="invalid_api_key",
+                headers=needed,
+            )
         return tenant
 
     async def _body[Body](self, request: web.BaseRequest, kind: type[Body]) -> Body:
-        """Read and parse a JSON body. Raises Refusal."""
+        """Read and parse a JSON body. Raises Refusal if that fails."""
         if self.api.draining:
             self.metrics.refused.labels("draining").inc()
             raise shutting_down()
@@ -214,13 +234,15 @@ class Site:
                 raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
             self.metrics.refused.labels("body").inc()
-            raise Refusal(f"a body may have at most {limit} bytes", status=413, code="body_too_large") from None
+            raise Refusal(
+                f"the body is too large: expected at most {limit} bytes", status=413, code="body_too_large"
+            ) from None
         except TimeoutError:
             self.metrics.refused.labels("body_time").inc()
             message = f"the body did not arrive within {self.limits.body_seconds:g} seconds"
             raise Refusal(message, status=408, code="body_too_slow") from None
         except web.RequestPayloadError as wrong:
-            raise Refusal(f"the body cannot be read: {wrong}"[:200]) from None
+            raise Refusal(f"the body of the request cannot be read: {wrong}"[:200]) from None
         return read_json(raw, kind)
 
     def _invite_body(self, request: web.BaseRequest) -> None:
@@ -229,7 +251,7 @@ class Site:
         if not expected or request.version < HttpVersion11:
             return
         if expected.lower() != "100-continue":
-            raise Refusal(f"Expect: {expected[:100]} is not supported", status=417, code="expectation_failed")
+            raise Refusal(f"Expect: expected 100-continue, got {expected[:100]}", status=417, code="expectation_failed")
         if request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -242,7 +264,7 @@ class Site:
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with texts, whole or streamed. At the end, cancels requests that an error left unfinished."""
+        """Answer with generated texts, whole or streamed. At the end, cancels requests that an error left open."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._complete_answer(answer))
         finally:
@@ -257,13 +279,13 @@ class Site:
         return in_json(answer.form.answer(texts, answer.answering.usage))
 
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Stream pieces as they arrive. An error before the first piece still sets the HTTP status."""
+        """Stream pieces as they arrive. An error before the first piece still gets its own HTTP status."""
         response = web.StreamResponse(headers=SAFETY | self._cross_origin(request))
         response.content_type, response.charset = "text/event-stream", "utf-8"
         if request.version < HttpVersion11:
-            response.force_close()  # HTTP/1.0 has no chunks: a stream ends with its connection
+            response.force_close()  # HTTP/1.0 has no chunks, so closing the connection ends the stream
         response.headers["Cache-Control"] = "no-store"
-        response.headers["X-Accel-Buffering"] = "no"  # otherwise nginx buffers pieces
+        response.headers["X-Accel-Buffering"] = "no"  # otherwise nginx would delay the pieces
         while answer.answering.open:
             written = b""
             for choice in await answer.answering.news():
@@ -282,14 +304,14 @@ class Site:
         return response
 
     async def _write(self, request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
-        """Send bytes of a stream. A client that does not read in time is disconnected."""
+        """Send bytes of a stream. A client that does not read them in time is disconnected."""
         async with self._reading(request):
             if not response.prepared:
                 await response.prepare(request)
             await response.write(data)
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Send a whole answer. A client that does not read in time is disconnected."""
+        """Send a complete response. A client that does not read it in time is disconnected."""
         async with self._reading(request):
             await response.prepare(request)
             await response.write_eof()
@@ -307,12 +329,12 @@ class Site:
         return answer
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
-        """Say that the process and its engine are alive."""
+        """Answer 200 if the process and its engine are running."""
         self._check_engine()
         return in_json({"status": "ok"})
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
-        """Say whether the server accepts requests."""
+        """Answer 200 if the server accepts requests."""
         self._check_engine()
         if self.api.draining:
             raise shutting_down()
@@ -320,7 +342,7 @@ class Site:
 
     def _check_engine(self) -> None:
         if self.api.engine.failed is not None:
-            raise Refusal("the engine has failed: the server's log says why", status=503, code="engine_failed")
+            raise Refusal("the engine has failed; see the server's log for the cause", status=503, code="engine_failed")
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
@@ -346,33 +368,33 @@ class Site:
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:
-    """Suggest the path that a client probably meant.
+    """Return a hint with the path that a client probably meant, as the end of an error message, or "".
 
     >>> hint_of("//v1/chat/completions/", ["/v1/chat/completions"])
-    ': it is at /v1/chat/completions'
+    ': use /v1/chat/completions'
     >>> hint_of("/v1/responses", ["/v1/chat/completions"]), hint_of("/nonsense", ["/v1/chat/completions"])
-    (': this server has no such API, but /v1/chat/completions', '')
+    (': this server does not have that API; use /v1/chat/completions', '')
     """
     plain = re.sub(r"/{2,}", "/", path).rstrip("/") or "/"
     exact = [route for route in routes if route not in ("/", A_MODEL)]
     for candidate in (plain, f"/v1{plain}", *(plain[at.start() :] for at in re.finditer("/", plain))):
         if candidate.lower() in exact:
-            return f": it is at {candidate.lower()}"
+            return f": use {candidate.lower()}"
         if candidate.startswith(A_MODEL) and candidate != A_MODEL:
-            return f": it is at {candidate[:100]}"
+            return f": use {candidate[:100]}"
     if plain.lower() in OTHER_APIS:
-        return f": this server has no such API, but {OTHER_APIS[plain.lower()]}"
+        return f": this server does not have that API; use {OTHER_APIS[plain.lower()]}"
     near = get_close_matches(plain[:100].lower(), exact, n=1, cutoff=0.85)
     return f": do you mean {near[0]}?" if near else ""
 
 
 def _route(path: str) -> str:
-    """Map a path to its route. All models share one route."""
+    """Map a path to its route. The paths of all models share one route."""
     return A_MODEL if path.startswith(A_MODEL) else path
 
 
 def _name_of(host: str) -> str | None:
-    """Remove the port from a host; None for an invalid host."""
+    """Remove the port from a Host header. Returns None for an invalid host."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

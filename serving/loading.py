@@ -1,4 +1,4 @@
-"""Loads an engine for a checkpoint: chooses sizes, checks memory, compiles programs, loads weights."""
+"""Loads an engine for a checkpoint: chooses sizes, checks the memory, compiles the programs, and loads the weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,16 +27,16 @@ from llamaspec.serving.scheduler import Limits
 from llamaspec.serving.watchdog import STEP_SECONDS
 
 WIDTH = 16  # default number of requests that decode at once
-PAGE = 64  # tokens
-SHARE = 0.5  # the part of the memory left by the weights that the cache may use
+PAGE = 64  # tokens per page
+SHARE = 0.5  # the cache may use this share of the memory that the weights leave free
 
 
 def engine_chunk(config: Config, platform: str) -> int:
     """Choose how many prompt tokens a plan prefills: the same number for all prompts and all parts of a prompt.
 
-    A matrix product of another size may round keys and values differently. With chunks of several sizes, the prefix
-    cache would decide which sizes a prompt gets, so the same prompt could give other values later. On an H100,
-    Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit codes), so 512 is faster.
+    A matrix product of a different size may round keys and values differently. With several chunk sizes, the sizes for
+    a prompt would depend on what the prefix cache contains, so the same prompt could give different values later. On an
+    H100, Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit codes), so 512 is faster.
     """
     return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 
@@ -74,7 +74,7 @@ def load_engine(
     capacity = choose_context(options.context, checkpoint.config.context)
     checkpoint = replace(checkpoint, config=for_sequences(checkpoint.config, capacity))
     if width < 1:
-        raise ValueError(f"the width must be 1 or more, got {width}")
+        raise ValueError(f"width (--max-batch): expected 1 or more, got {width}")
     over, parts = mesh(devices), Parts(checkpoint, devices, options.quantize)
     shares = [parts.of(i) for i in range(devices)]
     run, config = shares[0], shares[0].config
@@ -120,7 +120,7 @@ def load_engine(
         programs = compile_serving(shapes, config, ops=TENSOR.ops(choice.ops), **compiling, spread=spread.program)
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
         params = load_shares(shares, spread.partition, **reading) if spread else load_params(run, **reading)
-    with shortage_named(f"a cache of {tokens} tokens"):
+    with shortage_named(f"a KV cache of {tokens} tokens"):
         state = spread.empty_state(sizes) if spread else None
         executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state)
     return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops, step_seconds=step_seconds)

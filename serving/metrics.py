@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, served at `/metrics`."""
+"""Metrics for Prometheus, which the server offers at `/metrics`."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,10 @@ GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Metrics:
-    """Metrics of one server."""
+    """The metrics of one server."""
 
     def __init__(self, engine: Engine):
-        """Report metrics of `engine` and of HTTP."""
+        """Make the metrics of HTTP, and include those of `engine`."""
         self._registry = registry = CollectorRegistry(auto_describe=True)
         registry.register(EngineFigures(engine))
         self.answered = Counter(
@@ -29,44 +29,44 @@ class Metrics:
         self.connections = Gauge("llamaspec_http_connections", "Open connections.", registry=registry)
         self.first_token_seconds = Histogram(
             "llamaspec_first_token_seconds",
-            "From a request to its first token.",
+            "Seconds from a request to its first token.",
             buckets=SECONDS,
             registry=registry,
         )
         self.token_seconds = Histogram(
-            "llamaspec_token_seconds", "Between two tokens of a text.", buckets=GAPS, registry=registry
+            "llamaspec_token_seconds", "Seconds between two tokens of a choice.", buckets=GAPS, registry=registry
         )
 
     def text(self) -> bytes:
-        """Format all metrics as Prometheus reads them."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class EngineFigures(Collector):
-    """Metrics of an engine, read on demand."""
+    """Metrics of an engine, read at each scrape."""
 
     def __init__(self, engine: Engine):
-        """Read from `engine`."""
+        """Read the metrics from `engine`."""
         self._engine = engine
 
     def describe(self) -> list[Metric]:
-        """Return no metrics in advance: the engine is asked only on a scrape."""
+        """Return no metrics in advance, so that the engine is read only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Read the metrics."""
+        """Yield the current metrics of the engine."""
         stats = self._engine.stats()
         for name, what, value in (
             ("waiting", "Waiting requests.", stats.waiting),
             ("running", "Running requests.", stats.running),
-            ("pages_free", "Empty pages of the cache.", stats.pages_free),
-            ("pages_held", "Pages of the cache held by requests.", stats.pages_held),
-            ("pages_cached", "Pages kept for later prompts with the same beginning.", stats.pages_cached),
+            ("pages_free", "Pages of the KV cache that contain nothing.", stats.pages_free),
+            ("pages_held", "Pages of the KV cache that requests use.", stats.pages_held),
+            ("pages_cached", "Unused pages that stay in the prefix cache.", stats.pages_cached),
         ):
             yield GaugeMetricFamily(f"llamaspec_{name}", what, value=value)
         for name, what, value in (
             ("preemptions", "Preemptions of requests.", stats.preemptions),
-            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of all requests that began.", stats.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
             ("completion_tokens", "Tokens drawn.", stats.completion_tokens),
         ):

@@ -1,11 +1,11 @@
-"""Wire types of requests, as OpenAI's clients write them, and of errors.
+"""Types of requests, as OpenAI's clients send them, and of errors.
 
-Unknown fields, and fields that would change the text but are not supported, are refused by name. Fields that cannot
+We refuse unknown fields by name, and also fields that would change the text but are not supported. Fields that cannot
 change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
 servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`, `reasoning_content`,
-`chat_template_kwargs`; `max_seconds` is ours.
+`chat_template_kwargs`. Only `max_seconds` is our own.
 """
 
 import math
@@ -25,15 +25,17 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-Priority = Annotated[int, Meta(ge=-100, le=100)]  # each step adds a bounded wait, so the range bounds the total
+Priority = Annotated[
+    int, Meta(ge=-100, le=100)
+]  # a bounded range, because each step of priority delays a request by a bounded time
 Ids = list[Count]
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MOST_TOOLS = 128
-# Fields that may hold any JSON: in these, 4.0 is not turned into 4.
+# Fields with JSON of the client's choice. We do not turn 4.0 into 4 inside them.
 FREE = {"chat_template_kwargs", "metadata", "parameters", "schema"}
-LONGEST_QUOTED = 100  # characters of a client's text that an error quotes
+LONGEST_QUOTED = 100  # characters of a client's string that an error message quotes
 
-KINDS = {  # types of errors by status; every other status is `invalid_request_error`
+KINDS = {  # error types by status; all other statuses get `invalid_request_error`
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -44,7 +46,7 @@ KINDS = {  # types of errors by status; every other status is `invalid_request_e
 
 
 class Refusal(Exception):
-    """Raised for a request that gets an error instead of an answer."""
+    """Raised for a request that gets an error response instead of an answer."""
 
     def __init__(
         self,
@@ -62,15 +64,15 @@ class Refusal(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-Seed = Annotated[int, Meta(ge=-(2**63))]  # a negative seed s stands for s + 2^64
+Seed = Annotated[int, Meta(ge=-(2**63))]  # a negative seed s means s + 2^64
 
 
 class RequestObject(Struct, forbid_unknown_fields=True):
-    """Base class of objects in requests. Unknown fields are refused."""
+    """Base class of the objects in requests. Unknown fields are refused."""
 
 
 class StreamOptions(RequestObject, kw_only=True):
-    """`stream_options`: whether the last chunk has token counts."""
+    """The field `stream_options`, which says whether the last chunk has token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
@@ -80,19 +82,20 @@ class TextPart(RequestObject, kw_only=True, tag_field="type", tag="text"):
     """A text part of a message's content."""
 
     text: str
-    cache_control: Any = None  # Anthropic's, ignored
+    cache_control: Any = None  # a field of Anthropic's API, ignored
     prompt_cache_breakpoint: Any = None  # ignored
     annotations: Any = None  # ignored
 
 
 class RefusalPart(RequestObject, kw_only=True, tag_field="type", tag="refusal"):
-    """A part of an assistant's message that declines to answer."""
+    """A part of an assistant message that says why it refuses to answer."""
 
     refusal: str
 
 
 class CalledFunction(Struct, kw_only=True):
-    """The function of a call, and its arguments: a string that holds a JSON object, incomplete if the answer was cut.
+    """The function in a tool call. `arguments` is a string with a JSON object, which is incomplete if the answer was
+    cut.
 
     Clients add other fields (`parsed_arguments`, `provider_specific_fields`), which are ignored.
     """
@@ -102,7 +105,7 @@ class CalledFunction(Struct, kw_only=True):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call that an answer made. Fields that clients add (`index`, `cache_control`) are ignored."""
+    """A tool call of an earlier answer. Fields that clients add (`index`, `cache_control`) are ignored."""
 
     id: str
     type: Literal["function"] = "function"
@@ -110,22 +113,22 @@ class ToolCall(Struct, kw_only=True):
 
 
 class Message(RequestObject, kw_only=True, tag_field="role"):
-    """One message of a conversation. Each role has its own class."""
+    """One message of a conversation. Each role has its own subclass."""
 
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # only in assistant messages
-    tool_call_id: str | None = None  # only in tool messages: the id of the call with this result
-    reasoning_content: str | None = None  # an assistant's thoughts, named as in our answers
-    reasoning: str | None = None  # the same, under the name that other servers use
-    refusal: str | None = None  # an assistant's text instead of an answer
+    tool_call_id: str | None = None  # only in tool messages: the id of the call that gave this result
+    reasoning_content: str | None = None  # an assistant's reasoning; our answers use the same field
+    reasoning: str | None = None  # another name of `reasoning_content`, which other servers use
+    refusal: str | None = None  # why an assistant refused to answer
     audio: None = None
     function_call: None = None
-    cache_control: Any = None  # Anthropic's, ignored
+    cache_control: Any = None  # a field of Anthropic's API, ignored
 
     @property
     def role(self) -> str:
-        """The role, which is the tag of the class."""
+        """The role of the message, which is the tag of its class."""
         return str(self.__struct_config__.tag)
 
 
@@ -134,7 +137,7 @@ class SystemMessage(Message, tag="system"):
 
 
 class DeveloperMessage(Message, tag="developer"):
-    """A message of the role `developer`, OpenAI's newer name of `system`."""
+    """A message of the role `developer`, OpenAI's newer name for `system`."""
 
 
 class UserMessage(Message, tag="user"):
@@ -142,11 +145,11 @@ class UserMessage(Message, tag="user"):
 
 
 class ToolMessage(Message, tag="tool"):
-    """A message of the role `tool`: the result of a call."""
+    """A message of the role `tool`: the result of a tool call."""
 
 
 class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
-    """An earlier answer. Clients add fields to an answer and send them back, so unknown fields are ignored."""
+    """An earlier answer. Clients add fields to an answer and send it back, so unknown fields are ignored."""
 
 
 AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
@@ -166,34 +169,34 @@ class Schema(RequestObject, kw_only=True):
     schema: dict[str, Any]
     name: str | None = None
     description: str | None = None
-    strict: bool | None = None  # ignored: answers always follow the schema
+    strict: bool | None = None  # ignored: answers always match the schema
 
 
 class SchemaFormat(RequestObject, tag_field="type", tag="json_schema"):
-    """A `response_format` that asks for JSON that follows a schema."""
+    """A `response_format` that asks for JSON that matches a schema."""
 
     json_schema: Schema
 
 
 class Function(RequestObject, kw_only=True, omit_defaults=True):
-    """A function that an answer may call. Its parameters are the JSON schema of an object."""
+    """A function that an answer may call. `parameters` is the JSON schema of an object."""
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # None: no parameters
-    strict: bool | None = None  # ignored: forced calls always follow the schema
+    strict: bool | None = None  # ignored: forced calls always match the schema
 
 
 class Tool(RequestObject, kw_only=True):
-    """A tool. Functions are the only kind."""
+    """A tool. The only kind of tool is a function."""
 
     type: Literal["function"]
     function: Function
-    cache_control: Any = None  # Anthropic's, ignored
+    cache_control: Any = None  # a field of Anthropic's API, ignored
 
 
 class FunctionChoice(RequestObject, kw_only=True):
-    """The name of a function."""
+    """The name of the function that an answer must call."""
 
     name: str
 
@@ -206,7 +209,7 @@ class ToolChoice(RequestObject, kw_only=True):
 
 
 def _field(option: SamplingOption) -> tuple[str, Any, None]:
-    """Make the field of a request for one of `SamplingOptions`; None is the default."""
+    """Make a request field for one of the `SamplingOptions`: name, type with its range, and the default None."""
     low, high, _, above = option.range
     top = high if option.kind is float and math.isfinite(high) else None
     bounds: dict[str, Any] = {"gt" if above else "ge": low, "le": top}
@@ -214,17 +217,17 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
 
 
 if TYPE_CHECKING:
-    SamplingFields = RequestObject  # a type checker cannot know the fields
+    SamplingFields = RequestObject  # we make the fields at run time, so a type checker cannot know them
 else:
     SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(RequestObject,), kw_only=True)
 
 
 class SampledRequest(SamplingFields, kw_only=True):
-    """Fields that completions and chat share."""
+    """Fields that completion and chat requests share."""
 
-    model: str | None = None  # None: the model that is served
+    model: str | None = None  # None: the model of this server
     max_tokens: Count | None = None
-    top_p: Share | None = None  # 0: the likeliest token, as temperature 0
+    top_p: Share | None = None  # 0: always the likeliest token, as with temperature 0
     top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 or -1: off
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -236,10 +239,10 @@ class SampledRequest(SamplingFields, kw_only=True):
     ignore_eos: bool | None = None
     priority: Priority | None = None
     cache_salt: str | None = None
-    max_seconds: Annotated[float, Meta(gt=0)] | None = None  # time limit, counted from the arrival of the request
+    max_seconds: Annotated[float, Meta(gt=0)] | None = None  # time limit, from the arrival of the request
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Ignored, since they cannot change the text.
+    # We ignore the following fields, because they cannot change the text.
     user: str | None = None
     metadata: Any = None
     store: Any = None
@@ -251,7 +254,7 @@ class SampledRequest(SamplingFields, kw_only=True):
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
-    """`POST /v1/completions`."""
+    """The body of `POST /v1/completions`."""
 
     # a string, a list of strings, a list of ids, or a list of lists of ids; None: an empty string
     prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] | None = None
@@ -262,7 +265,7 @@ class CompletionRequest(SampledRequest, kw_only=True):
 
 
 class ChatRequest(SampledRequest, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -273,9 +276,9 @@ class ChatRequest(SampledRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # False: at most one call in an answer
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # only for chat templates that read it
-    chat_template_kwargs: dict[str, Any] | None = None  # an extension: other variables of the chat template
-    # Not supported. Clients that send every field send null here.
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # only for chat templates with this variable
+    chat_template_kwargs: dict[str, Any] | None = None  # an extension: more variables for the chat template
+    # We do not support the following fields. Clients that send every field send null for them.
     audio: None = None
     function_call: None = None
     functions: None = None
@@ -286,27 +289,27 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 
 class TokenizeRequest(RequestObject, kw_only=True):
-    """`POST /tokenize`: a text, or a conversation to render with the chat template."""
+    """The body of `POST /tokenize`: a text, or a conversation to render with the chat template."""
 
     prompt: str | None = None
     messages: list[AnyMessage] | None = None
     add_special_tokens: bool = True  # put BOS before `prompt`, if the model uses BOS
     model: str | None = None
-    # Further fields of a chat:
+    # More fields of a chat request:
     tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(RequestObject, kw_only=True):
-    """`POST /detokenize`."""
+    """The body of `POST /detokenize`."""
 
     tokens: Ids
     model: str | None = None
 
 
 def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
-    """Parse the body of a request. Raises Refusal, which names an unknown or wrong field."""
+    """Parse the JSON body of a request as a `kind`. Raises Refusal, which names an unknown or wrong field."""
     try:
         try:
             return msgspec.json.decode(raw, type=kind)
@@ -317,7 +320,7 @@ def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except UnicodeDecodeError as error:
-        raise Refusal(f"the body is not UTF-8: {error.reason}") from None
+        raise Refusal(f"the body is not valid UTF-8: {error.reason}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         if not raw.strip():
             raise Refusal("the body is empty: expected JSON") from None
@@ -325,7 +328,7 @@ def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Replace whole numbers such as 4.0 with integers, as JSON Schema counts them.
+    """Replace floats such as 4.0 with integers, because they are integers for JSON Schema.
 
     >>> _whole_numbers({"n": 4.0, "temperature": 0.5, "metadata": {"a": 1.0}})
     {'n': 4, 'temperature': 0.5, 'metadata': {'a': 1.0}}
@@ -340,7 +343,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def _wrong_field(message: str) -> Refusal:
-    """Turn an error of msgspec into a Refusal that names the field."""
+    """Turn an error message of msgspec into a Refusal that names the field."""
     what, _, place = message.partition(" - at `")
     place = place.removesuffix("`").removeprefix("$").removeprefix(".")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
@@ -358,5 +361,5 @@ def _wrong_field(message: str) -> Refusal:
 
 
 def _cut(text: str) -> str:
-    """Shorten a client's text, which may have megabytes."""
+    """Shorten a string that a client sent, which may have megabytes."""
     return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."

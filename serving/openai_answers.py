@@ -1,4 +1,4 @@
-"""Wire types of answers, as OpenAI's clients read them, whole and in chunks.
+"""Types of answers, as OpenAI's clients read them, complete and in chunks.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat".
 """
@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class Usage(Struct):
-    """Token counts of a request."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -17,29 +17,29 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """A token and its log-probability, before temperature and filters."""
+    """A token and its log-probability before temperature and filters."""
 
     token: str
     logprob: float
     bytes: list[int]
-    id: int  # an extension: two tokens can look the same
+    id: int  # an extension, because two tokens can have the same text
 
 
 class TokenLogprob(TopLogprob):
-    """A drawn token and the likeliest tokens at its position."""
+    """A drawn token, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct):
-    """Log-probabilities of an answer's tokens."""
+    """Log-probabilities of the tokens of a chat answer."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of a text's tokens, as one list per property."""
+    """Log-probabilities of the tokens of a completion. Each field is a list with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -51,7 +51,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(Struct):
-    """One text, or a piece of a text in a chunk."""
+    """One choice of a completion, or a piece of a choice in a chunk."""
 
     index: int
     text: str
@@ -60,14 +60,17 @@ class CompletionChoice(Struct):
 
 
 class CallPart(Struct):
-    """The arguments of a call, as a JSON string, whole or in pieces. The first piece has the function's name."""
+    """The function of a tool call.
+
+    `arguments` is a JSON string, or a piece of one; the first piece also has the name.
+    """
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class AnswerCall(Struct):
-    """A tool call."""
+    """A complete tool call."""
 
     id: str
     function: CallPart
@@ -75,7 +78,7 @@ class AnswerCall(Struct):
 
 
 class CallDelta(Struct):
-    """A piece of a call in a chunk. The first piece has the id, the type and the name, but no arguments."""
+    """A piece of a tool call in a chunk. The first piece has the id, the type and the name, but no arguments."""
 
     index: int
     function: CallPart
@@ -84,17 +87,17 @@ class CallDelta(Struct):
 
 
 class AssistantMessage(Struct):
-    """A whole answer."""
+    """The message of a complete chat answer."""
 
     content: str | None  # None if the answer only calls tools
     role: Literal["assistant"] = "assistant"
-    reasoning_content: str | UnsetType = UNSET  # an extension: the model's thoughts, if it marks them
+    reasoning_content: str | UnsetType = UNSET  # an extension: the model's reasoning, if the model marks it
     refusal: None = None
     tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
-    """A piece of an answer in a chunk. The first piece has the role."""
+    """A piece of a chat answer in a chunk. The first piece has the role."""
 
     content: str | None = None
     role: Literal["assistant"] | None = None
@@ -103,7 +106,7 @@ class Delta(Struct, omit_defaults=True):
 
 
 class ChatChoice(Struct):
-    """One answer."""
+    """One choice of a chat answer."""
 
     index: int
     message: AssistantMessage
@@ -112,7 +115,7 @@ class ChatChoice(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """A piece of one answer."""
+    """A piece of one choice of a chat answer."""
 
     index: int
     delta: Delta
@@ -121,7 +124,7 @@ class ChatChunkChoice(Struct):
 
 
 class Completion(Struct):
-    """The answer to a completion, or a chunk of it: OpenAI uses one type for both."""
+    """An answer to a completion request, or one chunk of it: OpenAI uses one type for both."""
 
     id: str
     created: int  # seconds since 1970
@@ -133,7 +136,7 @@ class Completion(Struct):
 
 
 class ChatCompletion(Struct):
-    """The answer to a conversation."""
+    """An answer to a chat request."""
 
     id: str
     created: int
@@ -145,7 +148,7 @@ class ChatCompletion(Struct):
 
 
 class ChatChunk(Struct):
-    """A chunk of a streamed answer."""
+    """A chunk of a streamed chat answer."""
 
     id: str
     created: int
@@ -157,10 +160,10 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """The served model."""
+    """The description of the server's model."""
 
     id: str
     created: int
     owned_by: str
-    context: int  # an extension: tokens of a prompt and its answer together
+    context: int  # an extension: the largest number of tokens of a prompt and its answer together
     object: Literal["model"] = "model"

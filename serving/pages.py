@@ -1,39 +1,39 @@
-"""The pages of a KV cache: reference counts, and a prefix cache.
+"""The pages of a KV cache, with reference counts and a prefix cache.
 
-A page stores the keys and values of `size` consecutive tokens, in all layers. A request holds the pages of its tokens,
-in order. Several requests may hold the same page once it is no longer written.
+A page stores the keys and values of `size` consecutive tokens in all layers. A request holds the pages of its tokens,
+in order. Several requests may hold the same page once no request writes to it any more.
 
-The prefix cache is a tree. A full page of a prompt is looked up by the page before it, the tenant and its tokens. All
-of them are compared, so two prompts cannot be confused as by a hash. A page without holders stays in the tree until we
-need its memory. We evict the page that was released longest ago. A request that holds a page also holds all pages
-before it, and releases the last page first, so an evicted page never has a page after it in the tree.
+The prefix cache is a tree. Its key for a full page of a prompt is the page before it, the tenant and the page's tokens.
+We compare all three, so two prompts cannot be confused as they could with a hash. A page without holders stays in the
+tree until we need its memory, and we evict the page that was released longest ago. A request that holds a page also
+holds all pages before it, and releases the last page first, so an evicted page never has a page after it in the tree.
 """
 
 from collections.abc import Sequence
 
-NULL_PAGE = 0  # fills unused entries of page tables; no request holds it, and nothing is written to it
+NULL_PAGE = 0  # fills unused entries of page tables; no request holds this page or writes to it
 
-Node = tuple[int, str, tuple[int, ...]]  # the page before (NULL_PAGE: none), the tenant, the tokens
+Node = tuple[int, str, tuple[int, ...]]  # the previous page (NULL_PAGE: none), the tenant, the tokens
 
 
 class PagePool:
-    """`count` pages of `size` tokens each, including NULL_PAGE, which is never given out."""
+    """A pool of `count` pages for `size` tokens each. One of them is NULL_PAGE, which no request gets."""
 
     def __init__(self, count: int, size: int):
         self.count, self.size = count, size
         self.free = list(range(count - 1, NULL_PAGE, -1))
-        self.holders: dict[int, int] = {}  # number of requests that hold a page
-        self.idle: dict[int, None] = {}  # pages in the tree without holders, the one released longest ago first
+        self.holders: dict[int, int] = {}  # page: number of requests that hold it
+        self.idle: dict[int, None] = {}  # pages in the tree without holders, in the order of their release
         self.tree: dict[Node, int] = {}
-        self.nodes: dict[int, Node] = {}  # the inverse of the tree
+        self.nodes: dict[int, Node] = {}  # page: its node in the tree
 
     @property
     def available(self) -> int:
-        """Count the pages without holders."""
+        """The number of pages that no request holds."""
         return len(self.free) + len(self.idle)
 
     def match(self, tokens: Sequence[int], tenant: str) -> list[int]:
-        """Look up the pages for the beginning of `tokens`, without holding them."""
+        """Return the pages in the prefix cache for the beginning of `tokens`. Does not hold them."""
         pages: list[int] = []
         before = NULL_PAGE
         for start in range(0, len(tokens) - self.size + 1, self.size):
@@ -45,16 +45,19 @@ class PagePool:
         return pages
 
     def hold(self, pages: Sequence[int]) -> None:
-        """Add a holder to pages that `match` returned."""
+        """Add one holder to each of `pages`, which `match` returned."""
         for page in pages:
             self.idle.pop(page, None)
             self.holders[page] = self.holders.get(page, 0) + 1
 
     def take(self) -> int:
-        """Hold a page for new tokens, and evict one if needed. Raises IndexError if none is available."""
+        """Return a page for new tokens, with one holder.
+
+        Evicts a page if needed. Raises IndexError if all pages are held.
+        """
         if not self.free:
             if not self.idle:
-                raise IndexError("no page is available")
+                raise IndexError("all pages are held by requests")
             oldest = next(iter(self.idle))
             del self.idle[oldest], self.tree[self.nodes.pop(oldest)]
             self.free.append(oldest)
@@ -63,17 +66,23 @@ class PagePool:
         return page
 
     def publish(self, page: int, *, before: int, tokens: Sequence[int], tenant: str) -> None:
-        """Put a held page into the tree, after the page `before`. Does nothing if the page is in the tree already.
+        """Put a held page into the tree, after the page `before`. Does nothing if this page is in the tree already.
 
         Raises ValueError if the page is not full, or if the tree has another page with the same tokens.
         """
         node = (before, tenant, tuple(tokens))
         if len(tokens) != self.size or self.tree.setdefault(node, page) != page:
-            raise ValueError(f"page {page} is not full, or its tokens are in the tree twice")
+            raise ValueError(
+                f"page {page} must be full and new: got {len(tokens)} of {self.size} tokens, or the tree has another "
+                "page with these tokens"
+            )
         self.nodes[page] = node
 
     def release(self, pages: Sequence[int]) -> None:
-        """Release the pages of a request, listed in order. The last page is evicted first."""
+        """Remove one holder from each page of a request.
+
+        `pages` are in order, and the last page will be evicted first.
+        """
         for page in reversed(pages):
             self.holders[page] -= 1
             if self.holders[page]:

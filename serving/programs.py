@@ -1,6 +1,6 @@
 """The two programs that serve every request: one prefills a chunk of one prompt, one decodes a fixed number of rows.
 
-Both take and return one paged cache. Their shapes never change, so nothing is compiled while requests are served. A
+Both take one paged cache and return it. Their shapes never change, so nothing is compiled while requests are served. A
 row's tokens do not depend on the other rows, to the last bit, for three reasons: products have fixed shapes, attention
 reads each row's own pages in order, and an option that only some rows use never changes the numbers of other rows.
 """
@@ -27,23 +27,23 @@ from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
 
 
 class ProgramSizes(NamedTuple):
-    """Sizes for which the programs are compiled."""
+    """The sizes for which the programs are compiled."""
 
-    width: int  # rows of `decode`
-    chunk: int  # tokens of `prefill`
+    width: int  # number of rows of `decode`
+    chunk: int  # number of tokens of `prefill`
     burst: int  # largest number of steps of `decode`
-    pages: int  # total number
-    page: int  # tokens of a page
-    blocks: int  # largest number of pages of a request
+    pages: int  # total number of pages
+    page: int  # tokens per page
+    blocks: int  # largest number of pages per request
     cache_dtype: np.dtype
 
 
 class State(NamedTuple):
-    """All arrays on the device that programs change."""
+    """All arrays on the device that the programs change."""
 
-    pages: list[tuple[Array, Array]]  # keys and values, by layer
+    pages: list[tuple[Array, Array]]  # keys and values of each layer
     counts: Int[Array, "rows vocab"]  # count of each token in the answer so far
-    prompted: Bool[Array, "rows vocab"]  # which tokens the prompt has
+    prompted: Bool[Array, "rows vocab"]  # whether the prompt contains a token
     bias: Float[Array, "rows vocab"]  # added to logits; -inf forbids a token
 
 
@@ -51,12 +51,12 @@ class DecodeArguments(NamedTuple):
     """Arguments of `decode` that change with every plan."""
 
     table: Int[Array, "rows blocks"]
-    starts: Int[Array, " rows"]  # position of the first fed token; -1: an idle row
+    starts: Int[Array, " rows"]  # position of the first token to feed; -1: an idle row
     steps: Int[Array, " rows"]
-    fed: Int[Array, "rows burst"]  # known tokens, fed before drawn ones
+    fed: Int[Array, "rows burst"]  # known tokens, which are fed before drawn tokens
     known: Int[Array, " rows"]  # number of known tokens
     keys: UInt32[Array, "rows 2"]
-    sampling: Sampling  # [rows, 1] each
+    sampling: Sampling  # each array is [rows, 1]
     presence: Float[Array, "rows 1"]
     frequency: Float[Array, "rows 1"]
     stops: Int[Array, "rows stops"]
@@ -72,7 +72,7 @@ class Logprobs(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Tokens that `decode` drew, and their log-probabilities if `reports` was set."""
+    """Tokens that `decode` drew, with their log-probabilities if `Rows.reports` was set."""
 
     tokens: Int[Array, "burst rows"]
     logprobs: Logprobs
@@ -100,7 +100,7 @@ def prefill(
 ) -> tuple[State, Logprobs]:
     """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
-    If `reports`, also compute the log-probabilities of `targets`, the token after each of `tokens`.
+    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`.
     """
     layers = [LayerPages(k, v, table) for k, v in state.pages]
     x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
@@ -122,8 +122,8 @@ def decode(
 ) -> tuple[State, Decoded]:
     """Feed each row its known tokens, one per step, and then each token that it has just drawn.
 
-    A row ends before its last step if it draws one of its stops, or `vocab`, which stands for logits that are NaN. The
-    loop ends once every row has ended.
+    A row ends before its last step if it draws one of its stop tokens, or if its logits are NaN, which `vocab` in place
+    of a token reports. The loop ends once every row has ended.
     """
     width, burst = rows.fed.shape
     ids = jnp.arange(width)
@@ -133,7 +133,8 @@ def decode(
 
     def step(loop):
         i, tokens, done, state, drawn = loop
-        # The barrier ties weights to the loop's state. Without it XLA would convert all narrow weights before the loop.
+        # The barrier makes the weights depend on the loop. Without it, XLA would convert all narrow weights before the
+        # loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         goes_on = active(i, done)
         layers = [LayerPages(k, v, rows.table) for k, v in state.pages]
@@ -141,7 +142,7 @@ def decode(
         x, cache = hidden_states(weights, tokens[:, None], cache, config=config, ops=ops)
         raw = ops.norm_logits(x[:, 0], weights, config=config)
         chosen = sample_by_row(adjusted(raw, state, rows), rows.keys, rows.starts + i + 1, rows.sampling)
-        again = i + 1 < rows.known  # whether the next token is known
+        again = i + 1 < rows.known  # whether the next token to feed is known
         after = rows.fed[:, jnp.minimum(i + 1, burst - 1)]
         tokens = jnp.where(again, after, chosen)
         counts = state.counts.at[ids, tokens].add(goes_on, mode="drop")
@@ -159,27 +160,27 @@ def decode(
 
 
 def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: DecodeArguments) -> Float[Array, "rows vocab"]:
-    """Apply penalties and bias. The logits of a row that has neither do not change by a bit."""
+    """Apply penalties and bias. The logits of a row with neither stay the same, bit for bit."""
     logits = penalize(logits, state.prompted | (state.counts > 0), rows.sampling.repetition_penalty)
     logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
     return logits + state.bias
 
 
 def logprobs(logits: Float[Array, "n vocab"], tokens: Int[Array, " n"]) -> Logprobs:
-    """Compute the log-probabilities of `tokens` and of the likeliest tokens."""
+    """Compute the log-probabilities of `tokens`, and of the likeliest tokens at each position."""
     distribution = jax.nn.log_softmax(logits)
     top, top_ids = lax.top_k(distribution, min(MOST_LOGPROBS, logits.shape[-1]))
     return Logprobs(jnp.take_along_axis(distribution, tokens[:, None], 1)[:, 0], *_padded(top_ids, top))
 
 
 def no_logprobs(shape: Sequence[int]) -> Logprobs:
-    """Make zeros for log-probabilities that were not requested."""
+    """Return zeros in place of log-probabilities that no row asked for."""
     top = (*shape, MOST_LOGPROBS)
     return Logprobs(jnp.zeros(shape), jnp.zeros(top, jnp.int32), jnp.zeros(top))
 
 
 def _padded(top_ids: Array, top: Array) -> tuple[Array, Array]:
-    """Pad to `MOST_LOGPROBS` entries, for a vocabulary with fewer tokens."""
+    """Pad the last axis with zeros to `MOST_LOGPROBS` entries, if the vocabulary has fewer tokens."""
     missing = [(0, 0), (0, MOST_LOGPROBS - top.shape[-1])]
     return jnp.pad(top_ids, missing), jnp.pad(top, missing)
 
@@ -191,7 +192,7 @@ def set_row(
     bias: Float[Array, " vocab"],
     fresh: Bool[Array, ""],
 ) -> State:
-    """Set prompt tokens and bias of a row. If `fresh`, also reset the row's token counts."""
+    """Set the prompt tokens and the bias of a row. If `fresh` is set, also resets the row's token counts."""
     counts = jnp.where(fresh, 0, state.counts[row])
     return state._replace(
         counts=state.counts.at[row].set(counts),
@@ -205,7 +206,7 @@ def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
 
 
 class ServingPrograms(NamedTuple):
-    """Compiled programs. Each donates its state: the second argument, or the first of `set_row`."""
+    """The compiled programs. Each donates the state: its second argument, or for `set_row` its first."""
 
     prefill: Callable[..., tuple[State, Logprobs]]
     decode: Callable[..., tuple[State, Decoded]]
@@ -214,7 +215,7 @@ class ServingPrograms(NamedTuple):
 
 @runtime_checkable
 class Spreads(Protocol):
-    """Turns a program for one device, and the shapes of its arguments, into a program for several devices."""
+    """A function that turns a program and its argument shapes for one device into those for several devices."""
 
     def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...
 
@@ -224,9 +225,9 @@ def compile_serving(
 ) -> ServingPrograms:
     """Compile the programs for JAX's default device, or for several devices.
 
-    `params` are arrays or shapes. For several devices, `params` and `config` describe one device's share, and `spread`
-    turns each program into one for all devices. Autotuning is off: two servers that tune may choose different
-    algorithms for a product, but servers with equal fingerprints must compute equal bits.
+    `params` are arrays or shapes. For several devices, `params` and `config` describe the share of one device, and
+    `spread` turns each program into one for all devices. We turn autotuning off: otherwise two servers might choose
+    different algorithms for a product, but servers with equal fingerprints must compute equal bits.
     """
     state = jax.eval_shape(partial(empty_state, config, sizes))
     options = untuned_options(platform)
@@ -252,7 +253,7 @@ def compile_serving(
 
 
 def rows_shapes(sizes: ProgramSizes) -> DecodeArguments:
-    """Return the shapes of `DecodeArguments`."""
+    """Return the shapes of the arrays in `DecodeArguments`."""
     width, column, real = sizes.width, (sizes.width, 1), np.float32
     sampling: Any = Sampling(*(_shape(*column, dtype=value.dtype) for value in as_arrays(SamplingOptions())))
     rows: Any = DecodeArguments(

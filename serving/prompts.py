@@ -1,6 +1,6 @@
-"""Turns texts, ids and conversations into prompts. The model's own chat template renders a conversation.
+"""Turns texts, token ids and conversations into prompts. A conversation is rendered by the model's own chat template.
 
-Text of users never becomes special tokens, neither in a conversation nor in a plain prompt.
+Text from users never becomes special tokens, neither in a conversation nor in a plain prompt.
 """
 
 import json
@@ -30,14 +30,14 @@ from llamaspec.serving.openai import Message, Refusal, RefusalPart, TextPart, To
 from llamaspec.serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
-EFFORT = "reasoning_effort"  # an option of chat templates with a field in OpenAI's API
+EFFORT = "reasoning_effort"  # a variable of chat templates that OpenAI's API has a field for
 FINAL = f"{CHANNEL}final{MESSAGE}"  # the header of an answer, for a model with channels
-# A tool with all fields that templates read. A template that renders it supports tools.
+# A tool with all fields that templates read. A template supports tools if its output contains this tool.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
 
-SIGNS_AND_COMMAS = re.compile(r'\\.|["{}\[\],]', re.DOTALL)  # everything that decides how JSON continues
-Brackets = tuple | None  # the closing sign of the innermost open bracket, and the outer brackets in the same form
+SIGNS_AND_COMMAS = re.compile(r'\\.|["{}\[\],]', re.DOTALL)  # the characters that decide how JSON may continue
+Brackets = tuple | None  # a linked list of open brackets: (closing sign of the innermost, outer brackets)
 CUT_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{0,3})?\Z")
 # A conversation with two calls in one message, with different names.
 SECOND = "second_call"
@@ -57,14 +57,14 @@ PROBE_CALLS: list[dict[str, Any]] = [
 
 
 class Prompt(NamedTuple):
-    """An encoded prompt, and how to continue it."""
+    """An encoded prompt, and what the server needs to know about its answer."""
 
     ids: list[int]
-    begins: bool  # whether the answer begins a text, so that it has no space in front
+    begins: bool  # whether the answer begins a text, so that its leading space is dropped
     stops: frozenset[int]  # ids that end the answer
     begun: tuple[int, ...] = ()  # ids at the end of `ids` that already belong to the answer
-    calls: CallForm | None = None  # the form of tool calls, if the answer may have any
-    param: str = "prompt"  # the field of the request that the prompt comes from
+    calls: CallForm | None = None  # how the model writes tool calls, if the answer may contain some
+    param: str = "prompt"  # the request field that contains the prompt
 
 
 class Prompts:
@@ -79,7 +79,7 @@ class Prompts:
         context: int,
         vocab: int,
     ):
-        """Serve a model with this context and vocabulary. `stops` are the ids that end a plain text."""
+        """Make prompts for a model with this `context` and `vocab`. `stops` are the ids that end a plain text."""
         self.tokenizer = tokenizer
         self._workers = Workers()
         self.template = template and replace(template, workers=self._workers)
@@ -89,8 +89,10 @@ class Prompts:
         self._special = SpecialTokens(tokenizer)
         self._has_channels = channels_of(tokenizer) is not None
         self._call_form: CallForm | None = None  # None until it is needed
-        self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, by whether there are tools
-        # A tokenizer may have a few tokens that the model has no row for, so the model never writes them.
+        self._two_calls: dict[
+            bool, bool
+        ] = {}  # key: whether the request has tools; value: whether a message may have two calls
+        # The model never writes tokens beyond its vocabulary, although a tokenizer may have a few.
         self.turn_stops = stops | {id for id in turn_stops(tokenizer, template) if id < vocab}
 
     def close(self) -> None:
@@ -98,13 +100,13 @@ class Prompts:
         self._workers.close()
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
-        """Encode a text, with BOS first if the model uses BOS. Raises Refusal."""
+        """Encode a text, with BOS first if `bos` is set and the model uses BOS. Raises Refusal."""
         self._check_characters(text, param)
         ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
-        """Make a prompt of these ids. Raises Refusal for an id outside the vocabulary."""
+        """Make a prompt from token ids. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 
@@ -118,10 +120,10 @@ class Prompts:
         formatted: bool = False,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Prompt:
-        """Render a conversation up to the assistant's answer, which may have `begun` with these ids.
+        """Render a conversation up to the assistant's answer, and append `begun`, the first ids of the answer.
 
-        The answer may call `tools`; if `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
-        restricts the answer, so a model with channels skips its thoughts. `options` are further variables of the
+        The answer may call `tools`. If `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
+        restricts the answer, so a model with channels must not write its reasoning. `options` are more variables of the
         template. Raises Refusal if the model has no template, or if the template refuses the conversation or does not
         support tools or an option.
         """
@@ -134,7 +136,7 @@ class Prompts:
                 turns = one_call_each(turns)
             text = self._rendered(turns, tools=offered, **options)
         except RecursionError:
-            raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
+            raise Refusal("tools or tool calls are nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
         ids = self._checked(self._special.encode(text), "messages")
         begun = self._checked(begun, "answer_ids")
@@ -145,17 +147,17 @@ class Prompts:
         return Prompt([*ids, *begun], self._special.tail(text) == "", self.turn_stops, begun, calls, "messages")
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Decode a whole text."""
+        """Decode all tokens of a text."""
         return decode(self.tokenizer, ids)
 
     def _checked(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         for token in ids:
             if not 0 <= token < self._vocab:
-                raise Refusal(f"{param}: token ids must be between 0 and {self._vocab - 1}, got {token}", param=param)
+                raise Refusal(f"{param}: expected token ids from 0 to {self._vocab - 1}, got {token}", param=param)
         return tuple(ids)
 
     def _check_characters(self, text: str, param: str, *, check: bool = True) -> None:
-        """Refuse a text that is too long for the context, before encoding it, or one that is not valid Unicode."""
+        """Raise Refusal for a text that is certainly too long for the context, or that is not valid Unicode."""
         if len(text) > self._context * LONGEST_TOKEN:
             raise too_long(f"{len(text):,} characters", self._context, param)
         if check:
@@ -165,25 +167,25 @@ class Prompts:
                 raise Refusal(str(error), param=param) from None
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse an option that the model's templates do not read: it may be misspelled."""
+        """Raise Refusal for an option that the chat template does not read, because its name may be misspelled."""
         if self.template is None:
-            return  # a missing template is refused later
+            return  # `_rendered` refuses a request that needs a missing template
         for name in options:
             param = name if name == EFFORT else "chat_template_kwargs"
             if name in OWN_VARIABLES:
-                message = f"{param}: {name} comes from the conversation and cannot be set as an option"
+                message = f"{param}: the server sets {name} from the conversation, so it cannot be an option"
                 raise Refusal(message, param=param, code=UNSUPPORTED)
             try:
                 if name == "self":  # reserved by Jinja
                     raise ValueError
                 check_options(self.template, [name])
             except ValueError:
-                message = f"{param}: this model's chat template has no option {name[:64]}"
+                message = f"{param}: this model's chat template does not read an option {name[:64]}"
                 raise Refusal(message, param=param, code=UNSUPPORTED) from None
 
     def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> MarkedText:
         if self.template is None:
-            raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
+            raise Refusal("this model has no chat template: use /v1/completions, or start the server with --template")
         try:
             return self.template.render(messages, **variables)
         except ValueError as error:  # clients must not see the template's path
@@ -193,7 +195,10 @@ class Prompts:
             raise Refusal(f"messages: {reason}", param="messages") from None
 
     def _calls(self) -> CallForm:
-        """Find the form in which the template writes calls. Raises Refusal."""
+        """Return the form that the template uses for tool calls.
+
+        Raises Refusal if the template has no form that we can read.
+        """
         if self._call_form is None:
             probe = [{"role": "user", "content": "a"}]
             if self._rendered(probe) == self._rendered(probe, tools=[PROBE]):
@@ -207,7 +212,10 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Check whether the template writes a message's second call. Llama's template refuses it, others drop it."""
+        """Return whether the template writes a message's second call.
+
+        Llama's template refuses it; other templates drop it.
+        """
         with_tools = offered is not None
         if with_tools not in self._two_calls:
             try:
@@ -220,13 +228,15 @@ class Prompts:
         return self._two_calls[with_tools]
 
     def _as_read(self, message: Message, place: str) -> dict[str, Any]:
-        """Convert a message to the dict that templates read. Errors name the message by `place`."""
+        """Convert a message to the dict that templates read. `place` is the path of the message for error messages."""
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if content is None and role != "assistant":
             raise Refusal(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
         if isinstance(content, list) and role != "assistant" and any(isinstance(p, RefusalPart) for p in content):
-            raise Refusal(f"{place}.content: only assistant messages may refuse", param=f"{place}.content")
+            raise Refusal(
+                f"{place}.content: only assistant messages may contain a part of type refusal", param=f"{place}.content"
+            )
         parts = [content] if isinstance(content, str) else map(_text_of_part, content or ())
         text = "".join(parts) or (message.refusal or "" if role == "assistant" else "")
         turn: dict[str, Any] = {"role": role, "content": text}
@@ -236,27 +246,27 @@ class Prompts:
         if message.tool_calls:
             if role != "assistant":
                 raise Refusal(
-                    f"{place}.tool_calls: only assistant messages may call tools", param=f"{place}.tool_calls"
+                    f"{place}.tool_calls: only assistant messages may have tool_calls", param=f"{place}.tool_calls"
                 )
             calls = enumerate(message.tool_calls)
             turn["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
         if thoughts := message.reasoning_content or message.reasoning:
             if role != "assistant":
                 param = f"{place}.reasoning{'_content' if message.reasoning_content else ''}"
-                raise Refusal(f"{param}: only assistant messages may contain thoughts", param=param)
+                raise Refusal(f"{param}: only assistant messages may contain reasoning", param=param)
             if self._has_channels and message.tool_calls and text:
-                # gpt-oss's template writes text before a call as a thought, and refuses both together.
+                # gpt-oss's template writes the text before a call as reasoning, and refuses a message with both.
                 thoughts, turn["content"] = f"{thoughts}\n{text}", ""
             turn["reasoning_content"] = thoughts
         return turn
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
-        """Convert an earlier call to the dict that templates read, with the arguments as an object."""
+        """Convert an earlier tool call to the dict that templates read, with the arguments as an object."""
         param = f"{place}.function.arguments"
         function = {"name": call.function.name, "arguments": called_arguments(call.function.arguments)}
         try:
             check_texts(function)
-        except ValueError as error:  # An escape in the arguments can be half of a surrogate pair.
+        except ValueError as error:  # an escape in the arguments can be half of a surrogate pair
             raise Refusal(f"{param}: {error}", param=param) from None
         return {"id": call.id, "type": "function", "function": function}
 
@@ -270,10 +280,10 @@ def _text_of_part(part: TextPart | RefusalPart) -> str:
 
 
 def called_arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of an earlier call as an object, because templates need one.
+    """Parse the arguments of an earlier tool call as an object, because templates need an object.
 
-    A model does not always write valid JSON, and `max_tokens` may have cut its answer. Then the object contains the
-    values up to the cut, or the whole text if it is not an object at all.
+    The text may be invalid JSON, or cut by `max_tokens`. Then the object contains the values before the cut, or the
+    whole text under the key "arguments" if the text is not an object.
 
     >>> called_arguments('{"a": 1, "b": "two'), called_arguments('{"a": 1, "b'), called_arguments("")
     ({'a': 1, 'b': 'two'}, {'a': 1}, {})
@@ -290,14 +300,15 @@ def called_arguments(text: str) -> dict[str, Any]:
 
 
 def completions(text: str) -> list[str]:
-    """Complete a JSON object that was cut: at its end, before its last comma, or after its last opening bracket.
+    """Return ways to complete a JSON object that was cut: close it at its end, before its last comma, or after its last
+    opening bracket.
 
     >>> completions('{"a": [1, "b')
     ['{"a": [1, "b"]}', '{"a": [1]}', '{"a": []}']
     """
     open_brackets: Brackets = None
     is_quoted = False
-    shorter: dict[str, tuple[int, Brackets]] = {}  # where shorter texts end, and the brackets open there
+    shorter: dict[str, tuple[int, Brackets]] = {}  # where a shorter text ends, and its open brackets
     for sign in SIGNS_AND_COMMAS.finditer(text):
         if sign[0] == '"':
             is_quoted = not is_quoted
@@ -316,7 +327,7 @@ def completions(text: str) -> list[str]:
 
 
 def _closed(brackets: Brackets) -> str:
-    """Write the closing signs of brackets, the innermost first."""
+    """Return the closing signs of open brackets, the innermost first."""
     signs = []
     while brackets:
         sign, brackets = brackets
@@ -325,7 +336,7 @@ def _closed(brackets: Brackets) -> str:
 
 
 def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split messages with several calls: each call gets its own message, followed by its results.
+    """Split messages with several tool calls: each call gets its own message, followed by its results.
 
     This is for templates that write only one call per message.
 
@@ -359,6 +370,6 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def too_long(length: str, context: int, param: str) -> Refusal:
-    """Make the error for a prompt that is too long for the context, with OpenAI's error code."""
-    message = f"{param}: {length} do not fit in the context of {context:,} tokens"
+    """Make the error response for a prompt that is too long for the context, with OpenAI's error code."""
+    message = f"{param}: the prompt has {length}, which do not fit in the context of {context:,} tokens"
     return Refusal(message, param=param, code="context_length_exceeded")

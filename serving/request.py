@@ -15,11 +15,11 @@ from jaxtyping import Bool
 from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
 
 MOST_LOGPROBS = 20  # largest number of likeliest tokens to report per position
-MOST_BIASES = 300  # tokens in `logit_bias`
-MOST_STOPS = 64  # token ids that end a text, including the model's own
-NO_WAY_ON = "no token can follow: the schema leads to a dead end"  # an error caused by the client's schema
+MOST_BIASES = 300  # entries of `logit_bias`
+MOST_STOPS = 64  # token ids that may end a text, including the model's own
+NO_WAY_ON = "no token can follow: the schema leads to a dead end"  # the client's schema causes this error
 LARGEST_BIAS = 100.0
-LARGEST_PENALTY = 2.0  # presence and frequency penalty
+LARGEST_PENALTY = 2.0  # for the presence and the frequency penalty
 
 # `Allowed` takes the tokens drawn so far and returns a mask of the tokens that may follow, [vocab]. The engine calls it
 # from its thread, once per drawn token. If it raises an exception, only its own request ends.
@@ -33,8 +33,9 @@ class Request(SamplingOptions):
     """A prompt and the options of its answer. Raises ValueError for an option out of range.
 
     `reference.sampling` defines temperature, filters and the repetition penalty. The presence and frequency penalties
-    are OpenAI's: a token that the answer already has loses the presence penalty from its logit, and the frequency
-    penalty once for each occurrence. The bias is added to the logit. Bias and penalties come before the temperature.
+    are OpenAI's. If the answer already has a token n > 0 times, we subtract the presence penalty once and the frequency
+    penalty n times from the token's logit. Then we add the token's bias. Penalties and bias come before the
+    temperature.
     """
 
     prompt: tuple[int, ...]  # token ids, with BOS if the model uses it
@@ -45,15 +46,15 @@ class Request(SamplingOptions):
     frequency_penalty: float = 0.0  # 0: off
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
     seed: int = 0  # below 2^64
-    stop_ids: frozenset[int] = frozenset()  # token ids that end the answer, in addition to the model's own
-    ignore_eos: bool = False  # whether the model's own ids do not end the answer
+    stop_ids: frozenset[int] = frozenset()  # more token ids that end the answer, besides the model's own
+    ignore_eos: bool = False  # if set, the model's own end tokens do not end the answer
     logprobs: int | None = (
         None  # number of likeliest tokens to report with each token's log-probability; None: no report
     )
-    prompt_logprobs: int | None = None  # the same, for the prompt's tokens after the first
-    priority: int = 0  # smaller is sooner
-    tenant: str = ""  # shares cached prompts with requests of the same tenant only
-    deadline: float | None = None  # seconds after `submit` when the request expires
+    prompt_logprobs: int | None = None  # as `logprobs`, but for the prompt's tokens after the first
+    priority: int = 0  # requests with a smaller number run earlier
+    tenant: str = ""  # requests share cached prompts only within one tenant
+    deadline: float | None = None  # the request expires this many seconds after `submit`
     allowed: Allowed | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Request(SamplingOptions):
         check_max_new_tokens(self.max_tokens)
         check_seed(self.seed)
         if not self.prompt:
-            raise ValueError("a prompt needs at least one token")
+            raise ValueError("the prompt is empty: expected at least one token")
         for name, penalty in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
             if not abs(penalty) <= LARGEST_PENALTY:
                 raise ValueError(f"{name}_penalty must be between -2 and 2, got {penalty}")
@@ -74,9 +75,9 @@ class Request(SamplingOptions):
             if not abs(bias) <= LARGEST_BIAS:
                 raise ValueError(f"logit_bias must be between -100 and 100, got {bias} for token {token}")
         if self.deadline is not None and not self.deadline > 0:
-            raise ValueError(f"a deadline must be above 0 seconds, got {self.deadline}")
+            raise ValueError(f"deadline must be above 0 seconds, got {self.deadline}")
         if not -(2**31) <= self.priority < 2**31:
-            raise ValueError(f"priority must fit 32 bits, got {self.priority}")
+            raise ValueError(f"priority must be between -2^31 and 2^31 - 1, got {self.priority}")
 
 
 class DeadEnd(ValueError):
@@ -84,7 +85,7 @@ class DeadEnd(ValueError):
 
 
 class TopLogprobs(NamedTuple):
-    """The likeliest tokens at a position, the likeliest first."""
+    """The likeliest tokens at one position, from the likeliest on."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -97,7 +98,7 @@ class Tokens(NamedTuple):
     """
 
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None  # of `ids`; None unless requested
+    logprobs: tuple[float, ...] | None  # one per token; None unless requested
     top_logprobs: tuple[TopLogprobs, ...] | None  # one per token; None unless requested
 
 
@@ -109,13 +110,13 @@ class PromptLogprobs(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The end of a request, with token counts."""
+    """The end of a request: its reason, and token counts."""
 
     reason: FinishReason
     prompt_tokens: int
-    completion_tokens: int  # delivered in `Tokens`
+    completion_tokens: int  # number of tokens delivered in `Tokens`
     cached_tokens: int  # prompt tokens found in the prefix cache when the request began
-    message: str | None  # describes an error
+    message: str | None  # the error message, if the reason is an error
 
 
 Event = PromptLogprobs | Tokens | Finished
@@ -123,7 +124,7 @@ Deliver = Callable[[Event], None]
 
 
 class QueueFull(Exception):
-    """Raised for a request if too many are waiting, or if the engine drains or is closed."""
+    """Raised for a request if too many requests are waiting, or if the engine accepts no new requests."""
 
 
 class PromptTooLong(ValueError):
@@ -131,15 +132,15 @@ class PromptTooLong(ValueError):
 
 
 class Stats(NamedTuple):
-    """Statistics of an engine. Counters only grow."""
+    """Statistics of an engine. Its counters only grow."""
 
-    waiting: int  # requests that have not begun or were preempted
+    waiting: int  # requests that have not begun, or were preempted
     running: int
     pages_free: int
-    pages_held: int  # by running requests
-    pages_cached: int  # not held, kept for later prompts with the same beginning
-    preemptions: int  # this and the following are counters
-    prompt_tokens: int  # of all requests that began
+    pages_held: int  # pages that running requests use
+    pages_cached: int  # unused pages that stay in the prefix cache
+    preemptions: int  # this field and all below are counters
+    prompt_tokens: int  # prompt tokens of all requests that began
     cached_tokens: int  # prompt tokens found in the prefix cache
     completion_tokens: int
     finished: Mapping[FinishReason, int]
@@ -156,16 +157,20 @@ class Engine(Protocol):
 
     @property
     def vocab(self) -> int:
-        """The number of tokens of the vocabulary."""
+        """The number of tokens in the vocabulary."""
         ...
 
     @property
     def failed(self) -> BaseException | None:
-        """The exception that made the engine fail, and all open requests end with an error; None while it works."""
+        """The exception that made the engine fail, or None while it works.
+
+        A failed engine has ended all open requests.
+        """
         ...
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """Queue a request, and return its number. `deliver` must return soon and must not raise.
+        """Queue a request and return its number. The engine calls `deliver` with each event; it must return soon and
+        not raise.
 
         Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary or for too many stop ids.
         """
@@ -176,16 +181,16 @@ class Engine(Protocol):
         ...
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more requests, wait up to `seconds` for the open ones, and cancel the remaining ones.
+        """Accept no more requests, wait up to `seconds` for the open ones, and then cancel the unfinished ones.
 
-        Returns whether none had to be cancelled.
+        Returns True if no request had to be cancelled.
         """
         ...
 
     def close(self) -> None:
-        """Cancel all requests and end the thread. A second call does nothing."""
+        """Cancel all requests and end the engine's thread. Calling this again does nothing."""
         ...
 
     def stats(self) -> Stats:
-        """Return current statistics."""
+        """Return the current statistics."""
         ...

@@ -1,7 +1,7 @@
 """The scheduler: decides which tokens the device computes next, for which requests, and in which pages.
 
-It is a state machine without a clock, a thread or a device. `submit` and `cancel` may be called at any time. `plan`
-returns what the device computes next, and `done` takes the tokens that it drew. The rules:
+The scheduler is a state machine without a clock, a thread or a device. `submit` and `cancel` may be called at any time.
+`plan` returns what the device computes next. `done` takes the tokens that the device drew. The rules:
 
 1. Requests have a fixed order: by arrival, except that a request of priority p counts as if it had arrived p times
    `patience` plans later. Preemption does not change the order.
@@ -22,9 +22,9 @@ returns what the device computes next, and `done` takes the tokens that it drew.
 each plan prefills a chunk of its prompt or feeds one of its tokens, and it is never preempted, so it ends within C
 plans. While it waits, no other request begins (rule 2). The first running request ends within C plans, then the next.
 After at most `rows` C plans no request runs, all pages are available, and the waiting request begins: it ends within
-(rows + 1) C plans. A request of priority p that arrives at plan n comes before all requests that arrive after plan
-n + (p - q) patience, for the best priority q. At most waiting + rows requests are unfinished at once, so it ends within
-(p - q) patience + (waiting + rows) (rows + 1) C plans.
+(rows + 1) C plans. A request of priority p that arrives at plan n comes before all requests that arrive after plan n +
+(p - q) patience, for the best priority q. At most waiting + rows requests are unfinished at once, so it ends within (p
+- q) patience + (waiting + rows) (rows + 1) C plans.
 
 A text that is being decoded gets a token in every plan until it ends or is preempted (rule 6). Between two tokens it
 waits for one burst, or for one chunk and one step, no matter how many prompts arrive and how long they are.
@@ -40,56 +40,62 @@ from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Re
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of a scheduler. Raises ValueError for too few pages."""
+    """Size limits of a scheduler. Raises ValueError for a size below 1, or for too few pages."""
 
     pages: int  # total, including NULL_PAGE
-    page: int  # tokens
+    page: int  # tokens per page
     rows: int  # requests that decode at once
-    chunk: int  # tokens of a prompt in a plan, at most
-    burst: int  # steps of a row in a plan, at most
-    context: int  # tokens of a request in the cache, at most
-    patience: int = 64  # plans that one step of priority is worth
+    chunk: int  # largest number of prompt tokens per plan
+    burst: int  # largest number of steps per row and plan
+    context: int  # largest number of tokens per request
+    patience: int = 64  # one step of priority counts as this many plans
     waiting: int = 256  # waiting requests; more are refused
 
     def __post_init__(self) -> None:
-        if min(self.page, self.rows, self.chunk, self.burst, self.context, self.patience, self.waiting) < 1:
-            raise ValueError("sizes of an engine must be 1 or more")
+        sizes = {
+            name: getattr(self, name) for name in ("page", "rows", "chunk", "burst", "context", "patience", "waiting")
+        }
+        if small := [name for name, size in sizes.items() if size < 1]:
+            raise ValueError(f"Limits.{small[0]}: expected 1 or more, got {sizes[small[0]]}")
         if (self.pages - 1) * self.page < self.context + self.burst:
-            raise ValueError(f"{self.pages} pages of {self.page} tokens cannot hold a context and a burst")
+            raise ValueError(
+                f"Limits: {self.pages} pages of {self.page} tokens, one of them always empty, hold fewer tokens than "
+                f"context {self.context} + burst {self.burst}"
+            )
 
     @property
     def blocks(self) -> int:
-        """The largest number of pages that a request holds."""
+        """The largest number of pages that a request may hold."""
         return -(-self.context // self.page)
 
 
 @dataclass
 class Job:
-    """An unfinished request and its progress."""
+    """An unfinished request, and how far it is."""
 
     number: int
     request: Request
     rank: tuple[int, int]  # position in the order of rule 1
-    expires: float | None  # in the time of `plan`
-    drawn: list[int] = field(default_factory=list)  # drawn and delivered
+    expires: float | None  # on the clock of `plan`
+    drawn: list[int] = field(default_factory=list)  # tokens drawn and delivered
     pages: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens with keys and values in `pages`
-    row: int | None = None  # None while it waits
-    cached: int | None = None  # prompt tokens found in the cache when it first began
+    computed: int = 0  # number of tokens whose keys and values are in `pages`
+    row: int | None = None  # None while the request waits
+    cached: int | None = None  # prompt tokens found in the prefix cache when the request first began
 
     @property
     def known(self) -> int:
-        """The number of tokens so far, of the prompt and of the answer."""
+        """The number of known tokens, of the prompt and of the answer."""
         return len(self.request.prompt) + len(self.drawn)
 
     @property
     def to_read(self) -> int:
-        """The number of prompt tokens that are still to be prefilled."""
+        """The number of prompt tokens that are not prefilled yet. Decoding feeds the last prompt token."""
         return max(0, len(self.request.prompt) - 1 - self.computed)
 
     @property
     def shares(self) -> bool:
-        """Whether the prompt uses the prefix cache."""
+        """Whether the request uses the prefix cache."""
         return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
@@ -99,7 +105,7 @@ class Job:
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt to prefill, from position `start` on."""
+    """Prompt tokens to prefill, from position `start` on."""
 
     number: int
     start: int
@@ -108,7 +114,10 @@ class Chunk(NamedTuple):
 
 
 class RowPlan(NamedTuple):
-    """Decoding steps of a row: feed the tokens `fed` from position `start` on, then each token that was just drawn."""
+    """Decoding steps of one row.
+
+    Feeds the tokens `fed` from position `start` on, and then each token that was just drawn.
+    """
 
     number: int
     row: int
@@ -116,11 +125,11 @@ class RowPlan(NamedTuple):
     fed: tuple[int, ...]
     steps: int
     pages: tuple[int, ...]
-    after: int | None = None  # the token after the last step, if already known; None: it is drawn
+    after: int | None = None  # the token after the last step, if it is known; None: the last step draws it
 
 
 class Plan(NamedTuple):
-    """Work for the device, the chunk first, and the requests that have ended since the last plan."""
+    """Work for the device, and the requests that have ended since the last plan. The chunk runs before the rows."""
 
     chunk: Chunk | None
     rows: tuple[RowPlan, ...]
@@ -128,7 +137,7 @@ class Plan(NamedTuple):
 
 
 class RequestEnd(NamedTuple):
-    """The end of a request."""
+    """A request that has ended, and why."""
 
     number: int
     reason: FinishReason
@@ -138,14 +147,14 @@ class RequestEnd(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Tokens that a row drew, one per step, and the reason why its text ended; None if it continues."""
+    """Tokens that a row drew, one per step, and why its text ended. The reason is None if the text continues."""
 
     tokens: Sequence[int]
     reason: FinishReason | None
 
 
 class News(NamedTuple):
-    """New tokens of a request, and its end, if it has ended. `skipped` drawn tokens before these were already known."""
+    """New tokens of a request, and its end if it has ended. The first `skipped` drawn tokens were known before."""
 
     number: int
     tokens: tuple[int, ...]
@@ -154,7 +163,7 @@ class News(NamedTuple):
 
 
 class Scheduler:
-    """Plans by the rules at the top of this module."""
+    """A scheduler that follows the rules at the top of this module."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
@@ -162,20 +171,22 @@ class Scheduler:
         self.waiting: dict[int, Job] = {}
         self.running: dict[int, Job] = {}
         self.plans = self.preemptions = 0
-        self.prompt_tokens = self.cached_tokens = 0  # of all requests that began: in total, and found in the cache
+        self.prompt_tokens = self.cached_tokens = 0  # counters over all requests that began
         self._arrivals = 0
         self._ended: list[RequestEnd] = []
         self._planned: Plan | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to plan and nothing to report."""
+        """Whether no request is open and no end is left to report."""
         return not (self.waiting or self.running or self._ended)
 
     def submit(self, number: int, request: Request, now: float) -> None:
-        """Queue a request. Raises QueueFull or, for a prompt longer than the context, PromptTooLong."""
+        """Queue a request. Raises QueueFull, or PromptTooLong for a prompt that is longer than the context."""
         if len(request.prompt) > self.limits.context:
-            raise PromptTooLong(f"the prompt has {len(request.prompt)} tokens, the context {self.limits.context}")
+            raise PromptTooLong(
+                f"the prompt has {len(request.prompt)} tokens, but the context has {self.limits.context}"
+            )
         if len(self.waiting) >= self.limits.waiting:
             raise QueueFull(f"{self.limits.waiting} requests are already waiting")
         self._arrivals += 1
@@ -183,7 +194,10 @@ class Scheduler:
         self.waiting[number] = Job(number, request, rank, request.deadline and now + request.deadline)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
-        """End a request, at any time. The results of the current plan for this request are dropped."""
+        """End a request, at any time.
+
+        If the current plan contains the request, its results for the request are discarded.
+        """
         job = self.waiting.pop(number, None)
         if job is None and (job := self.running.pop(number, None)):
             self.pool.release(job.pages)
@@ -191,7 +205,7 @@ class Scheduler:
             self._ended.append(_end(job, reason))
 
     def ended(self) -> tuple[RequestEnd, ...]:
-        """Return the ends that no plan has reported yet."""
+        """Return the requests that have ended since the last report in a plan or by this method."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -208,11 +222,11 @@ class Scheduler:
         decoding = [job for job in self._ranked() if not job.to_read]
         most = min(burst or self.limits.burst, self.limits.burst)
         if reading or any(job.request.allowed for job in decoding):
-            most = 1  # a grammar must see a token before it can say which may follow
+            most = 1  # a grammar needs each token before it can restrict the next one
         steps = {job.number: self._steps(job, most) for job in decoding}
         for job in self._ranked():
             if job.number not in self.running:
-                continue  # an earlier job has preempted it
+                continue  # an earlier job of this loop has preempted this job
             if job.number in steps:
                 self._grow(job, job.computed + steps[job.number])
             elif job is reading:
@@ -227,7 +241,7 @@ class Scheduler:
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:
-        """Take the tokens that the plan drew, by request, and return the new tokens and ends of requests."""
+        """Take the tokens that each request of the plan drew. Returns new tokens and ends of requests."""
         plan, self._planned = self._planned, None
         assert plan is not None, "nothing was planned"
         if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -237,7 +251,7 @@ class Scheduler:
         for row in plan.rows:
             job = self.running.get(row.number)
             if job is None:
-                continue  # it was cancelled in the meantime
+                continue  # the request was cancelled after `plan`
             tokens, reason = draws[row.number]
             skipped = job.known - row.start - 1
             new = tuple(tokens[skipped:])
@@ -261,7 +275,7 @@ class Scheduler:
             first = min(self.waiting.values(), key=lambda job: job.rank)
             rows = set(range(self.limits.rows)) - {job.row for job in self.running.values()}
             prefix = self._match(first)
-            idle = sum(page in self.pool.idle for page in prefix)  # available now, but held once the request begins
+            idle = sum(page in self.pool.idle for page in prefix)  # pages that are available until the request begins
             promised = sum(max(0, self._need(job) - len(job.pages)) for job in self.running.values())
             if rows and self._need(first) - len(prefix) + idle + promised <= self.pool.available:
                 del self.waiting[first.number]
@@ -285,7 +299,7 @@ class Scheduler:
         return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
 
     def _need(self, job: Job) -> int:
-        """Count the pages for the known tokens of a job and a burst."""
+        """Count the pages that a job needs for its known tokens and one burst."""
         return -(-min(job.known + self.limits.burst, self.limits.context) // self.limits.page)
 
     def _preempt(self, job: Job) -> None:
@@ -296,7 +310,10 @@ class Scheduler:
         self.preemptions += 1
 
     def _grow(self, job: Job, tokens: int) -> None:
-        """Take pages until `job` has room for `tokens`. Preempts the last running requests if needed, even `job`."""
+        """Take pages until `job` has room for `tokens`.
+
+        If needed, preempts the last running requests, perhaps `job` itself.
+        """
         while len(job.pages) * self.limits.page < tokens:
             if self.pool.available:
                 job.pages.append(self.pool.take())
@@ -309,13 +326,13 @@ class Scheduler:
     def _first_to_read(self) -> Job | None:
         for job in self._ranked():
             if job.to_read:
-                self._adopt(job)  # this may leave nothing to prefill
+                self._adopt(job)  # afterwards, nothing may be left to prefill
             if job.to_read:
                 return job
         return None
 
     def _adopt(self, job: Job) -> None:
-        """Use pages that other requests have published since this one began, if they cover more tokens."""
+        """Use pages that other requests published after this request began, if they cover more of its prompt."""
         prefix = self._match(job)
         if len(prefix) * self.limits.page > job.computed:
             self.pool.hold(prefix)
@@ -323,7 +340,7 @@ class Scheduler:
             job.pages, job.computed = prefix, len(prefix) * self.limits.page
 
     def _publish(self, job: Job) -> None:
-        """Put the full pages of a prefilled prompt into the prefix cache."""
+        """Put the full pages of the prefilled part of a prompt into the prefix cache."""
         size, before = self.limits.page, NULL_PAGE
         if job.shares:
             for i in range(job.computed // size):
@@ -336,9 +353,9 @@ class Scheduler:
             self.cancel(job.number, "length")
 
     def _steps(self, job: Job, burst: int) -> int:
-        """Count the steps of a burst that feed a known token or draw a new one."""
+        """Count the steps of a burst that feed a known token of the job or draw a new one."""
         remaining = job.request.max_tokens - len(job.drawn)
-        again = job.known - 1 - job.computed  # known tokens to feed before the newest
+        again = job.known - 1 - job.computed  # known tokens to feed before the newest one
         return min(burst, again + remaining, self.limits.context - job.computed)
 
     def _row(self, job: Job, steps: int) -> RowPlan:

@@ -1,12 +1,12 @@
-"""Prepares JSON schemas for llguidance, and refuses those that it would misread.
+"""Prepares JSON schemas for llguidance, and refuses schemas that llguidance would misread.
 
-llguidance makes answers follow a schema, with a few exceptions. For these we change the schema so that every answer
-still follows the original one, or we refuse it:
+llguidance makes answers match a schema, with a few exceptions. In these cases, we change the schema so that every
+answer still matches the original schema, or we refuse the schema:
 
-- llguidance reads numbers as float64, which cannot hold every integer beyond 2^53.
+- llguidance reads numbers as float64, which cannot represent every integer beyond 2^53.
 - It resolves references by `$id`, and therefore confuses two tools that use the same `$id`.
 - It counts a name that occurs twice in an object as two properties.
-- It accepts schemas that no finite text satisfies, and then fails after some tokens.
+- It accepts schemas that no finite text matches, and then fails after some tokens.
 """
 
 import math
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 from urllib.parse import unquote, urldefrag, urljoin
 
-Schema = Any  # a dict, or True for any value and False for none
+Schema = Any  # a dict, or True (every value matches), or False (no value matches)
 Place = tuple[str | int, ...]  # keys and indices from the root to a schema
 
 LARGEST_EXACT = 1 << 53
 LARGEST_BOUND = 9 * 10**18  # llguidance computes bounds in 64 bits
-DIGITS = 15  # decimal digits that float64 always preserves
-MOST_ITEMS = 2000  # at this number, llguidance takes a millisecond per token
+DIGITS = 15  # float64 preserves this many decimal digits of every number
+MOST_ITEMS = 2000  # with this many items, llguidance takes a millisecond per token
 BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 SINGLE = {
@@ -36,12 +36,12 @@ SINGLE = {
     "unevaluatedItems",
     "unevaluatedProperties",
 }
-IDS = ("$id", "id")  # the latter until draft 4
+IDS = ("$id", "id")  # `id` until draft 4
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 
 
 def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> dict[str, Any]:
-    """Prepare a schema for llguidance: every answer that follows the result also follows `schema`.
+    """Change a schema so that llguidance enforces it: every answer that matches the result also matches `schema`.
 
     The result has no `$id`, and every reference in it is a JSON pointer from its root. `only_names` checks whether a
     pattern matches only the given names. Raises ValueError for a schema that we cannot enforce.
@@ -58,7 +58,7 @@ def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[Place, Schema]]:
-    """Yield the direct subschemas of a schema, with their places."""
+    """Yield the direct subschemas of a schema, with their keys and indices in it."""
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
             yield from (((key, name), child) for name, child in value.items())
@@ -69,7 +69,7 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[Place, Schema]]:
 
 
 def _parts(schema: Schema, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield a schema and all schemas inside it, except True and False."""
+    """Yield a schema and all schemas inside it that are dicts, with their places."""
     if isinstance(schema, dict):
         yield place, schema
         for step, child in _children(schema):
@@ -77,9 +77,9 @@ def _parts(schema: Schema, place: Place = ()) -> Iterator[tuple[Place, dict[str,
 
 
 def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Copy a schema without its ids and anchors. References to them become JSON pointers."""
+    """Copy a schema without its ids and anchors. References to ids and anchors become JSON pointers."""
     targets: dict[str, Place] = {"": ()}
-    bases: dict[Place, str] = {}  # the address that references are relative to, by place
+    bases: dict[Place, str] = {}  # place of a schema: the base address of its references
     for place, part in _parts(schema):
         parent = next((bases[place[:end]] for end in range(len(place), -1, -1) if place[:end] in bases), "")
         address, fragment = urldefrag(_joined(parent, _id_of(part)))
@@ -109,27 +109,33 @@ def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
-    """Turn a reference into a JSON pointer from the root. A reference to an unknown target stays unchanged."""
+    """Turn a reference into a JSON pointer from the root. A reference with an unknown target is returned unchanged."""
     address, fragment = urldefrag(_joined(base, reference))
     if address not in targets:
         return reference
     if fragment and not fragment.startswith("/"):
         place = targets.get(f"{address}#{unquote(fragment)}")
-        return reference if place is None else f"#{_written(place)}"
-    return f"#{_written(targets[address])}{fragment}"
+        return reference if place is None else f"#{_fragment(place)}"
+    return f"#{_fragment(targets[address])}{fragment}"
 
 
 def _joined(base: str, reference: str) -> str:
-    """Resolve a reference. `urljoin` does not support URNs as a base."""
+    """Resolve a reference against a base.
+
+    Handles a fragment itself, because `urljoin` does not support URNs as a base.
+    """
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
-def _written(place: Place) -> str:
+def _fragment(place: Place) -> str:
     return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in place).replace("%", "%25")
 
 
 def _target(root: dict[str, Any], pointer: str) -> Schema:
-    """Find the target of a JSON pointer; True if there is none, because llguidance reports that itself."""
+    """Return the target of a JSON pointer.
+
+    If the target is missing, returns True, because llguidance reports that error.
+    """
     value: Any = root
     for key in unquote(pointer.removeprefix("#")).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
@@ -153,19 +159,22 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def _check_values(schema: dict[str, Any]) -> None:
-    """Refuse numbers that llguidance would change, and more items than it can count."""
+    """Raise ValueError for numbers that llguidance would change, and for more items than it can handle."""
     for name in ("const", "enum"):
         for number in _numbers(schema.get(name)):
             if abs(number) > LARGEST_EXACT:
-                raise ValueError(f"{name}: numbers beyond 2^53 are not exact, got {number}: use a string")
+                raise ValueError(
+                    f"{name}: expected numbers up to 2^53, because larger ones are not exact, got {number}: use a "
+                    "string"
+                )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
-            raise ValueError(f"{name}: must be at least -9e18, got {bound}")
+            raise ValueError(f"{name}: expected at least -9e18, got {bound}")
     for name in LOWER:
         if _is_number(bound := schema.get(name)) and bound > LARGEST_BOUND:
-            raise ValueError(f"{name}: must be at most 9e18, got {bound}")
+            raise ValueError(f"{name}: expected at most 9e18, got {bound}")
     if _is_number(count := schema.get("minItems")) and count > MOST_ITEMS:
-        raise ValueError(f"minItems: must be at most {MOST_ITEMS}, got {count}")
+        raise ValueError(f"minItems: expected at most {MOST_ITEMS}, got {count}")
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
@@ -178,7 +187,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
-    """Move a bound beyond 2^53 inward, to a number that llguidance handles exactly.
+    """Move a bound beyond 2^53 inward to a number that llguidance handles exactly.
 
     >>> _inner_bound(2**63 - 1, upper=True), _inner_bound(-(2**63), upper=False), _inner_bound(7, upper=True)
     (9000000000000000000, -9000000000000000000, 7)
@@ -191,19 +200,19 @@ def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
         return LARGEST_BOUND if bound > 0 else -LARGEST_BOUND
     integer = math.floor(bound) if upper else math.ceil(bound)
     step = 10 ** (len(str(abs(integer))) - DIGITS)
-    # Move one step further, because the nearest float64 may lie slightly outside the decimal number.
+    # Move one more step, because the nearest float64 may lie slightly outside the decimal number.
     return (integer // step - 1) * step if upper else (-(-integer // step) + 1) * step
 
 
 def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
-    """Refuse an object if llguidance may count a repeated name twice, confuse two spellings, or find no name at all."""
+    """Raise ValueError if llguidance might count a repeated name twice, confuse two spellings or find no name."""
     declared, required = schema.get("properties"), schema.get("required")
     names = {*declared} if isinstance(declared, dict) else set()
     names |= {name for name in required if _is_text(name)} if isinstance(required, list) else set()
     least = schema.get("minProperties")
     certain = len(required) if isinstance(required, list) else 0
     if _is_number(least) and least > certain + 1:
-        reason = f"minProperties: {least} properties need names in `required`, because other names may come twice"
+        reason = f"minProperties: {least} needs as many names in `required`, because other names may be repeated"
         raise ValueError(reason)
     if schema.get("additionalProperties") is not False:
         for name in names:
@@ -212,11 +221,11 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
     patterns = schema.get("patternProperties")
     for pattern in patterns if isinstance(patterns, dict) else ():
         if names and only_names(pattern, names):
-            raise ValueError(f"patternProperties: {pattern!r} matches only declared names: remove it")
+            raise ValueError(f"patternProperties: {pattern!r} matches only names in `properties`: remove this pattern")
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Refuse a schema that requires itself inside itself: no finite text satisfies it."""
+    """Raise ValueError for a schema that requires itself inside itself: no finite text matches it."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:
@@ -244,7 +253,9 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Whether some finite text satisfies a schema, given the schemas for which `ends` is known to be true."""
+    """Return whether some finite text matches a schema, if some finite text matches every schema for which `ends` is
+    True.
+    """
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

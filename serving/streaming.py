@@ -1,6 +1,6 @@
-"""Turns drawn tokens into text: whole characters, no part of a stop text, and the position of each token.
+"""Turns drawn tokens into text: complete characters, without stop strings, with the position of each token.
 
-A slow client costs no memory per token, because text that it has not received yet is joined into one piece.
+A slow client costs no memory per token, because we join the text that it has not received yet into one piece.
 """
 
 import asyncio
@@ -11,37 +11,37 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.chat.channels import Channels, ChannelText
 from llamaspec.model.generation import StopTexts
 from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
-class Drawn(NamedTuple):
-    """A drawn token, with log-probabilities if they were requested."""
+class DrawnToken(NamedTuple):
+    """A drawn token, with log-probabilities if the request asked for them."""
 
     id: int
     logprob: float | None = None
-    likeliest: tuple[tuple[int, float], ...] = ()  # ids and log-probabilities, the likeliest first
+    likeliest: tuple[tuple[int, float], ...] = ()  # (id, log-probability), from the likeliest on
 
 
 class Placed(NamedTuple):
-    """A token, and the offset of its text in the whole text, in characters."""
+    """A token, and the offset of its text in the text of the choice, in characters."""
 
-    token: Drawn
+    token: DrawnToken
     start: int
-    first: bool  # whether the token begins a text, so that it has no space in front
+    first: bool  # whether the token begins a text, so that its leading space is dropped
 
 
 class CallPiece(NamedTuple):
-    """A piece of a call: more of its arguments, and in the first piece the function's name."""
+    """A piece of a tool call: more of its arguments. The first piece also has the name of the function."""
 
-    number: int  # of the call within its answer
+    number: int  # index of the call in its answer
     name: str | None
     arguments: str
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer: text with its tokens, thoughts, and pieces of calls."""
+    """A piece of an answer: text with its tokens, reasoning, and pieces of tool calls."""
 
     text: str
     tokens: list[Placed]
@@ -50,11 +50,11 @@ class AnswerPiece(NamedTuple):
 
 
 class TextReader:
-    """Turns the tokens of one answer into text that can no longer change.
+    """Turns the tokens of one answer into text that will not change any more.
 
-    Text is held back while a character is incomplete, and while it may be the beginning of a stop text. Its tokens are
-    held back with it. Tokens of a stop text are never returned. Thoughts and calls have no tokens, and stop texts do
-    not apply to them.
+    We hold text back while its last character is incomplete, and while its end may be the beginning of a stop string.
+    The text's tokens are held back with it. Tokens of a stop string are never returned. Reasoning and tool calls have
+    no tokens, and stop strings do not apply to them.
     """
 
     def __init__(
@@ -69,32 +69,32 @@ class TextReader:
         spelled: Mapping[int, str] | None = None,
         channels: Channels | None = None,
     ):
-        """Start an answer, which either `begins` a text or continues one.
+        """Start an answer. `begins` says whether it begins a text or continues the prompt's text.
 
-        `begun` are tokens of the answer that the request has given. `stops` are ids that end the answer and
-        have no text; if `shows_end`, the tokens of the answer include the one that ended it. `spelled` lists control
-        tokens with the text that stands for them. `channels` separates thoughts and calls from text.
+        `begun` are the first tokens of the answer, which the request contains. `stops` are ids that end the answer and
+        have no text. If `shows_end`, the tokens of the answer include the token that ended it. `spelled` maps control
+        tokens to the text that stands for them. `channels` separates reasoning and tool calls from text.
         """
-        self.count = 0  # tokens drawn for this text, including one that stopped it
-        self.stopped = False  # whether a stop text has ended the answer
+        self.count = 0  # tokens drawn for this answer, including the one that stopped it
+        self.stopped = False  # whether a stop string has ended the answer
         self._decoder = Decoder(tokenizer, start=begins)
         self._filter = StopTexts(stop_texts)
         self._tokenizer = tokenizer
         self._stops = stops
         self._shows_end = shows_end
-        self._end: Drawn | None = None  # the token that ended the answer
+        self._end: DrawnToken | None = None  # the token that ended the answer
         self._spelled = spelled or {}
-        self._first = begins  # whether the next token with text begins the text
-        self._decoded = 0  # characters decoded, released or held back
-        self._certain = 0  # characters released
-        self._held_back: deque[tuple[Placed, int]] = deque()  # tokens held back, and where their text ends
+        self._first = begins  # whether the next token that has text begins the answer's text
+        self._decoded = 0  # number of characters decoded, both released and held back
+        self._certain = 0  # number of characters released
+        self._held_back: deque[tuple[Placed, int]] = deque()  # tokens held back, and the offset where their text ends
         self._text: list[str] = []
         self._tokens: list[Placed] = []
         self._channels = channels
         self._thoughts: list[str] = []
         self._calls: list[CallPiece] = []
-        self._called = 0  # number of calls so far
-        self._undecided: list[Placed] = []  # tokens that belong to text or to the header of a channel
+        self._called = 0  # number of tool calls so far
+        self._undecided: list[Placed] = []  # tokens that belong to text or to a channel's header; later tokens decide
         for token in begun:
             self._hear(token)
         self._thoughts = []
@@ -104,8 +104,8 @@ class TextReader:
         """The number of characters released so far."""
         return self._certain
 
-    def feed(self, tokens: Sequence[Drawn]) -> None:
-        """Take drawn tokens in order. Tokens after a stop text are ignored."""
+    def feed(self, tokens: Sequence[DrawnToken]) -> None:
+        """Process drawn tokens in order. Tokens after a stop string are ignored."""
         for token in tokens:
             if self.stopped:
                 return
@@ -120,43 +120,46 @@ class TextReader:
                 self._end = token
             elif heard.is_answer:
                 self._held_back.append((placed, self._decoded))
-            self._out(self._filter.feed(heard.text))
+            self._append_text(self._filter.feed(heard.text))
 
     def finish(self) -> None:
-        """End the text, and release the text and tokens that were held back."""
+        """End the answer, and release the text and tokens that were held back."""
         if self.stopped:
             return
         heard = self._store(self._channels.hear(self._decoder.finish())) if self._channels else None
         text = heard.text if heard else self._decoder.finish()
         self._decide(text)
-        self._out(self._filter.feed(text))
-        self._out(self._filter.finish())
-        if self._shows_end and self._end and not self.stopped:  # after the bytes of an incomplete character
+        self._append_text(self._filter.feed(text))
+        self._append_text(self._filter.finish())
+        if self._shows_end and self._end and not self.stopped:  # placed after the text of an incomplete character
             self._tokens.append(Placed(self._end, self._decoded, self._first))
 
     def piece(self) -> AnswerPiece:
-        """Return the text and the tokens released since the last call."""
+        """Return the text and tokens that were released since the last call."""
         piece = AnswerPiece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
         self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
 
-    def _hear(self, token: int) -> Heard:
-        """Decode a token: return new text, and store new thoughts and calls."""
+    def _hear(self, token: int) -> ChannelText:
+        """Decode a token. Returns new text, and stores new reasoning and tool calls."""
         if self._channels is None:
-            return Heard("" if token in self._stops else self._decode(token))
+            return ChannelText("" if token in self._stops else self._decode(token))
         if self._channels.ends_character(token):
             return self._store(self._channels.feed(token, self._decoder.finish()))
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count decoded `text`. Undecided tokens belong to this text, or to the header of a channel if it is empty."""
+        """Count the decoded `text`.
+
+        If it is not empty, the undecided tokens belong to it; otherwise to a channel's header.
+        """
         self._decoded += len(text)
         if text:
             self._held_back += [(placed, self._decoded) for placed in self._undecided]
         self._undecided = []
 
-    def _store(self, heard: Heard) -> Heard:
-        """Store the thoughts and calls that came with a piece of text."""
+    def _store(self, heard: ChannelText) -> ChannelText:
+        """Store the reasoning and tool calls that came with a piece of text."""
         if heard.thoughts:
             self._thoughts.append(heard.thoughts)
         if heard.called is not None:
@@ -167,11 +170,11 @@ class TextReader:
 
     def _decode(self, token: int) -> str:
         if token in self._spelled:
-            return self._decoder.finish() + self._spelled[token]  # bytes of an incomplete character come first
+            return self._decoder.finish() + self._spelled[token]  # first, the bytes of an incomplete character
         self._first = self._first and not self._tokenizer.bytes_of(token)
         return self._decoder.feed(token)
 
-    def _out(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         if text:
             self._text.append(text)
         self._certain += len(text)
@@ -182,7 +185,7 @@ class TextReader:
             and not self._is_of_stop_text(self._held_back[0][0])
         ):
             self._tokens.append(self._held_back.popleft()[0])
-        if self.stopped:  # A stop text may begin inside a token; then the beginning of the token's text was released.
+        if self.stopped:  # if the stop string begins inside a token, the token's text before it is released
             self._tokens += [placed for placed, _ in self._held_back if placed.start < self._certain]
             self._held_back.clear()
 
@@ -194,18 +197,18 @@ class Inbox:
     """Passes events from the engine's thread to a coroutine."""
 
     def __init__(self):
-        """Deliver events to the event loop that runs now."""
+        """Deliver events to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._events: list[tuple[int, Any]] = []
         self._news = asyncio.Event()
 
     def put(self, index: int, event: Any) -> None:
-        """Pass an event of the request with this index. Any thread may call this."""
+        """Pass on an event of the request with this index. Any thread may call this method."""
         with suppress(RuntimeError):  # the event loop has ended, so there is no reader
             self._loop.call_soon_threadsafe(self._arrive, index, event)
 
     async def take(self) -> list[tuple[int, Any]]:
-        """Wait for events, and take all of them."""
+        """Wait for events, and return all that have arrived."""
         await self._news.wait()
         self._news.clear()
         events, self._events = self._events, []
@@ -217,9 +220,9 @@ class Inbox:
 
 
 def server_sent(data: Any, *, event: str | None = None) -> bytes:
-    """Format one event of a stream: `data` as JSON, or unchanged if it is a string.
+    """Format one server-sent event: `data` as JSON, or unchanged if it is a string.
 
-    Some clients treat certain Unicode characters as the end of a line, so these are escaped in JSON.
+    In JSON, we escape the Unicode characters that some clients treat as the end of a line.
     """
     body = data.encode() if isinstance(data, str) else _in_one_line(msgspec.json.encode(data))
     name = f"event: {event}\n".encode() if event else b""
@@ -227,7 +230,7 @@ def server_sent(data: Any, *, event: str | None = None) -> bytes:
 
 
 def _in_one_line(json: bytes) -> bytes:
-    """Escape the characters that end a line in Unicode but not in this format.
+    """Escape the characters that end a line in Unicode, but not in the format of server-sent events.
 
     >>> _in_one_line('{"a": "b\u2028c"}'.encode())
     b'{"a": "b\\\\u2028c"}'

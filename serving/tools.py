@@ -1,4 +1,4 @@
-r"""Tool calls in a model's text. Each family of models writes them in its own form:
+r"""Finds tool calls in a model's text. Each family of models writes tool calls in its own form:
 
 - Hermes, Qwen 2.5 and 3: `<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, any number of times
 - Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`
@@ -6,13 +6,11 @@ r"""Tool calls in a model's text. Each family of models writes them in its own f
 - Llama 3.1 and later: the whole answer is `{"name": ..., "parameters": {...}}`, or several with semicolons between,
   or the same after `<|python_tag|>`. A model with built-in tools sometimes writes "arguments".
 
-A model uses the form in which its template writes earlier calls. A call must name one of the request's tools; anything
-else is text.
+A model uses the same form as its chat template uses for earlier calls. A call must name one of the request's tools.
+Everything else is text.
 
-Sources: https://github.com/NousResearch/Hermes-Function-Calling,
-https://docs.mistral.ai/capabilities/function_calling,
-https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1,
-https://github.com/openai/harmony.
+Sources: https://github.com/NousResearch/Hermes-Function-Calling, https://docs.mistral.ai/capabilities/function_calling,
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1, https://github.com/openai/harmony.
 """
 
 import json
@@ -26,44 +24,47 @@ from llamaspec.serving.openai import ChatRequest, Refusal, TextFormat, Tool, Too
 from llamaspec.serving.schemas import with_pointers
 from llamaspec.serving.streaming import CallPiece
 
-LONGEST_NAME = 512  # characters of a call up to its arguments
-MOST_FORCED = 16  # forced calls in an answer: without a limit, a small model may never stop
-SIGNS = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)  # everything that decides where a JSON value ends
+LONGEST_NAME = 512  # largest number of characters of a call before its arguments
+MOST_FORCED = 16  # largest number of forced calls in an answer, because a small model may never stop
+SIGNS = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)  # the characters that decide where a JSON value ends
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family of models writes calls."""
+    """How a family of models writes tool calls."""
 
-    opens: str  # text before calls; "": the answer begins with a call
+    opens: str  # text before the calls; "": the answer begins with a call
     closes: str  # text after a call; "": its closing brace ends it
     between: str  # characters allowed between calls, in addition to white space
-    arguments: tuple[str, ...]  # possible keys of the arguments, the usual one first
+    arguments: tuple[str, ...]  # possible keys of the arguments, starting with the usual one
     listed: bool = False  # whether the calls of an answer are a JSON list
     tag: str = ""  # a control token that may precede a call
     on_channel: bool = False  # whether a call is a separate message that contains only the arguments
 
     def beginning(self, tools: Sequence[Tool]) -> str:
-        """Return the text before a forced call. Raises Refusal if this text names a tool and `tools` has several."""
+        """Return the text before a forced call.
+
+        Raises Refusal if that text contains a tool's name and there are several tools.
+        """
         if not self.on_channel:
             return self.opens + "\n" if self.closes else self.opens
         if len(tools) > 1:
-            message = "tool_choice: this model names a tool before its arguments: name one function, or offer one tool"
+            message = "tool_choice: this model cannot choose among several tools in a forced call: name one function"
             raise Refusal(message, param="tool_choice", code="unsupported_parameter")
         return f"{CHANNEL}commentary{TO_TOOL}{FUNCTIONS}{tools[0].function.name} {CONSTRAIN}json{MESSAGE}"
 
     def spelled(self, special: Mapping[str, int]) -> dict[int, str]:
-        """List the control tokens of a tokenizer that mark calls, with their spelling."""
+        """Map the control tokens that mark tool calls to their spelling."""
         return {special[name]: name for name in (self.opens, self.closes, self.tag) if name in special}
 
     def separator(self) -> str:
-        """Return the text between two calls, for calls that are not a list."""
+        """Return the text between two calls, if the calls are not a JSON list."""
         return f"\n{self.closes}\n{self.beginning(())}" if self.closes else f"{self.between} "
 
     def schema(self, tools: Sequence[Tool], *, most: int = 1) -> dict[str, Any]:
-        """Make the JSON schema of a call of any of `tools`, as it follows `beginning`.
+        """Make the JSON schema of the text after `beginning`: a call of one of `tools`.
 
-        If calls are a list, this is the schema of a list of at most `most` calls.
+        If the calls are a JSON list, this is the schema of a list of at most `most` calls.
         """
         if self.on_channel:
             return _parameters(tools[0], 0)
@@ -87,14 +88,17 @@ HARMONY = CallForm("", "", "", (), on_channel=True)
 
 
 def form_of(template: str) -> CallForm | None:
-    """Find the form of calls in a template's source; None for a form that we cannot read."""
+    """Recognize the form of tool calls from the source of a chat template.
+
+    Returns None for a form that we cannot read.
+    """
     if CHANNEL in template:
         return HARMONY if f'"{FUNCTIONS}"' in template or f"{TO_TOOL.strip()}{FUNCTIONS}" in template else None
     if HERMES.opens in template:
-        is_xml = "<function=" in template or "<arg_key>" in template  # the form of Qwen3-Coder and GLM
+        is_xml = "<function=" in template or "<arg_key>" in template  # Qwen3-Coder and GLM write calls as XML
         return None if is_xml else HERMES
     if MISTRAL.opens in template:
-        return None if "[ARGS]" in template else MISTRAL  # Mistral's later templates write names outside JSON
+        return None if "[ARGS]" in template else MISTRAL  # later templates of Mistral write the name outside the JSON
     return LLAMA if '"parameters"' in template else None
 
 
@@ -102,27 +106,29 @@ class OfferedTools(NamedTuple):
     """The tools that an answer may call."""
 
     tools: list[Tool]
-    forced: bool  # whether the answer must call one
+    forced: bool  # whether the answer must call a tool
     most: int | None  # largest number of calls; None: no limit
 
 
 def offered_tools(body: ChatRequest) -> OfferedTools:
-    """Find which tools an answer may call, and how often. Raises Refusal."""
+    """Determine which tools an answer may call, and how often. Raises Refusal for an invalid combination of fields."""
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     if len({*names}) < len(names):
-        raise Refusal("tools: two tools have the same name", param="tools")
+        raise Refusal("tools: expected different names, but two tools have the same name", param="tools")
     for i, tool in enumerate(tools):
         stated = (tool.function.parameters or {}).get("type", "object")
         if stated != "object":
             param = f"tools[{i}].function.parameters"
-            raise Refusal(f"{param}: expected the schema of an object, got type {str(stated)[:64]}", param=param)
+            raise Refusal(f"{param}: expected a schema of type object, got type {str(stated)[:64]}", param=param)
     if isinstance(choice, ToolChoice):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
         if not tools:
-            raise Refusal(f"tool_choice: there is no tool named {choice.function.name[:64]}", param="tool_choice")
+            raise Refusal(
+                f"tool_choice: the request has no tool named {choice.function.name[:64]}", param="tool_choice"
+            )
     elif choice == "required" and not tools:
-        raise Refusal("tool_choice: required needs tools", param="tool_choice")
+        raise Refusal("tool_choice: required needs at least one tool in tools", param="tool_choice")
     if choice == "none" or not tools:
         return OfferedTools([], False, None)
     if not isinstance(body.response_format, TextFormat | None):
@@ -131,14 +137,14 @@ def offered_tools(body: ChatRequest) -> OfferedTools:
         )
     if body.answer_ids:
         raise Refusal("answer_ids cannot be combined with tools", param="answer_ids")
-    # A client that names a function wants one call of it.
+    # A client that names a function in tool_choice wants one call of that function.
     single = body.parallel_tool_calls is False or isinstance(choice, ToolChoice)
     forced = choice not in (None, "auto")
     return OfferedTools(tools, forced, 1 if single else MOST_FORCED if forced else None)
 
 
 def _parameters(tool: Tool, number: int) -> dict[str, Any]:
-    """Make the schema of a tool's arguments, with a unique `$id`, because two tools may have the same one."""
+    """Make the schema of a tool's arguments. It gets a unique `$id`, because two tools may have the same one."""
     parameters = tool.function.parameters
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -146,7 +152,7 @@ def _parameters(tool: Tool, number: int) -> dict[str, Any]:
 
 
 class TextAndCalls(NamedTuple):
-    """A piece of an answer: text, and then pieces of calls."""
+    """A piece of an answer: text, followed by pieces of tool calls."""
 
     text: str
     calls: list[CallPiece]
@@ -156,14 +162,14 @@ class Balance:
     """Finds the end of a JSON object that arrives in pieces."""
 
     def __init__(self):
-        """Start before the opening brace."""
+        """Start before the opening brace of the object."""
         self.ended = False
         self._depth = 0
         self._quoted = False
         self._escaped = False  # whether the next character follows a backslash
 
     def feed(self, text: str) -> int:
-        """Take text, and return how many of its characters belong to the object."""
+        """Process more text. Returns how many of its characters belong to the object."""
         begin = int(self._escaped)
         self._escaped = self._escaped and not text
         for match in SIGNS.finditer(text, begin):
@@ -181,23 +187,26 @@ class Balance:
 
 
 class CallReader:
-    """Separates calls from text in one answer, piece by piece. The result does not depend on where the text is cut."""
+    """Separates tool calls from text in one answer, piece by piece.
+
+    The result does not depend on how the text is cut.
+    """
 
     def __init__(self, form: CallForm, names: frozenset[str], *, begun: bool = False, most: int | None = None):
-        """Read calls of tools with these `names`. `begun` says that the answer starts with the form's `beginning`.
+        """Read calls of the tools with these `names`. `begun` says that the prompt already ends with `form.beginning`.
 
         Calls after the first `most` are dropped.
         """
-        self.count = 0  # calls so far
+        self.count = 0  # number of calls so far
         self._form = form
         self._names = names
         self._most = most
         self._pending = ""  # text that may belong to a call
         self._before = ""  # text just before the current object
         self._object: str | None = None
-        self._called = False  # whether the latest object was a call, and no new opening has followed
+        self._called = False  # whether the latest object was a call, and no new `opens` has followed
         self._balance = Balance()
-        self._arguments: Balance | None = None  # of the current call
+        self._arguments: Balance | None = None  # finds the end of the current call's arguments
         self._calling = begun or not form.opens
         self._output = TextAndCalls("", [])
         key = "|".join(map(re.escape, form.arguments))
@@ -207,12 +216,12 @@ class CallReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has calls so far, and the last one is complete."""
+        """Whether the answer has at least one call so far, and its last call is complete."""
         is_cut = self._object is not None and self._arguments is not None and self._shows()
         return self.count > 0 and not is_cut
 
     def feed(self, text: str) -> TextAndCalls:
-        """Take new text."""
+        """Process new text, and return the text and calls that are certain."""
         self._output = TextAndCalls("", [])
         self._pending += text
         while self._step():
@@ -220,7 +229,7 @@ class CallReader:
         return self._output
 
     def finish(self) -> TextAndCalls:
-        """End the answer, and release text that was held back."""
+        """End the answer, and release the text that was held back."""
         self._output = TextAndCalls("", [])
         if self._object is not None:
             self._add_text(self._before + self._object if self._arguments is None else "")
@@ -231,7 +240,7 @@ class CallReader:
         return self._output
 
     def _step(self) -> bool:
-        """Process pending text; return False if more text is needed."""
+        """Process pending text. Returns False if more text is needed."""
         if self._object is not None:
             return self._read_object()
         return self._seek_object() if self._calling else self._seek_opening()
@@ -253,7 +262,7 @@ class CallReader:
         return False
 
     def _seek_object(self) -> bool:
-        """Skip everything that may precede a call."""
+        """Skip everything that may come before a call."""
         form = self._form
         between = re.match(rf"[\s{re.escape(form.between)}]*", self._pending)
         assert between is not None
@@ -304,13 +313,13 @@ class CallReader:
             return False
 
     def _add_arguments(self, text: str) -> None:
-        """Take more of a call's arguments."""
+        """Add `text` to the arguments of the current call."""
         assert self._arguments is not None
         if not self._arguments.ended and (part := text[: self._arguments.feed(text)]):
             self._call(None, part)
 
     def _read_whole(self) -> bool:
-        """Read a call with its keys in another order; return False if it is not a call."""
+        """Parse a complete object as a call, with its keys in any order. Returns False if it is not a call."""
         try:
             call = json.loads(self._object or "")
         except (ValueError, RecursionError):
@@ -330,7 +339,7 @@ class CallReader:
             self._output.calls.append(CallPiece(self.count - 1, name, arguments))
 
     def _shows(self) -> bool:
-        """Whether the latest call is within the limit."""
+        """Whether the latest call is among the first `most`."""
         return self._most is None or self.count <= self._most
 
     def _add_text(self, text: str) -> None:

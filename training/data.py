@@ -1,4 +1,4 @@
-"""Training documents: their sources, and batches of them."""
+"""Training documents: where they come from, and how they are put into batches."""
 
 import hashlib
 import json
@@ -18,41 +18,41 @@ from llamaspec.training.recipe import Recipe, check_context
 
 # Control tokens that end a document, in the order of preference.
 ENDS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>")
-LENGTHS = range(32, 1025, 32)  # documents are padded to these lengths, because each length compiles a program
-COARSE = range(128, 1025, 128)  # for batches of several documents, which are padded to the longest anyway
+LENGTHS = range(32, 1025, 32)  # documents are padded to these lengths, because each length needs its own program
+COARSE = range(128, 1025, 128)  # lengths for batches of several documents, which need padding anyway
 
 
 class Example(NamedTuple):
     """A document to train on."""
 
     ids: list[int]
-    weights: list[float]  # for each id, the weight of its prediction in the loss; 0: not counted
+    weights: list[float]  # weight in the loss of the prediction of each id; 0: not counted
 
 
 class Batch(NamedTuple):
-    """Examples of similar lengths, padded at the end."""
+    """Examples of similar lengths, padded at the end to one length."""
 
     ids: Int[np.ndarray, "batch seq"]
     weights: Float[np.ndarray, "batch seq"]
 
     @property
     def counted(self) -> Bool[np.ndarray, "batch predicted"]:
-        """Whether the loss counts the prediction of each id, from the second on."""
+        """Whether the loss counts the prediction of an id, for each id after the first."""
         return self.weights[:, 1:] > 0
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Documents and their tokenizer."""
+    """A source of documents, with their tokenizer."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the documents, and of the model."""
+        """The tokenizer of the documents and of the model."""
         ...
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Files of the model besides its weights, by name."""
+        """Files to store with the model's weights: their bytes by name."""
         ...
 
     @property
@@ -72,11 +72,14 @@ class Source(Protocol):
 
     @property
     def floor(self) -> float | None:
-        """The entropy of held-out documents in nats per counted token, if known: a lower bound on the mean loss."""
+        """A lower bound on the mean loss: the entropy of held-out documents in nats per counted token.
+
+        None if unknown.
+        """
         ...
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
-        """Return the documents of a step. They depend only on the step and the recipe."""
+        """Return the documents of a step. They depend only on `step` and `recipe`."""
         ...
 
     def held_out(self) -> list[Example]:
@@ -84,7 +87,7 @@ class Source(Protocol):
         ...
 
     def questions(self) -> list[Example]:
-        """Return held-out questions, as documents in which only the ids of the single right answer count."""
+        """Return held-out questions. In each, only the ids of the single right answer have a weight."""
         ...
 
 
@@ -92,7 +95,7 @@ class Text:
     """The paragraphs of a file as documents, in a new order in each epoch. Every twentieth document is held out."""
 
     def __init__(self, file: str | Path, tokenizer: Tokenizer, files: Mapping[str, bytes], *, context: int):
-        """Read a UTF-8 file. Documents are cut to `context` tokens.
+        """Read a UTF-8 file, and cut each document to `context` tokens.
 
         Raises CheckpointError for a file that cannot be read or has fewer than two paragraphs.
         """
@@ -106,7 +109,7 @@ class Text:
         paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
         all = [part for text in paragraphs if text for part in self._documents(text, context)]
         if len(all) < 2:
-            raise refused(file, "has fewer than two paragraphs: one to train on, one to hold out")
+            raise refused(file, "has fewer than two paragraphs: training needs one to train on and one to hold out")
         self._held_out, self._training = all[::20], [d for i, d in enumerate(all) if i % 20]
 
     def _documents(self, text: str, context: int) -> list[Example]:
@@ -114,11 +117,11 @@ class Text:
         begin = [] if self.bos is None else [self.bos]
         size = context - len(begin)
         parts = [[*begin, *ids[i : i + size]] for i in range(0, len(ids), size)]
-        predicting = [part for part in parts if len(part) > 1]  # without <s>, nothing predicts the first id
+        predicting = [part for part in parts if len(part) > 1]  # without BOS, nothing predicts the first id
         return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in predicting]
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
-        """Return the documents of a step. They depend only on the step and the recipe."""
+        """Return the documents of a step. They depend only on `step` and `recipe`."""
         count = len(self._training)
         return [
             self._training[np.random.default_rng([recipe.seed, n // count]).permutation(count)[n % count]]
@@ -130,7 +133,7 @@ class Text:
         return self._held_out
 
     def questions(self) -> list[Example]:
-        """Return no questions: a plain text has no known answers."""
+        """Return an empty list, because a plain text has no known answers."""
         return []
 
 
@@ -169,14 +172,14 @@ def tokenizer_digest(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str:
 
 
 def stops(source: Source) -> frozenset[int]:
-    """Return the ids that end a text of a model trained on `source`."""
+    """Return the ids with which a model trained on `source` ends a text."""
     return frozenset() if source.eos is None else frozenset([source.eos])
 
 
 def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
-    """Read the files of a tokenizer and of chat templates. Returns their bytes by path in the model's folder.
+    """Read the files of a tokenizer and of chat templates. Returns their bytes by their paths in the model's folder.
 
-    Raises `CheckpointError` for a link that leaves the folder.
+    Raises CheckpointError for a link to a file outside the folder.
     """
     place = Path(tokenizer)
     folder = place if place.is_dir() else place.parent
@@ -188,9 +191,9 @@ def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
 
 
 def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator[Batch]:
-    """Sort `examples` by length and yield batches of `rows`.
+    """Sort `examples` by length and yield them in batches of `rows`.
 
-    Empty rows fill the last batch. Examples are cut after `context` ids.
+    The last batch is filled with empty rows. Examples are cut after `context` ids.
     """
     ordered = sorted(examples, key=lambda example: len(example.ids))
     for start in range(0, len(ordered), rows):
@@ -204,7 +207,8 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:
-    """Round a length up to one of `lengths`, or to a power of two above them, so that few programs are compiled.
+    """Round a length up to one of `lengths`, or above them to a power of two. With few lengths, few programs are
+    compiled.
 
     >>> padded(225, LENGTHS), padded(257, LENGTHS), padded(257, COARSE), padded(1025, COARSE)
     (256, 288, 384, 2048)

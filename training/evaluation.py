@@ -21,11 +21,11 @@ from llamaspec.training.steps import Tensors
 
 
 class HeldOutLoss(NamedTuple):
-    """The loss on held-out documents, and the number of right answers."""
+    """The loss on held-out documents, and the number of correct answers."""
 
     loss: float  # nats per counted token of held-out documents
-    floor: float | None  # a lower bound on any model's loss
-    right: int  # answers about a story that greedy decoding gets exactly right
+    floor: float | None  # a lower bound on the loss of any model
+    right: int  # questions about a story that greedy decoding answers exactly
     questions: int
 
     def __str__(self):
@@ -39,10 +39,10 @@ class HeldOutLoss(NamedTuple):
 
 
 def rows_at_once(platform: str) -> int:
-    """Choose the number of documents in a batch. A CPU takes 1, which fits into the caches and needs no padding.
+    """Return the number of documents per batch. On a CPU it is 1, which fits into the caches and needs no padding.
 
-    A GPU takes 8, half of the 16 documents of a step. The 8 shorter documents then get less padding, and take a quarter
-    of the time of the 8 longer ones.
+    On a GPU it is 8, half of the 16 documents of a step. So the 8 shorter documents get less padding, and take a
+    quarter of the time of the 8 longer ones.
     """
     return 1 if platform == "cpu" else 8
 
@@ -56,10 +56,10 @@ def evaluate(
     rows: int,
     progress: Progress = no_progress,
 ) -> HeldOutLoss:
-    """Score `tensors` on the held-out documents of `source`, and on its questions, `rows` at a time.
+    """Score `tensors` on the held-out documents and the questions of `source`, with `rows` documents per batch.
 
-    `score` is the compiled `summed_loss` of the configuration. A question is right if every id of the answer is the
-    likeliest.
+    `score` is the compiled `summed_loss` for this configuration. An answer is right if each of its ids is the
+    likeliest id.
     """
     documents, questions = source.held_out(), source.questions()
 
@@ -77,20 +77,21 @@ def evaluate(
     for batch, (_, ids) in scored(questions, len(documents)):
         likeliest = np.asarray(ids)  # [batch, seq - 1]
         wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
-        scorable = np.any(
-            batch.counted, axis=1
-        )  # False for an empty row, and for a question that does not fit into the context
+        scorable = np.any(batch.counted, axis=1)  # False for an empty row, and for an answer beyond the context
         right += int(np.sum(scorable & ~wrong))
     return HeldOutLoss(nats / count, source.floor, right, len(questions))
 
 
 def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_progress) -> HeldOutLoss:
-    """Score a model in a file or directory. Raises CheckpointError if its vocabulary is too small for the source."""
+    """Score the model in a file or directory.
+
+    Raises CheckpointError if its vocabulary is too small for the documents.
+    """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     if config.vocab < source.tokenizer.vocab:
         ids = source.tokenizer.vocab
-        raise refused(path, f"has a vocabulary of {config.vocab}, but the documents' tokenizer has {ids} ids")
+        raise refused(path, f"has a vocabulary of {config.vocab} tokens, but the tokenizer of the documents has {ids}")
     if config.sinks:
         raise refused(path, "has attention sinks, which training does not support")
     check_weights(checkpoint)

@@ -27,15 +27,15 @@ from llamaspec.training.recipe import check_at_least_one
 from llamaspec.training.saving import checkpoints, load_state, save_state
 from llamaspec.training.steps import Sums, Tensors, TrainingFunctions
 
-STREAMS = 2  # batches computed in parallel: a single batch leaves two cores partly idle
+STREAMS = 2  # batches computed in parallel, because one batch cannot keep two cores busy
 MOST_SKIPPED = 3  # steps in a row whose gradient is not finite
 
 
 def steps_ahead(platform: str) -> int:
-    """Choose how many steps to submit to the device before we read the loss of an earlier one.
+    """Return how many steps we submit to the device before we read the loss of an earlier step.
 
     If we read each loss at once, a GPU would wait in every step while the host makes batches and starts programs. On a
-    CPU the host is the device, so nothing is gained.
+    CPU the host is the device, so submitting early gains nothing.
     """
     return 0 if platform == "cpu" else 1
 
@@ -71,14 +71,14 @@ class StepReport(NamedTuple):
     step: int  # completed steps
     loss: float  # per prediction, pair or answer of this step
     rate: float  # tokens per second, without padding
-    seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
+    seconds: float  # time spent in steps, without evaluations, checkpoints and interruptions
     measures: Mapping[str, float] = {}  # what the objective reports besides the loss, by name
     skipped: bool = False  # the gradient was not finite, so the weights stayed as they were
     evaluation: Any = None
 
 
 class _Submitted(NamedTuple):
-    """A step that was submitted to the device and may still be running."""
+    """A step that we have submitted to the device and that may still be running."""
 
     step: int
     sums: Sums
@@ -119,7 +119,7 @@ def run(
         if saves and (not loop.skipped or done == task.steps):
             loop.save(out, done)
         if evaluates or saves:
-            loop.since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
+            loop.since = time.perf_counter()  # the time of a step does not include evaluations and checkpoints
     return task.over.gather(loop.tensors) if task.over else loop.tensors
 
 
@@ -129,14 +129,16 @@ def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, f
     state = task.transform.init(tensors)
     saved = checkpoints(out)
     if saved and not resume:
-        raise refused(out, "contains a training already: --resume continues it")
+        raise refused(out, "already contains a training run: continue it with --resume, or choose another --out")
     if resume and not saved:
-        raise refused(out, "contains no checkpoint to resume from")
+        raise refused(out, "contains no checkpoint that --resume could continue")
     if saved:
         tensors, state, begun, seconds = load_state(saved[-1], task.identity, tensors, state)
         if jax.process_count() > 1 and (first := agreed(begun)) != begun:
             raise refused(
-                out, f"ends with step {begun}, but process 0 has step {first}: all processes need the same folder"
+                out,
+                f"has checkpoints up to step {begun}, but process 0 sees step {first}: all processes need the same "
+                "--out folder",
             )
         return tensors, state, begun, seconds
     with os_errors(out):

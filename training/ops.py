@@ -75,7 +75,10 @@ PACKED = XLA._replace(attend=attend_packed)  # for rows of several documents, gi
 
 
 def remat(ops: Ops) -> Ops:
-    """Make ops that recompute their intermediate results for the gradient: less memory, a third more work."""
+    """Make ops that recompute their intermediate results for the gradient.
+
+    They use less memory and do a third more work.
+    """
 
     def again(op: Callable) -> Callable:
         return lambda *arrays, **static: jax.checkpoint(partial(op, **static))(*arrays)

@@ -7,7 +7,7 @@ import optax
 def optimizer(*, lr: float, steps: int, warm_up: int, decay: float) -> optax.GradientTransformation:
     """Make AdamW with gradient clipping. Weight decay applies only to matrices.
 
-    The learning rate rises to `lr` during `warm_up` steps, then falls along a cosine to 0 at `steps`.
+    The learning rate rises to `lr` during the first `warm_up` steps, and then falls along a cosine to 0 at `steps`.
     """
     rate = optax.warmup_cosine_decay_schedule(0.0, lr, warm_up, max(steps, warm_up + 1))
     return optax.chain(

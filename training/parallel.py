@@ -1,11 +1,11 @@
 """Training on several devices: data parallelism, with all weights on each device or with sharded weights (FSDP).
 
-Devices share the documents of a batch. The loss is one `jax.shard_map` that ends in a sum over devices, and `jax.grad`
-differentiates the whole `shard_map`. Inside the `shard_map`, `jax.grad` would treat the sum as its own transpose and
-silently return gradients that are too large.
+The devices share the documents of a batch. The loss is one `jax.shard_map` that ends in a sum over devices, and
+`jax.grad` differentiates the whole `shard_map`. Inside the `shard_map`, `jax.grad` would treat that sum as its own
+transpose, and silently return gradients that are too large.
 
-The devices may belong to several processes. Each process makes all documents and weights, and places only the parts of
-its own devices.
+The devices may belong to several processes. Each process makes all documents and weights, and puts only the parts for
+its own devices on them.
 """
 
 from collections.abc import Callable
@@ -30,15 +30,18 @@ class Spread(NamedTuple):
     """The devices of a training, and the sharding of its tensors."""
 
     mesh: Mesh
-    layout: dict[str, P]  # by tensor name
+    layout: dict[str, P]  # tensor name: sharding
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
+        """The total number of devices."""
         return self.mesh.size
 
     def shardings(self, tree: Any) -> Any:
-        """Return the shardings of tensors, gradients or optimizer state. Arrays without a name are replicated."""
+        """Return the shardings of tensors, gradients or optimizer state.
+
+        Arrays without a name in `layout` are replicated.
+        """
 
         def sharding(path: tuple[Any, ...], _: Any) -> NamedSharding:
             name = str(getattr(path[-1], "key", "")) if path else ""
@@ -47,29 +50,28 @@ class Spread(NamedTuple):
         return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Place arrays, which every process has, according to their shardings."""
+        """Put complete arrays, which every process has, on the devices according to `shardings`."""
         return jax.tree.map(_placed, tree, self.shardings(tree))
 
     def documents(self, array: np.ndarray) -> jax.Array:
-        """Distribute the rows of a batch, which every process has, evenly over the devices."""
+        """Distribute the rows of a batch evenly over the devices. Every process has a complete copy of the batch."""
         return _placed(array, NamedSharding(self.mesh, P(AXIS)))
 
     def gather(self, tree: Any) -> Any:
-        """Return complete copies, in every process, of arrays sharded over several processes."""
+        """Return complete copies of arrays that are sharded over several processes. Every process must call this."""
         if jax.process_count() == 1:
             return tree
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def loss(self, summed_loss: Callable, *, config: Config, ops: Ops, dtype: np.dtype) -> Callable:
-        """Turn `training.objectives.supervised.summed_loss` into the loss of the documents on all devices."""
+        """Turn `training.objectives.supervised.summed_loss` into a sum over the documents on all devices."""
         table = gathered(ops, config)
 
         def on_each(tensors, ids, importance):
             all_tensors = {**tensors, EMBEDDING: gathered_rows(tensors[EMBEDDING], (config.vocab,))}
             loss, (plain, likeliest) = summed_loss(all_tensors, ids, importance, config=config, ops=table, dtype=dtype)
-            all_likeliest = lax.all_gather(
-                likeliest, AXIS, tiled=True
-            )  # every process needs the predictions for all questions
+            # Every process needs the predicted ids of all documents.
+            all_likeliest = lax.all_gather(likeliest, AXIS, tiled=True)
             return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), all_likeliest)
 
         layouts = (self.layout, P(AXIS), P(AXIS))
@@ -78,9 +80,9 @@ class Spread(NamedTuple):
 
 
 def spread(config: Config, *, devices: int, fsdp: bool) -> Spread:
-    """Choose the sharding of a training's tensors: by rows, or replicated.
+    """Choose the sharding of a training's tensors: by rows with `fsdp`, otherwise replicated.
 
-    Raises ValueError if JAX has fewer devices.
+    Raises ValueError if JAX has fewer than `devices` devices.
     """
     layout = row_layouts(config, devices)
     return Spread(mesh(devices), layout if fsdp else dict.fromkeys(layout, P()))
@@ -91,10 +93,10 @@ def _placed(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def even(rows: int, devices: int) -> int:
-    """Round a number of documents up to a multiple of the number of devices.
+def round_up(rows: int, devices: int) -> int:
+    """Round a number of rows up to a multiple of the number of devices.
 
-    >>> even(5, 4)
+    >>> round_up(5, 4)
     8
     """
     return -(-rows // devices) * devices

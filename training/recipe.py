@@ -11,7 +11,7 @@ from llamaspec.reference.config import Config
 
 @dataclass(frozen=True)
 class Recipe:
-    """The hyperparameters. Together with the documents, they determine the weights."""
+    """The hyperparameters of a training. Together with the documents, they determine the weights."""
 
     config: Config
     steps: int
@@ -20,13 +20,13 @@ class Recipe:
     seed: int = 0
     warm_up: int = 100  # steps
     decay: float = 0.1
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; the trained weights are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the computation; the trained weights are float32
     remat: bool = False
-    answers: float = 1.0  # weight in the loss of tokens that answer a question about a story; other tokens have 1
+    answers: float = 1.0  # loss weight of tokens that answer a question about a story; other tokens have weight 1
 
 
 def check_recipe(recipe: Recipe, *, bos: int | None, stops: frozenset[int]) -> None:
-    """Raise ValueError for a number out of range, or an impossible model.
+    """Raise ValueError for a hyperparameter out of range, or for a model that cannot exist.
 
     `bos` and `stops` are ids of the documents' tokenizer.
     """
@@ -41,13 +41,13 @@ def check_recipe(recipe: Recipe, *, bos: int | None, stops: frozenset[int]) -> N
 
 
 def check_at_least_one(**numbers: int) -> None:
-    """Raise ValueError for the first of the named `numbers` that is below 1."""
+    """Raise ValueError if one of the named `numbers` is below 1."""
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def check_context(context: int) -> None:
-    """Raise ValueError for a context too short to predict anything."""
+    """Raise ValueError if the context is too short to predict a token."""
     if context < 2:
-        raise ValueError(f"context must be at least 2, an id and the one that follows it, got {context}")
+        raise ValueError(f"context must be at least 2, one token to read and one to predict, got {context}")

@@ -28,7 +28,10 @@ CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """List the checkpoints in a directory, from the first to the last."""
+    """Return the checkpoints in a directory, from the first to the last.
+
+    Returns an empty list for a missing directory.
+    """
     with os_errors(out):
         names = os.listdir(out) if out.exists() else []
     return [out / name for name in sorted(names) if CHECKPOINT.fullmatch(name)]
@@ -49,7 +52,7 @@ def save_state(
     with new_file(out / f"step-{step:08}.safetensors", replace=True) as staged:
         try:
             save_file(arrays, staged, metadata=about)
-        except SafetensorError as error:  # the library's own exception for an OSError
+        except SafetensorError as error:  # safetensors raises its own exception for an OSError
             raise refused(out, " ".join(str(error).split())) from error
     for old in checkpoints(out)[:-CHECKPOINTS]:
         old.unlink(missing_ok=True)
@@ -69,14 +72,16 @@ def load_state(
             arrays = {name: file.get_tensor(name) for name in file.keys()}
         step, seconds, written = int(about["step"]), float(about["seconds"]), json.loads(about["recipe"])
     except (SafetensorError, KeyError, ValueError) as error:
-        raise refused(path, "is not a training checkpoint, or is damaged: try the one before it") from error
+        raise refused(
+            path, "is not a training checkpoint, or is damaged: delete it to resume from the checkpoint before it"
+        ) from error
     expected_identity = json.loads(json.dumps(dict(identity)))
     # A run on a text has no digest of the stories, and the other way round.
     if differing := [name for name, value in expected_identity.items() if written.get(name) != value]:
-        raise refused(path, f"was made with another {', '.join(differing)}")
+        raise refused(path, f"was made with another {', '.join(differing)}: --resume needs the same")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:
-        raise refused(path, "contains other tensors than this training")
+        raise refused(path, "does not have the names and shapes of tensors that this training needs")
     leaves = [jnp.asarray(arrays[name]) for name in expected]
     tensors, state = jax.tree.unflatten(jax.tree.structure((tensors, state)), leaves)
     return tensors, state, step, seconds
@@ -88,7 +93,7 @@ def _named(tensors: Tensors, state: Any) -> dict[str, Any]:
 
 
 def write_model(out: Path, recipe: Recipe, source: Source, tensors: Tensors) -> None:
-    """Write OUT/model, with weights in bfloat16."""
+    """Write the model to `out`/model, with its weights in bfloat16."""
     narrow = np.dtype(ml_dtypes.bfloat16)
 
     def read(name: str) -> Callable[[], np.ndarray]:

@@ -26,7 +26,7 @@ from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.supervised import of_documents, summed_loss
 from llamaspec.training.ops import WHOLE_ATTENTION, remat
 from llamaspec.training.optimizers import optimizer
-from llamaspec.training.parallel import even, spread
+from llamaspec.training.parallel import round_up, spread
 from llamaspec.training.recipe import Recipe, check_recipe
 from llamaspec.training.saving import write_model
 from llamaspec.training.steps import Tensors, compile_step
@@ -35,7 +35,7 @@ EMBEDDING_STD = 0.02
 
 
 def initial_tensors(config: Config, *, seed: int) -> Tensors:
-    """Make norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
+    """Make initial weights: norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
 
     The matrices that write to the residual stream are smaller, so that all layers together add as much as one layer.
     """
@@ -77,7 +77,7 @@ def train(
     check_recipe(recipe, bos=source.bos, stops=stops(source))
     over = spread(recipe.config, devices=devices, fsdp=fsdp) if devices > 1 else None
     if (out / "model").exists():
-        raise refused(out / "model", "exists already: this training is done")
+        raise refused(out / "model", "already exists: this training run is complete")
     ops = remat(WHOLE_ATTENTION) if recipe.remat else WHOLE_ATTENTION
     static: dict[str, Any] = {"config": recipe.config, "ops": ops, "dtype": np.dtype(recipe.dtype)}
     loss = over.loss(summed_loss, **static) if over else partial(summed_loss, **static)
@@ -87,7 +87,7 @@ def train(
 
     def documents(step: int, _: Tensors | None) -> Work:
         chosen = source.training(step, recipe)
-        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
+        parts = list(batches(chosen, rows=round_up(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {step + 1} has nothing to learn within {context} tokens: try a larger context")
@@ -125,5 +125,5 @@ def identity(recipe: Recipe, source: Source) -> dict[str, Any]:
 
 
 def parameters(config: Config) -> int:
-    """Count the weights of a model."""
+    """Count the weights of a model with this configuration."""
     return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool
 
 from llamaspec.model.running.compile import untuned_options
 
-Tensors = dict[str, Array]  # weights or gradients by name
+Tensors = dict[str, Array]  # name: weight or gradient
 Sums = dict[str, Array]  # sums over a batch that a loss reports, by name; one of them is "loss"
 
 

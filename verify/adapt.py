@@ -4,8 +4,8 @@
            "start=offsets", "window=window", returns="b h t d -> b t h d")
     def candidate(out, q, k, v, start, window): ...
 
-A function that calls the kernel does the same. An adapter also passes outputs full of NaN, so that we notice an element
-that the kernel forgets to write.
+A hand-written function that calls the kernel works just as well. But an adapter also fills output arrays with NaN
+before the call, so that we notice an element that the kernel forgets to write.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from llamaspec.verify.catalogue import contract_for
 
 
 def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a kernel of `op`. Each entry of `takes` describes one of its arguments:
+    """Decorate a kernel of `op`. Each string of `takes` describes one argument of the kernel, in order:
 
         x                       the argument x of the definition
         x: a b c -> c a b       the argument x with its axes in another order
@@ -32,7 +32,7 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
 
     def named(name: str) -> str:
         if name not in names:
-            raise ValueError(f"{op} has the arguments {', '.join(names)}; got {name}")
+            raise ValueError(f"{op} has no argument {name}: expected one of {', '.join(names)}")
         return name
 
     entries = []

@@ -36,7 +36,7 @@ LINES = 10  # most lines of a candidate's output that we show
 
 @runtime_checkable
 class Stage(Protocol):
-    """Starts a progress bar with `total` steps; None: as many as the whole run has examples or jobs."""
+    """Starts a progress bar with `total` steps; None: one step per example or job of the whole run."""
 
     def __call__(self, stage: str, total: int | None = None, /) -> Progress: ...
 
@@ -130,9 +130,9 @@ class Listed(Protocol):
 
 
 def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
-    """Make jobs for a candidate called MODULE:FUNCTION, or for the functions of a MODULE named like `ops`.
+    """Make jobs for the candidate MODULE:FUNCTION, or for the functions of MODULE that are named like `ops`.
 
-    A file also names a module. Raises ValueError for one function and several ops.
+    MODULE may also be the path of a file. Raises ValueError if one function is named for several ops.
 
     >>> [job.candidate for job in jobs_for(["add", "softmax"], "mine.py")]
     ['mine.py:add', 'mine.py:softmax']
@@ -140,7 +140,7 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
     if ":" not in candidate:
         return [CandidateJob(op, f"{candidate}:{op}") for op in ops]
     if len(ops) != 1:
-        raise ValueError("--candidate names one function: name one op, or only the module for several ops")
+        raise ValueError("--candidate names one function: name one op, or for several ops give only the module")
     return [CandidateJob(ops[0], candidate)]
 
 
@@ -169,8 +169,8 @@ Answer = tuple[Report, list[str]]  # a report and its lines for a person
 def run(jobs: Sequence[CandidateJob], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
     """Verify the candidate of each job, one after the other.
 
-    Raises ImportError for a candidate that cannot be imported, and ValueError for a campaign that cannot run,
-    including its subclass NoVerdict.
+    Raises ImportError for a candidate that cannot be imported. Raises ValueError for a campaign that cannot run, or its
+    subclass NoVerdict if no verdict is possible.
     """
     _check(jobs, campaign)
     for job in jobs:
@@ -208,12 +208,12 @@ def run_side_by_side(
 
 
 def _exit_on_sigterm() -> None:
-    """Let a process of the pool end its candidate before itself, even if a second SIGTERM arrives."""
+    """Make a pool process end its candidate on SIGTERM before it exits, even if a second SIGTERM arrives."""
     signal.signal(signal.SIGTERM, lambda number, _: (signal.signal(number, signal.SIG_IGN), sys.exit(128 + number)))
 
 
 def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
-    """Raise ValueError for an invalid time, dtype or narrowed draw before anything runs."""
+    """Raise ValueError for an invalid time limit, dtype or `--set` value, before anything runs."""
     check_seconds(campaign.seconds)
     for name in (*campaign.dtypes, *campaign.extra_dtypes):
         precision(name)
@@ -221,7 +221,7 @@ def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
         narrowed(campaign.contract(job.op), {**job.within(campaign).only, **campaign.at})
     if campaign.against:
         if any(job.candidate == campaign.against for job in jobs):
-            raise ValueError(f"{campaign.against} is the candidate itself: --against names another one")
+            raise ValueError(f"--against {campaign.against} is the candidate itself: name another candidate")
         with campaign.worker(campaign.against) as rival:
             rival.start()
 
@@ -277,7 +277,7 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
 
 
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:
-    """Time the candidate, and the one to compare it with. If that fails, keep the verdict and say why."""
+    """Time the candidate, and the one that --against names. If timing fails, keep the verdict and add the reason."""
     with ExitStack() as stack:
         rivals = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
         try:
@@ -303,7 +303,11 @@ def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[st
     """Write the lines of a report, and the last lines that the candidate printed."""
     lines = counterexample(report, contract, replay=replay)
     if report.output_lines:
-        lines.append("  last lines that it printed:" if len(report.output_lines) > LINES else "  it printed:")
+        lines.append(
+            "  the last lines that the candidate printed:"
+            if len(report.output_lines) > LINES
+            else "  the candidate printed:"
+        )
         lines += [f"    {line}" for line in report.output_lines[-LINES:]]
     return lines
 
@@ -335,7 +339,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
             weaker=contract.weaker,
         )
     if examination.finding is None and not examination.compared:
-        raise NoVerdict(f"{path}: no verdict, because no number was compared")
+        raise NoVerdict(f"{path}: no verdict, because no number of the result has a bound to compare with")
     return report, _lines(report, contract, replay=None)
 
 

@@ -60,8 +60,8 @@ def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Co
         bare = {op.replace("_", ""): op for op in contracts}  # rope is part of rope_halves, and rms_norm is rmsnorm
         part = [op for spelt, op in bare.items() if name and name.replace("_", "").lower() in spelt]
         meant = " or ".join(part[:5] or get_close_matches(name, contracts))
-        known = f"is it {meant}? `--list` has all" if meant else f"there are {', '.join(contracts)}"
-        raise ValueError(f"no contract is called {name}: {known}")
+        known = f"did you mean {meant}? --list shows all" if meant else f"expected one of {', '.join(contracts)}"
+        raise ValueError(f"no contract has the name {name}: {known}")
     return contracts[name]
 
 
@@ -73,5 +73,5 @@ def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
     module = load_file(path)
     contracts = by_op((entry.name, entry) for entry in _instances(module, Contract))
     if not contracts:
-        raise ValueError(f"{path} has no contract: llamaspec.verify.declare makes one")
+        raise ValueError(f"{path} defines no contract: make one with llamaspec.verify.declare")
     return contracts, by_op((entry.of, entry) for entry in _instances(module, Implementation))

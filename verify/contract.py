@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A property of all results. Its name completes the sentence "it does not hold that ..."."""
+    """A property of all results. Its name states the property in a sentence, for messages."""
 
     name: str
     check: Callable[[Trial], Claim | None]  # None: the law does not apply
@@ -55,7 +55,7 @@ class Law(NamedTuple):
 
 
 def independent(what: str, *names: str) -> Law:
-    """Make a law for ops that treat entries on the first axis of `names` independently. It checks the first output."""
+    """Make a law: entries along the first axis of the arguments `names` do not influence each other's first output."""
 
     def check(trial: Trial) -> Claim:
         last = len(trial.arguments[names[0]]) - 1
@@ -63,12 +63,15 @@ def independent(what: str, *names: str) -> Law:
         again = trial.again(**{name: trial.arguments[name][row] for name in names})
         return Claim(again[0], trial.outputs[0][row], 2 * trial.bounds[0][row])
 
-    return Law(f"{what} alone gives what it gives among others", check)
+    return Law(f"{what} has the same result alone and together with others", check)
 
 
 @dataclass(frozen=True)
 class Large:
-    """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
+    """Sizes larger than a kernel's tile, for one dimension at a time.
+
+    A kernel may be right up to a tile and wrong beyond.
+    """
 
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # large values, by draw
     beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of the other draws at the same time
@@ -78,9 +81,10 @@ class Large:
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
-        """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.
+        """List up to `most` narrowings, which give each draw its allowed values, the smallest sizes first.
 
-        If there are more, leave out the smallest sizes of each draw.
+        Draws that `only` narrows keep their values from `only`. If there are more than `most` narrowings, we leave out
+        the smallest sizes of each draw.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -145,13 +149,13 @@ class Contract:
         expected = (expected,) if isinstance(expected, Expected) else expected
         if not all(np.all(np.isfinite(output.value)) and not np.any(np.isnan(output.hard)) for output in expected):
             raise ValueError(
-                "the definition is not finite, or its bound is NaN"
+                "the result of the definition is not finite, or its error bound is NaN"
             )  # not an assert: python -O skips those
         return expected
 
 
 def beyond(*borders: int) -> tuple[int, ...]:
-    """List lengths beyond tiles, for `Large`: longer tails for long tiles, or rounding hides one missing term of a sum.
+    """List a length above each tile size of `borders`. A longer tile needs a longer tail, or rounding hides its loss.
 
     >>> beyond(8, 1024, 4096)
     (9, 1041, 4161)

@@ -1,4 +1,4 @@
-"""Contracts of your own: a definition, what to draw, and a bound, which we derive if you give none.
+"""Declare a contract of your own: a definition, inputs to draw, and an error bound, which we can derive for you.
 
     # layernorm.py
     import numpy as np
@@ -91,19 +91,20 @@ def declare(
 
     `arrays` gives the shape of each array argument in names of `sizes`; an `Ids` holds ids. `options` are the other
     arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another strategy. `expect` takes the arguments
-    of the definition and returns exact values and bounds; without it, we derive them (`verify.bounds.carried` says from
-    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument without a
-    description, and for a size that no array has.
+    of the definition and returns exact values and bounds; without it, we derive them (`verify.bounds.carried` says for
+    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that neither
+    `arrays` nor `options` describe, for one that the definition does not have, and for a size that `sizes` does not
+    have.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in arrays and name not in options]:
-        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, which neither arrays nor options describe")
+        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}: not in `arrays` or `options`")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
     used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Ids) else shape).split()}
     if used - {*sizes}:
-        raise ValueError(f"an array's shape names {', '.join(sorted(used - {*sizes}))}, which sizes does not have")
+        raise ValueError(f"`arrays` has shapes with {', '.join(sorted(used - {*sizes}))}: not in `sizes`")
     shapes = {
         name: size if isinstance(size, st.SearchStrategy) else st.sampled_from(list(size))
         for name, size in sizes.items()
@@ -130,21 +131,21 @@ def declare(
         values={**numbers, **draws, **{name: st.sampled_from(list(choices)) for name, choices in options.items()}},
         arguments=arguments,
         expect=expect or derived(definition),
-        domain=domain or "; ".join(f"{name} [{_written(shape)}]" for name, shape in arrays.items()),
-        bound=bound or ("given by expect" if expect else "hard and alarm: derived from the definition, step by step"),
+        domain=domain or "; ".join(f"{name} [{_shape_text(shape)}]" for name, shape in arrays.items()),
+        bound=bound or ("given by `expect`" if expect else "hard and alarm: derived from the definition, step by step"),
         laws=laws,
         large=_beyond(sizes, arrays, large),
     )
 
 
-def _written(shape: str | Ids) -> str:
+def _shape_text(shape: str | Ids) -> str:
     return f"{shape.shape}] ids [0, {shape.below}" if isinstance(shape, Ids) else shape
 
 
 def _beyond(
     sizes: Mapping[str, Any], arrays: Mapping[str, str | Ids], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
-    """Make the large draws: from `large`, or for every size that may be any number. The other sizes stay small."""
+    """Make the large draws: from `large`, or by default for each size in turn. The other sizes stay small."""
     beside = {name: [_small(size)] for name, size in sizes.items()}
     if large is None:
         large = {}
@@ -154,7 +155,7 @@ def _beyond(
                 for shape in arrays.values()
                 if isinstance(shape, str) and name in shape.split()
             ]
-            most = min(_most(sizes[name]), MOST // max(counts, default=1))
+            most = min(_upper_end(sizes[name]), MOST // max(counts, default=1))
             large[name] = [size for size in BEYOND if size <= most]
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
@@ -170,7 +171,7 @@ def _small(size: Sequence[int] | st.SearchStrategy) -> int:
     return min(values.drawn or range(low, high + 1), key=lambda value: (abs(value - SMALL), value))
 
 
-def _most(size: Sequence[int] | st.SearchStrategy) -> int:
-    """Return the end of a range. A size that is drawn from a list may be any number."""
+def _upper_end(size: Sequence[int] | st.SearchStrategy) -> int:
+    """Return the largest size: the end of a range of integers, otherwise `MOST`."""
     values = None if isinstance(size, Sequence) else domain_of(size)
     return values.integers[1] if values and values.integers else MOST

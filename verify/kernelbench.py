@@ -61,7 +61,7 @@ class Adapter:
 
 
 class _NotTaken(Exception):
-    """A law changed an argument that the problem does not have."""
+    """Signals that a law changed an argument that the problem does not have."""
 
 
 # Multiplying by a weight or by `up` after the call rounds once more, which only float32 kernels do as well.
@@ -110,7 +110,7 @@ def adapter_for(
         if _meets(adapter, path, adapter.contract(contracts[adapter.op]), campaign):
             return adapter
     inputs = f"{len(ranks)} inputs of {', '.join(map(str, ranks))} axes"
-    raise ValueError(f"{path}: Model, with {inputs}, meets no contract; --contract FILE.py adds your own")
+    raise ValueError(f"{path}: Model, with {inputs}, meets no contract; add your own with --contract FILE.py")
 
 
 def _meets(adapter: Adapter, path: str, contract: Contract, campaign: Campaign) -> bool:

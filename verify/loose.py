@@ -1,8 +1,8 @@
 """Weaker contracts, for a kernel that rounds every intermediate result to a narrower dtype.
 
 We derive the bound by calling the definition with arrays that carry their errors (`verify.bounds.carried`), with the
-rounding of that dtype in every operation: a plain exp(x) / sum(exp(x)) in bfloat16 may be as far off as bfloat16
-allows, and no further.
+rounding of that dtype in every operation. So a plain exp(x) / sum(exp(x)) in bfloat16 may have the rounding errors of
+bfloat16 in each step, but no larger errors.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def dtype_of(text: str) -> str:
 
 
 def dtypes_for(dtype: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the only dtype of arrays for a weaker contract in `dtype`. Raises ValueError if `names` has another.
+    """Return (`dtype`,): arrays have the dtype of a weaker contract. Raises ValueError if `names` has another dtype.
 
     >>> dtypes_for("bfloat16", [])
     ('bfloat16',)

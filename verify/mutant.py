@@ -1,8 +1,8 @@
 """Mutants: implementations with one bug each, which a contract must find.
 
 Each file of `verify/mutants` has plain implementations in float32, written like kernels, with blocks, tails and running
-sums. Their contracts must accept them. Each implementation has a list of changes to its source, and each change is a
-likely bug:
+sums. The contracts must accept them. Each implementation comes with a list of changes to its source, and each change
+makes a likely bug:
 
     eps outside the root
         - np.sqrt(mean + eps)
@@ -41,12 +41,12 @@ class Implementation:
 
     @property
     def of(self) -> str:
-        """The op of the function."""
+        """Return the name of the op that the function implements."""
         return self.op or self.function.__name__
 
     @property
     def name(self) -> str:
-        """The name that `--candidate` takes."""
+        """Return the function's name for `--candidate`."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def text(self, mutant: Mutant | None = None) -> str:
@@ -127,7 +127,7 @@ def spans(length: int, block: int) -> list[slice]:
 
 
 def full_spans(length: int, block: int) -> list[slice]:
-    """Cut as `spans` does and forget the shorter last block, unless it is the only one.
+    """Cut like `spans`, but leave out a shorter last block, unless it is the only block.
 
     >>> full_spans(5, 3), full_spans(2, 3)
     ([slice(0, 3, None)], [slice(0, 2, None)])

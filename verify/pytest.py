@@ -1,4 +1,4 @@
-"""Contracts as tests: three lines for a kernel.
+"""Contracts as pytest tests: three lines per kernel.
 
     from llamaspec.verify.pytest import contract
 
@@ -13,7 +13,7 @@ Pass a contract of your own as an object, or by its name and file:
         return my_kernels.layernorm(x, weight, bias, eps)
 
 The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
-result. Further parameters are pytest's fixtures and parameters; a method takes `self` first.
+result. All other parameters are pytest's fixtures and parameters. The first parameter of a method is `self`.
 """
 
 import inspect
@@ -54,8 +54,8 @@ def contract(
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
     `op` is a contract, or the name of one of ours or of one in `file`. The test judges every `dtype` (default: float32)
-    and fails with the counterexamples of all violated ones. `loose="u=bfloat16"` declares a weaker contract; see
-    `verify.loose`.
+    and fails with the counterexamples of all dtypes with a violation. `loose="u=bfloat16"` declares a weaker contract;
+    see `verify.loose`.
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
     `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results

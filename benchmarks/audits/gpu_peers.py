@@ -1,13 +1,13 @@
-"""Comparison with llama.cpp and transformers on a GPU: the same files, prompts and tokens, in turn, in one run.
+"""Compares our speed with llama.cpp and transformers on a GPU, with the same files, prompts and tokens, in one run.
 
     python -m llamaspec.benchmarks.audits.gpu_peers --llama-cpp FOLDER [--transformers] [--shape NAME]
         [--type NAME] [--scheme NAME] [--decode-only] [--seconds N]
 
-FOLDER is the `bin` of a build of llama.cpp with CUDA: its `llama-quantize` makes the files and its `llama-bench` reads
-prompts and decodes, with flash attention and all layers on the GPU. A model of random weights, which repeat, is written
-for all. Ours runs in a process of its own, as `generate` does, and has bfloat16 where nothing else is stored. Rows are
-lines of JSON: tokens a second, medians of the rounds. The next file is quantized while ours starts, and nothing else
-runs while an engine answers.
+FOLDER is the `bin` folder of a llama.cpp build with CUDA. Its `llama-quantize` writes the files, and its `llama-bench`
+times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model, whose
+random weights repeat. Our engine runs in a separate process, as `generate` does, and uses bfloat16 for all arrays
+without another stored dtype. Each row is a line of JSON with tokens per second, the medians of the rounds. The next
+file is quantized while our engine starts; nothing else runs while an engine answers.
 """
 
 import json
@@ -38,14 +38,14 @@ WORKERS = Path(__file__).parent / "peer_workers"
 OUR_ENGINE = "llamaspec.benchmarks.audits.peer_workers.our_engine"
 TYPES = ("BF16", "Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_NL", "Q5_0", "Q4_1", "Q5_1")
 SCHEMES = ("q8", "q4", "fp8", "nf4")  # our own schemes, which GGUF files cannot hold
-PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; the decoded tokens follow a prompt of `BEFORE`
+PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; decoding follows a prompt of `BEFORE` tokens
 TINY = Config(256, 2, 4, 4, 64, 512, vocab=1024, context=1024, eps=1e-5, theta=1e4)
 CONTEXT = 32_768  # replaces the context of a shape, so that all models read the same prompts
 THREADS = 16
 
 
 def ask_ours(worker: EngineProcess, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
-    """Send requests to an engine: one round to warm up, then `rounds`. Returns tokens per second by request."""
+    """Send requests to our engine: one warm-up round, then `rounds` rounds. Returns tokens per second by request."""
     rates: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for request, count in [*(("prefill", tokens) for tokens in prompts), ("decode", decoded)]:
@@ -73,7 +73,7 @@ def output_of(*command: str) -> str:
     """Run a program of llama.cpp, and return its output. Raises ValueError with the last line of stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"{Path(command[0]).name}: {(done.stderr.strip() or 'no words').splitlines()[-1]}")
+        raise ValueError(f"{Path(command[0]).name}: {(done.stderr.strip() or 'no message on stderr').splitlines()[-1]}")
     return done.stdout
 
 
@@ -89,7 +89,7 @@ def ask_our_engine(
         return {"ready": ready, **ask_ours(worker, **requests)}
 
 
-def written(config: Config, stored: Path, first: Path) -> None:
+def write_models(config: Config, stored: Path, first: Path) -> None:
     """Write a random model into the folder `stored`, and as the GGUF file `first` in bfloat16."""
     write_random_model(config, stored)
     checkpoint = open_checkpoint(stored)
@@ -104,13 +104,13 @@ def compared(
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"
-    written(config, stored, first)
+    write_models(config, stored, first)
     if not transformers and not schemes:
         shutil.rmtree(stored)  # a large model and its files fill a disk
 
     def row(file: str, who: str, ask: Any) -> dict[str, Any]:
         if time.monotonic() > over:
-            return {"file": file, "engine": who, "skipped": "no time was left"}
+            return {"file": file, "engine": who, "skipped": "there was no time left"}
         try:
             return {"file": file, "engine": who, **ask()}
         except Exception as error:  # the other files and engines still run
@@ -160,19 +160,29 @@ def compared(
 
 @click.command(help=__doc__)
 @click.option("--llama-cpp", type=click.Path(exists=True, path_type=Path), required=True, metavar="FOLDER")
-@click.option("--transformers", is_flag=True, help="Measure transformers of this Python, too.")
+@click.option("--transformers", is_flag=True, help="Also measure transformers, which this Python must have.")
 @click.option("--shape", "shapes", multiple=True, type=click.Choice([*SHAPES, "tiny"]), default=["tinyllama-1.1b"])
-@click.option("--type", "types", multiple=True, type=click.Choice(TYPES), help="A type of file.")
-@click.option("--scheme", "schemes", multiple=True, type=click.Choice(SCHEMES), help="A scheme that files do not hold.")
-@click.option("--decode-only", is_flag=True, help="Read no prompts but the one before the decoded tokens.")
+@click.option(
+    "--type", "types", multiple=True, type=click.Choice(TYPES), help="Measure only this GGUF type. May be repeated."
+)
+@click.option(
+    "--scheme",
+    "schemes",
+    multiple=True,
+    type=click.Choice(SCHEMES),
+    help="Measure only this scheme of ours, which GGUF files lack.",
+)
+@click.option("--decode-only", is_flag=True, help="Time only decoding, and no prompts.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--seconds", default=540.0, show_default=True, help="Seconds after which the rest is left out.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the models are written.  [default: /tmp]")
+@click.option(
+    "--seconds", default=540.0, show_default=True, help="Seconds after which the remaining engines are skipped."
+)
+@click.option("--folder", type=click.Path(path_type=Path), help="Folder for the written models.  [default: /tmp]")
 def main(
     llama_cpp: Path, transformers: bool, shapes: Sequence[str], types: Sequence[str], schemes: Sequence[str],
     decode_only: bool, rounds: int, seconds: float, folder: Path | None
 ):  # fmt: skip
-    """Compare all types and schemes, or the named ones."""
+    """Compare all types and schemes, or only the given types and schemes."""
     import jax
 
     from llamaspec.model.insight.machine import about

@@ -1,10 +1,10 @@
-"""Manners of the commands: nothing of XLA's on stderr, memory on demand, one line for a refusal, Ctrl-C at once.
+"""Checks that commands behave well: clean stderr, memory on demand, one-line errors, and an immediate end on Ctrl-C.
 
 python -m llamaspec.benchmarks.audits.manners [--shape tinyllama-1.1b] [--json FILE]
 
-Runs commands as a user does, with an empty cache folder of their own: one by one, with `--debug`, two at once, while
-another process holds most of a GPU or nearly all of it, and interrupted at several moments. Prints
-what was seen, and ends with 1 if any of it is not as it should be.
+Runs commands as a user does, with their own empty cache folder: one at a time, with `--debug`, two at once, while
+another process holds most of a GPU or nearly all of it, and with Ctrl-C at several moments. Prints the result of each
+check. The exit status is 1 if any check fails.
 """
 
 import json
@@ -38,8 +38,8 @@ NOISE = re.compile(
     r"^[IWEF]\d{4} |^\d{4}-\d\d-\d\d .*: [IWEF] |^WARNING|Warning:|external/|/xla/|cuda_|CUDA_ERROR|cuBLAS"
     r"|bfc_allocator|stream_executor|Delay kernel|PJRT|pjrt|Traceback"
 )
-MOMENTS = (0.3, 0.8, 1.5, 2.5, 4.0, 6.0, 9.0)  # seconds until Ctrl-C
-AT_ONCE = 2.0  # seconds after which a command must have ended
+MOMENTS = (0.3, 0.8, 1.5, 2.5, 4.0, 6.0, 9.0)  # seconds from the start until Ctrl-C
+AT_ONCE = 2.0  # seconds within which a command must end after Ctrl-C
 MOST, NEARLY_ALL = 0.9, 0.97  # shares of a GPU that another process holds
 PATIENCE = 120.0  # seconds for a command
 HOLD = "import jax; jax.numpy.zeros(1).block_until_ready(); print('held', flush=True); input()"
@@ -108,7 +108,7 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Add to a row whether a command printed the same text as another command."""
+    """Add to a row whether a command printed the same text as another one; if not, the check fails."""
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
@@ -117,7 +117,7 @@ def refused(done: CommandResult, share: float) -> Row:
     lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
     last = lines[-1] if lines else ""
     right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
-    row = {"check": f"generate beside a process that holds {share:.0%}", "right": right, "exit": done.code}
+    row = {"check": f"generate while a process holds {share:.0%} of the GPU", "right": right, "exit": done.code}
     return {**row, "seconds": round(done.seconds, 2), "stderr": lines[-6:]}
 
 
@@ -144,7 +144,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
     gigabytes: dict[str, float] = {}
     stop = Event()
 
-    def used() -> float:
+    def memory_used() -> float:
         output = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True
         )
@@ -152,12 +152,12 @@ def memory_watched() -> Iterator[dict[str, float]]:
 
     def watch() -> None:
         while not stop.wait(0.2):
-            gigabytes["most"] = max(gigabytes["most"], used())
+            gigabytes["most"] = max(gigabytes["most"], memory_used())
 
     if which("nvidia-smi") is None:
         yield gigabytes
         return
-    gigabytes["before"] = gigabytes["most"] = used()
+    gigabytes["before"] = gigabytes["most"] = memory_used()
     thread = Thread(target=watch)
     thread.start()
     try:
@@ -168,7 +168,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
 
 
 def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
-    """Run each command while no other runs."""
+    """Run commands one at a time, and then two at once."""
     story = ("story", "--seed", "7", "--max-new-tokens", "32")
     with memory_watched() as memory:
         done = runner.run(*story)
@@ -196,19 +196,19 @@ def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
 
 
 def beside_another(runner: Runner, model: str) -> Iterator[Row]:
-    """Run while another process holds most of the card, and while it leaves too little."""
+    """Run commands while another process holds most of the GPU, and while it leaves too little memory."""
     with holding(MOST):
-        yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
+        yield quiet(f"story while a process holds {MOST:.0%} of the GPU", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):
         done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
     if model == "stories":  # this model fits in the remaining memory of any GPU
-        yield quiet(f"generate beside a process that holds {NEARLY_ALL:.0%}", done)
+        yield quiet(f"generate while a process holds {NEARLY_ALL:.0%} of the GPU", done)
     else:
         yield refused(done, NEARLY_ALL)
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
-    """Press Ctrl-C at several moments of a start with nothing compiled."""
+    """Send Ctrl-C at several moments after a start with an empty cache."""
     for moment in MOMENTS:
         words = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "900")
         with runner.begin(*words, XDG_CACHE_HOME=str(folder / f"cache-{moment}")) as process:
@@ -226,7 +226,7 @@ def interruption(name: str, done: CommandResult, *, running: bool) -> Row:
     """Judge an interrupted command. A command that had already ended before Ctrl-C must have exited with 0."""
     code = 130 if running else 0
     right = done.code == code and done.seconds < AT_ONCE and not noise(done.err)
-    row = {"check": name if running else f"{name}, which came too late", "right": right, "exit": done.code}
+    row = {"check": name if running else f"{name}, too late: the command had ended", "right": right, "exit": done.code}
     return {**row, "seconds": round(done.seconds, 2), **({} if right else {"stderr": done.err[-800:]})}
 
 
@@ -244,12 +244,12 @@ def checks(shape: str, folder: Path) -> Iterator[Row]:
     if nvidia_driver():
         yield from beside_another(runner, model)
     else:
-        yield {"check": "beside another process", "skipped": "there is no NVIDIA GPU"}
+        yield {"check": "while a process holds the GPU", "skipped": "there is no NVIDIA GPU"}
 
 
 @click.command(help=__doc__)
 @click.option("--shape", type=click.Choice(["stories", *SHAPES]), default="stories", show_default=True)
-@click.option("--json", "raw", type=click.Path(path_type=Path), help="Write what was seen to this file.")
+@click.option("--json", "raw", type=click.Path(path_type=Path), help="File for the results of all checks.")
 def main(shape: str, raw: Path | None):
     rows = []
     with tempfile.TemporaryDirectory() as folder:

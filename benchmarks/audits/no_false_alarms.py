@@ -1,15 +1,15 @@
-"""Campaign against false alarms: right implementations must pass thousands of draws an op.
+"""Checks that contracts raise no false alarms: right implementations must pass thousands of draws per op.
 
     python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
         --python /path/to/onnxruntime's/python
 
-    numpy         the right implementations that mutants are made from, in float32
-    xla           jax's own functions and our plain ops on a CPU, float32 and bfloat16, over at most 64 shapes each
-    onnxruntime   onnxruntime and gguf, in a Python of their own, within their documented domains
-    kernels       our kernels, in the interpreter
+        numpy         the right float32 implementations that mutants are made from
+        xla           jax's functions and our XLA ops on a CPU, in float32 and bfloat16, with at most 64 shapes each
+        onnxruntime   onnxruntime and gguf, in the Python of `--python`, within their documented domains
+        kernels       our kernels, in the interpreter
 
-A log in benchmarks/results/raw/ gets a line of JSON for each op and dtype. A run skips what its log has, so a stopped
-campaign continues where it was. `python -m llamaspec.benchmarks.summary` makes the kept summary from the log.
+Each op and dtype adds a line of JSON to a log in benchmarks/results/raw/. A run skips the ops and dtypes that its log
+already has, so you can stop a campaign and continue later. `python -m llamaspec.benchmarks.summary` makes a summary.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _own_jobs(*, kernel: bool) -> list[CandidateJob]:
 
 
 def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, python: str) -> Iterator[dict[str, Any]]:
-    """Run the ops and dtypes of a group that are not in `done`; yields a row for each as it ends."""
+    """Run the ops and dtypes of a group, except those in `done`. Yields a row after each one."""
     python = python if group == "onnxruntime" else sys.executable
     dtypes = ("float32",) if group in ("numpy", "onnxruntime") else ("float32", "bfloat16")
     where = {
@@ -114,7 +114,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Read from the log the candidates and dtypes that were within bounds, with at least `examples` examples."""
+    """Read the candidates and dtypes that a log already has, within bounds and with at least `examples` examples."""
     if not log.exists():
         return set()
     logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -131,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("groups", nargs="+", choices=EXAMPLES, metavar="|".join(EXAMPLES))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--examples", type=int, help="default: 10,000, and 200 for kernels")
-    parser.add_argument("--python", default=sys.executable, help="the Python that has onnxruntime and gguf")
+    parser.add_argument("--examples", type=int, help="draws per op and dtype (default: 10,000, or 200 for kernels)")
+    parser.add_argument("--python", default=sys.executable, help="path of a Python that has onnxruntime and gguf")
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args(arguments)
     options.log.parent.mkdir(parents=True, exist_ok=True)

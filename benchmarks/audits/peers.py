@@ -1,13 +1,13 @@
-"""Comparison with llama.cpp and transformers: the same weights and prompts, on the same cores, in turn, in one run.
+"""Compares our speed with llama.cpp and transformers on a CPU: same weights, prompts and cores, in one run.
 
 python -m llamaspec.benchmarks.audits.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
 python -m llamaspec.benchmarks.audits.peers --llama-server PROGRAM
 
-Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
-of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all. llama.cpp quantizes its own files,
-and its cache is in float16, its default; ours has the dtype of the weights. Prints tables in Markdown, and writes every
-figure to benchmarks/results/raw/peers.json. With `--llama-server`, the built-in model is served by llama.cpp's server
-and by ours instead, each with the same requests at the same times (`benchmarks.common.load`).
+The first two options name a Python that has the library; our extra `peers` installs llama-cpp-python into this Python.
+All engines get the same random Llama: dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied. llama.cpp quantizes
+its own files and has its default float16 cache; our cache has the dtype of the weights. Prints Markdown tables, and
+writes all numbers to benchmarks/results/raw/peers.json. With `--llama-server`, we instead compare llama.cpp's server
+with ours: both serve the built-in model and get the same requests at the same times (`benchmarks.common.load`).
 """
 
 import json
@@ -53,7 +53,7 @@ OUR_FORMS = ("float32", "bfloat16", "q8", "q8_row", "q4")
 LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # names of llama.cpp's quantizer
 TRANSFORMERS = ("float32", "bfloat16")
 
-# Pairs of engines, with the ratios of speeds that we aim for, in decoding and for a prompt.
+# Pairs of engines, with the speed ratios that we aim for, for decoding and for a prompt.
 RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours float32", "llama.cpp F32"): (1.0, 1.0),
     ("ours float32", "transformers float32"): (2.2, 1.0),
@@ -165,7 +165,7 @@ def measure(engines: Mapping[str, EngineProcess], *, rounds: int, tell: Callable
     rates: Rates = {name: {"prefill": [], "decode": []} for name in [*engines, "the floor"]}
     drawn: dict[str, list[int]] = {}
     for number in range(rounds + 1):
-        tell(f"round {number} of {rounds}" if number else "warming")
+        tell(f"round {number} of {rounds}" if number else "warm-up round")
         read = engines["ours float32"].ask("read", DECODED)
         rates["the floor"]["decode"].append(read["read"] / read["bytes"])
         for name, worker in engines.items():
@@ -198,7 +198,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
-    """Count the tokens before the first one that differs from our engine's in float32. Rounding causes differences.
+    """Count an engine's tokens before the first that differs from our float32 tokens. Rounding causes differences.
 
     >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
@@ -214,10 +214,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     """Render the machine, the versions, the speeds, and the ratios with minimum and maximum."""
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     lines = [
-        f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds in turn "
-        "(least to most).",
+        f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds, "
+        "each with all engines in turn (minimum to maximum).",
         "",
-        f"| tokens/s | prompt of {PROMPT} | decoding of {DECODED} | first tokens as ours in float32 |",
+        f"| tokens/s | prompt of {PROMPT} | decoding of {DECODED} | leading tokens equal to our float32 tokens |",
         "|---|---|---|---|",
     ]
     for name, rates in report["rates"].items():
@@ -226,7 +226,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             f"| {name} | {_spread(rates['prefill'], '.0f')} | {_spread(rates['decode'], '.1f')} | "
             f"{'' if matching is None else matching} |"
         )
-    lines += ["", "| ratio | to | prompt | wanted | decoding | wanted |", "|---|---|---|---|---|---|"]
+    lines += ["", "| ratio of | to | prompt | goal | decoding | goal |", "|---|---|---|---|---|---|"]
     for engine_name, base in RATIOS:
         row_of = {row["what"]: row for row in report["ratios"] if (row["ours"], row["to"]) == (engine_name, base)}
         if row_of:
@@ -255,16 +255,16 @@ def _cells(row: Mapping[str, Any] | None) -> str:
     "llama_cpp",
     metavar="PYTHON",
     default=sys.executable if find_spec("llama_cpp") else None,
-    help="A Python that has llama-cpp-python.  [default: this one, where it has]",
+    help="Path of a Python with llama-cpp-python.  [default: this Python, if it has the library]",
 )
-@click.option("--transformers-python", "transformers", metavar="PYTHON", help="A Python that has transformers.")
+@click.option("--transformers-python", "transformers", metavar="PYTHON", help="Path of a Python with transformers.")
 @click.option(
     "--llama-server",
     metavar="PROGRAM",
-    help="llama.cpp's server, as its own build makes it: compare servers under load, and nothing else.",
+    help="Path of llama.cpp's server program. Compares only the two servers, under load.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
+@click.option("--tiny", is_flag=True, help="Use a model of 2 layers to test this program; the numbers mean nothing.")
 @click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)
 def main(
     llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, file: Path

@@ -2,8 +2,8 @@
 
     python -m llamaspec.benchmarks.audits.process_memory --json benchmarks/results/raw/process-memory.json
 
-`model.running.memory` plans with these figures. Each model is loaded in a process of its own, with an empty cache of
-compiled programs. Its arrays are small, and their size by `memory_of` is subtracted.
+`model.running.memory` plans with these figures. Each model is loaded in its own process, with an empty cache of
+compiled programs. Its arrays are small, and we subtract their size, as `memory_of` computes it.
 """
 
 import argparse
@@ -30,9 +30,9 @@ COLUMNS = (
 
 
 def measured(layers: int, quantize: str | None) -> Row:
-    """Measure the memory of this process after JAX has started, and how far it rises while compiling and while running.
+    """Measure the memory of this process after JAX has started, its peak while compiling, and its peak while running.
 
-    The arrays do not count in the peak while it runs.
+    The peak while running does not count arrays.
     """
     import jax
     import numpy as np
@@ -77,7 +77,7 @@ def measured(layers: int, quantize: str | None) -> Row:
 
 
 def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """Fit bytes for a model and for each of its layers, by least squares.
+    """Fit the bytes per model and the bytes per layer, by least squares.
 
     >>> fitted([{"layers": 2, "running": 9.0}, {"layers": 4, "running": 13.0}], "running")
     (5.0, 2.0)
@@ -92,10 +92,14 @@ def _in_a_process_of_its_own(layers: int, quantize: str | None) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None):
-    """Run the command line; None reads the arguments of this process."""
-    parser = argparse.ArgumentParser(description="Memory of a process beside its arrays on a CPU.")
-    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="numbers of layers")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure, with machine and versions")
+    """Run the command line. If `arguments` is None, read the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Measure the memory of a process on a CPU, without its arrays.")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", default=LAYERS, help="numbers of layers of the models to measure"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all numbers, the machine and the versions to FILE"
+    )
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.only:
@@ -106,7 +110,7 @@ def main(arguments: Sequence[str] | None = None):
     for scheme in MEASURED_SCHEMES:
         for key in ("compiling", "running"):
             fixed, a_layer = fitted([row for row in rows if row["quantize"] == scheme], key)
-            print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, and {a_layer / 1e6:,.1f} MB a layer")
+            print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, plus {a_layer / 1e6:,.1f} MB per layer")
     if options.json:
         from llamaspec.model.insight.machine import about
 

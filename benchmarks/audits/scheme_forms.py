@@ -1,4 +1,4 @@
-"""Makes the forms of a model: in floats, in each scheme, calibrated, and in the types of GGUF."""
+"""Makes a model in all forms: as floats, in each scheme, calibrated, and in the types of GGUF."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Select the matrices that schemes quantize."""
+    """Select the matrices of a model that schemes quantize."""
     names = quantizable(checkpoint.config)
     return {name: tensor for name, tensor in checkpoint.tensors.items() if name in names}
 

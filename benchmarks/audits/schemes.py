@@ -1,12 +1,12 @@
-"""Cost of each scheme: bits a weight, predictions, error of weights, and speed of decoding.
+"""Measures each scheme: bits per weight, predictions, errors of weights, and speed of decoding.
 
 python -m llamaspec.benchmarks.audits.schemes [--tokens 4096] [--rounds 5]
 
-A model predicts stories that it told itself, in float32 at temperature 1, each from its beginning to its end. AWQ, GPTQ
-and SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, which
-it is made for, and GGUF's types with hidden vectors that are padded with zeros to whole blocks. The models are the
-built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is timed with random weights, all forms in turn in each
-round. Prints a table in Markdown, and writes every figure to benchmarks/results/raw/schemes.json.
+A model predicts stories that it generated in float32 at temperature 1, each from beginning to end. AWQ, GPTQ and
+SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, for which
+it was designed. For GGUF's types, hidden vectors are padded with zeros to whole blocks. The models are the built-in
+one and, with LLAMASPEC_DATA, stories260K. Decoding is timed with random weights; each round times all forms in turn.
+Prints a Markdown table, and writes all numbers to benchmarks/results/raw/schemes.json.
 """
 
 import os
@@ -47,7 +47,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
 RAW_FILE = RAW / "schemes.json"
-WINDOWS, WINDOW = 32, 256  # of calibration, and tokens of each
+WINDOWS, WINDOW = 32, 256  # number of windows for calibration, and tokens in each
 OTHER_STORIES = 1_000_000  # seed of the first story of calibration
 AFTER = 128  # tokens in the cache before decoding
 AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
@@ -58,7 +58,7 @@ class Stored(NamedTuple):
 
     dtype: str = "float32"
     codes: CodeForm | None = None
-    group: int | None = None  # columns that share a scale; None is all
+    group: int | None = None  # columns that share a scale; None: the whole row
 
 
 DECODED = {
@@ -158,7 +158,7 @@ def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Render the table. A form that a model does not have leaves its cells empty."""
+    """Render the table as Markdown. If a model does not have a form, its cells are empty."""
     models = report["models"]
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]
@@ -181,7 +181,7 @@ def _cells(row: Mapping[str, float]) -> list[str]:
 
 
 def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
-    """Render a form's speed relative to float32 in the same round, or "as" and another form that runs the same program.
+    """Render a form's speed relative to float32 in the same round, or "as FORM" if FORM runs the same program.
 
     >>> rates = {"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0], "nf4": [9.0, 16.0, 9.0]}
     >>> [_ratio(rates, form) for form in ("q4", "nf4", "gptq")]
@@ -197,8 +197,16 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
 
 
 @click.command(help=__doc__)
-@click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's, at least.")
-@click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="Of decoding; 0: none.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(2),
+    default=4096,
+    show_default=True,
+    help="Tokens to predict with each model, at least.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding; 0: do not time."
+)
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
 @click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)
 def main(tokens: int, rounds: int, shape: str, file: Path):

@@ -1,10 +1,10 @@
-"""Tokens a second of many requests together, as multiples of one sequence's.
+"""Measures the tokens per second of many requests together, relative to one sequence.
 
     python -m llamaspec.benchmarks.audits.serve
 
-The engine runs in this process, on random weights of a published shape. Each round draws a burst of tokens for one
-sequence as `generate` does, and then by the engine for all its rows and for one row of them, each after 200 tokens. A
-figure is a ratio of the fastest rounds of one run, because only ratios carry over to other machines.
+The engine runs in this process, on random weights of a published shape. Each round draws bursts of tokens, each after
+200 tokens: for one sequence as `generate` does, by the engine for all its rows, and by the engine for one row. We
+report ratios of the fastest rounds of a run, because only ratios carry over to other machines.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Sends load to a server: prompts of random lengths at random times. Measures how long each request waits.
+"""Sends requests with prompts of random lengths to a server at random times, and measures the delays.
 
-Requests come as a Poisson process: at a rate of r, the times between two of them are exponential with mean 1 / r, and
-no client waits for an earlier answer (an open loop). If a server is too slow, the delays therefore grow. A delay counts
-from the planned time of a request.
+Requests come as a Poisson process: at a rate of r, the times between two requests are exponential with mean 1 / r. No
+client waits for an earlier answer (an open loop), so the delays grow if a server is too slow. A delay counts from the
+planned time of a request.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ async def _answered(
     except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     if not usage:
-        error = error or "the answer has no usage"
+        error = error or "the answer has no field `usage`"
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
     return Answered(planned, tuple(pieces), perf_counter() - began, "".join(texts), *counted, cached, error)

@@ -34,8 +34,8 @@ class TimedPrograms:
     decode: Callable[[bool], Any]  # takes whether decoding is greedy; returns a program, compiled at its first use
     config: Config
     capacity: int
-    chunk: int  # prompt tokens that a call of `prefill` reads
-    burst: int  # tokens that a call of `decode` draws
+    chunk: int  # prompt tokens per call of `prefill`
+    burst: int  # tokens that one call of a `decode` program draws
     batch: int
     seconds: float  # to compile prefill and greedy decoding
 
@@ -53,7 +53,8 @@ def compile_programs(
 ) -> TimedPrograms:
     """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
 
-    `capacity` counts the tokens of a sequence and the padding of its last chunk. Prompts are not read if `chunk` is 0.
+    `capacity` counts the tokens of a sequence and the padding of its last chunk. If `chunk` is 0, we compile no
+    prefill.
     """
     platform = jax.default_backend()
     keep_heaps_small(config, platform=platform)
@@ -88,7 +89,7 @@ def compile_programs(
 
 
 def _no_prompts(*_: Any) -> Cache:
-    raise ValueError("these programs read no prompts: they were compiled with a chunk of 0")
+    raise ValueError("cannot read a prompt: the programs were compiled with a chunk of 0")
 
 
 def decoding(
@@ -98,14 +99,16 @@ def decoding(
     context: int,
     options: SamplingOptions = GREEDY,
 ) -> Callable[..., Any]:
-    """Make a function that draws a burst after `context` tokens, or fewer tokens if called with their number.
+    """Make a function that draws a burst after `context` tokens.
 
-    Raises ValueError if the cache has no room for context and burst. The function raises it for more than a burst.
+    It takes the number of tokens, by default a full burst.
+
+    Raises ValueError if the cache has no room for context and burst. The function raises ValueError for more tokens.
     """
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:
         raise ValueError(
-            f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
+            f"a cache of {programs.capacity} positions has no room for {context} + {programs.burst} decoded tokens"
         )
     program = programs.decode(options.greedy)
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
@@ -116,7 +119,7 @@ def decoding(
     def call(tokens: int = programs.burst):
         nonlocal cache  # the program reuses the old buffer
         if tokens > programs.burst:
-            raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
+            raise ValueError(f"expected at most {programs.burst} tokens per call, got {tokens}")
         rewound = cache._replace(lengths=lengths + 0)
         drawn, count, _, cache = program(params, text, rewound, *fixed, np.int32(tokens))
         return drawn, count
@@ -139,7 +142,9 @@ def prefilling(programs: TimedPrograms, params: Params, *, tokens: int) -> Calla
     """Make a function that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many tokens."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
-        raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
+        raise ValueError(
+            f"the cache has {programs.capacity} positions, too few for {chunks} chunks of {programs.chunk} tokens"
+        )
     config, batch = programs.config, programs.batch
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
     rng = np.random.default_rng(0)
@@ -165,7 +170,7 @@ def prefill_seconds(programs: TimedPrograms, params: Params, *, tokens: int, eff
 
 
 def first_token_seconds(programs: TimedPrograms, params: Params) -> float:
-    """Time a prompt of one chunk up to its first token, in one call without a warm-up."""
+    """Time a prompt of one chunk and the first token after it, once, without a warm-up."""
     config, batch = programs.config, programs.batch
     cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)
     began = perf_counter()

@@ -1,4 +1,7 @@
-"""Draws random weights and caches on the device. A model with them is as fast as a trained one, and needs no file."""
+"""Draws random weights and caches on the device.
+
+A model with random weights runs as fast as a trained one, and needs no file.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -22,8 +25,8 @@ from llamaspec.model.weights.loading import abstract_params, aligned_zeros
 from llamaspec.model.weights.params import Params, rope_table
 from llamaspec.reference.config import Config
 
-NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme
-PERIOD = 1 << 20  # number of weights that we draw for a written model; all further weights repeat them
+NO_NAN = 0x77  # mask of the bits that a random code may have, so that it is not NaN in any scheme
+PERIOD = 1 << 20  # number of weights that we draw for a written model; its other weights repeat them
 
 
 def random_checkpoint(config: Config) -> Checkpoint:
@@ -73,8 +76,8 @@ def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: 
 def random_params(shapes: Params, config: Config) -> Params:
     """Draw weights of these shapes: norms near 1, matrices that keep activations near 1, and codes of any value.
 
-    On a CPU we place them in memory as `load_params` does, because their place decides how fast they are read. The
-    largest are drawn first, since drawing takes additional memory.
+    On a CPU we place the weights in memory as `load_params` does, because their alignment decides how fast they are
+    read. We draw the largest ones first, because drawing takes additional memory.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
     place = _aligned if jax.default_backend() == "cpu" else lambda drawn: drawn

@@ -23,7 +23,7 @@ class Column(NamedTuple):
     scale: float = 1  # numbers are multiplied by this
 
 
-def skipped(name: str, why: str = "no time was left") -> Row:
+def skipped(name: str, why: str = "there was no time left") -> Row:
     """Make a row for a measurement that did not happen."""
     return {"skipped": name, "why": why}
 

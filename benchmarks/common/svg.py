@@ -1,4 +1,4 @@
-"""Draws charts as SVG. Bars and lines take a page of code, and a plotting library would be a dozen packages."""
+"""Draws charts as SVG, without a plotting library, which would need a dozen packages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -63,7 +63,7 @@ def scatter(
 
 
 def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> tuple[Callable[[Point], Point], list]:
-    """Make a function that places a point, and the elements of a frame with logarithmic axes."""
+    """Return a function that converts a point to pixels, and the SVG elements of a frame with logarithmic axes."""
     start, right, foot = 70, WIDTH - 30, HEIGHT - 50
     (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
 
@@ -90,7 +90,7 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """List the ticks between two logarithms: 1, 2 and 5 times powers of ten, or only powers, or every few powers.
+    """List ticks between two logarithms. They are 1, 2 and 5 times powers of ten; on longer axes some powers of ten.
 
     >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
     ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])

@@ -1,4 +1,4 @@
-"""Compiles the kernel table and the decode steps for an H200, and checks them by the gates. See the package."""
+"""Compiles the kernel table and the decode steps for an H200, and checks the gates of this package."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +29,10 @@ Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases with `only` in their name, of the sample or of all. Yields name, rows and broken gates."""
+    """Compile the cases with `only` in their name, from the sample or from the table.
+
+    Yields name, rows, broken gates.
+    """
     cases = sampled() if sample else gated_cases()
     names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
@@ -42,7 +45,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the decode steps in the same way. Their names here begin with "decode step"."""
+    """Compile decode steps, like `kernel_table`. `only` sees each name with "decode step " before it."""
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
@@ -56,15 +59,18 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 
 
 @click.command()
-@click.option("--only", default="", help="Only cases and steps with this in their name.")
-@click.option("--sample", is_flag=True, help="Cases and steps of two of the models, and some variants.")
-@click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
-@click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
+@click.option("--only", default="", help="Compile only the cases and steps with this text in their names.")
+@click.option("--sample", is_flag=True, help="Compile only the cases and steps of two models, and some variants.")
+@click.option("--limit", default=120.0, show_default=True, help="Seconds allowed for one compilation.")
+@click.option("--at-once", default=2, show_default=True, help="Number of compilations at the same time.")
 @click.option(
-    "--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `llamaspec.benchmarks.summary`."
+    "--json",
+    "raw",
+    type=click.Path(path_type=Path),
+    help="File for all facts, which llamaspec.benchmarks.summary reads.",
 )
 def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
-    """Compile, print tables, and fail if a gate does."""
+    """Compile, print tables, and fail if a gate is broken."""
 
     def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
         results = call_each(function, names, limit=limit, at_once=at_once, preload=[function.__module__])
@@ -100,7 +106,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     if raw:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(TWO_MODELS if sample else SHAPES)}
         write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
-    click.echo(f"{compiled} cases, decode steps and prompts compiled for sm_90a, {broken} gates broken", err=True)
+    click.echo(f"compiled {compiled} cases, decode steps and prompts for sm_90a: {broken} broken gates", err=True)
     sys.exit(broken > 0)
 
 

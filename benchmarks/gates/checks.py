@@ -1,4 +1,4 @@
-"""Gates on a compiled kernel and on a compiled decode step. A gate that fails yields one line."""
+"""Gates on a compiled kernel and on a compiled decode step. Each gate that fails gives one line."""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,35 +33,35 @@ def broken_by(case: Case, program: ProgramFacts, kernels: Sequence[Kernel]) -> I
 
 def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> Iterator[str]:
     if kernel.spilled:
-        yield f"spills {kernel.spilled} bytes a thread"
+        yield f"expected no register spills, got {kernel.spilled} bytes per thread"
     # The loop over a short row is unrolled, and has no limit of registers.
     if kernel.loop and kernel.registers > limits.registers:
-        yield f"{kernel.registers} registers where {limits.registers} are allowed"
+        yield f"expected at most {limits.registers} registers, got {kernel.registers}"
     per_weight = instructions_per_weight(kernel, bits)
     # The limits are stated to one decimal.
     if limits.instructions is not None and per_weight is not None and round(per_weight, 1) > limits.instructions:
-        yield f"{per_weight:.2f} instructions a weight where {limits.instructions} are allowed"
+        yield f"expected at most {limits.instructions} instructions per weight, got {per_weight:.2f}"
     if limits.loop is not None and kernel.loop > limits.loop:
-        yield f"{kernel.loop} instructions in the main loop where {limits.loop} are allowed"
+        yield f"expected at most {limits.loop} instructions in the main loop, got {kernel.loop}"
     if bits and kernel.narrow:
-        yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
+        yield f"expected global loads of 128 bits in the main loop, got {kernel.narrow} narrower ones"
     if kernel.hasty:
-        yield "asks for a copy into shared memory that may still be read"
+        yield "requests a copy into shared memory that threads may still be reading"
     if kernel.unmet:
-        yield "reads from shared memory what another thread may not have stored yet"
+        yield "reads shared memory after a store of another thread, without a barrier between"
     if limits.wgmma and not kernel.wgmma:
-        yield "no wgmma in a loop"
+        yield "expected tensor-core products (wgmma) in a loop, got none"
     if not kernel.waits:
-        yield "does not wait for the kernel before it"
+        yield "does not wait for the previous kernel"
     elif bits and limits.eager and not kernel.eager:
-        yield "loads nothing before it waits for the kernel before it"
+        yield "expected loads of weights before the wait for the previous kernel, got none"
     if kernel.cached_loads and not limits.eager:
         count = kernel.cached_loads
-        yield f"{count} loads before it waits for the kernel before it, whose results the first cache keeps"
+        yield f"{count} loads before the wait for the previous kernel stay in the first-level cache"
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:
-    """Count the launches of a layer, of our kernels and the compiler's, from programs with few and with many layers.
+    """Count the launches per layer, of our kernels and the compiler's, from programs with few and many layers.
 
     The count is rounded, because some launches are for all layers together, such as copies of pointers.
     """
@@ -78,26 +78,26 @@ def broken_by_step(
     kernel for this model; each of these takes one more launch.
     """
     if (launched := kernels_a_layer(short, full, layers)) > KERNELS_A_LAYER + plain:
-        yield f"{launched} kernels a layer where {KERNELS_A_LAYER + plain} are allowed"
+        yield f"expected at most {KERNELS_A_LAYER + plain} kernels per layer, got {launched}"
     if not any(launch.by_us for launch in full.launches):
-        yield "none of our kernels"
+        yield "expected our kernels in the step, got none"
     yield from _large_copies(full)
     # All work outside the CUDA graph waits for the host in every step: a loop needs its condition checked, and a kernel
     # needs a launch.
     if full.issued != (GRAPH,):
-        yield f"the host issues {len(full.issued)} times ({_listed({*full.issued})}) where a burst is one CUDA graph"
+        yield f"expected the host to issue one CUDA graph, got {len(full.issued)} items ({_listed({*full.issued})})"
     if full.aliased < cache:
-        yield f"{full.aliased} of {cache} bytes of the cache are updated in place"
+        yield f"expected {cache} bytes of the cache to be updated in place, got {full.aliased}"
     if full.temp >= STEP_TEMP:
-        yield f"{full.temp} bytes of temporary memory where less than {STEP_TEMP} are allowed"
+        yield f"expected less than {STEP_TEMP} bytes of temporary memory, got {full.temp}"
     if full.seconds > (allowed := STEP_SECONDS * max(1, layers[1] / 32)):
-        yield f"{full.seconds:.0f} s to lower and compile {layers[1]} layers where {allowed:.0f} s are allowed"
+        yield f"expected at most {allowed:.0f} s to compile {layers[1]} layers, got {full.seconds:.0f} s"
 
 
 def _large_copies(program: ProgramFacts) -> Iterator[str]:
     for launch in program.launches:
         if not launch.by_us and launch.bytes >= LARGE:
-            yield f"{launch.kind} writes {launch.bytes} bytes beside our kernels"
+            yield f"{launch.kind} of the compiler writes {launch.bytes} bytes; expected less than {LARGE}"
 
 
 def _listed(names) -> str:

@@ -1,6 +1,6 @@
-"""Compiles a chunk of a prompt without a GPU, with the options that llamaspec uses: cuBLASLt must compute its products.
+"""Compiles a chunk of a prompt without a GPU, with llamaspec's options, and checks that cuBLASLt computes its products.
 
-Nothing is tuned for such a model, and XLA's own kernels for products are slow untuned: see `model.running.compile`.
+We compile without autotuning, and without it XLA's own kernels for products are slow (`model.running.compile`).
 """
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ def compile_chunk(name: str) -> ChunkFacts:
 
 
 def broken_by_chunk(chunk: ChunkFacts) -> list[str]:
-    """List the broken gates of a chunk. The last layer has only the product for keys and values."""
+    """List the broken gates of a chunk. The last layer has only one product, for keys and values."""
     expected = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
     if (chunk.calls, chunk.kernels) != (expected, 0):
-        return [f"{chunk.calls} calls of cuBLASLt and {chunk.kernels} kernels of XLA's for {expected} products"]
+        return [f"expected {expected} calls of cuBLASLt, got {chunk.calls} calls and {chunk.kernels} kernels of XLA"]
     return []

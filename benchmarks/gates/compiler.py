@@ -1,7 +1,7 @@
 """Compiles any function for an H200 on a machine without a GPU. Needs the CUDA plugin of jax, but no CUDA.
 
-jax finds the tools in wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works with jax 0.11.2 to
-0.12.
+jax finds these tools in Python wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works with jax
+0.11.2 to 0.12.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# JAX reads these variables when it is imported. They say that no device and no libraries such as cuDNN are needed.
+# JAX reads these variables when it is imported. They tell it not to look for a device or for libraries such as cuDNN.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
@@ -41,7 +41,7 @@ def mesh() -> Mesh:
 def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> ProgramFacts:
     """Lower and compile `function` for the shapes of `arguments`, which are pytrees of arrays or of shapes."""
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
-        start = sum(os.times()[:4])  # of all threads, and of the assembling processes
+        start = sum(os.times()[:4])  # processor time of all threads, and of the assembler's processes
         compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED})
         seconds = sum(os.times()[:4]) - start
         outermost = tuple(issued(_thunks(Path(folder)).read_text()))
@@ -57,7 +57,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 
 
 def _thunks(folder: Path) -> Path:
-    """Find XLA's list of thunks after its passes. A program that these do not change has only the list before them."""
+    """Find XLA's list of thunks after its passes, or the list before them if no pass changed the program."""
     (first,), last = folder.glob("*.thunk_sequence.txt"), [*folder.glob("*.thunk_sequence_after_thunk_passes.txt")]
     return last[0] if last else first
 
@@ -86,7 +86,7 @@ def placed(arguments: Any) -> Any:
 
 
 def compile_case(name: str) -> tuple[ProgramFacts, list[Kernel]]:
-    """Compile a case of the kernel table. Call this in a process that has compiled nothing before.
+    """Compile a case of the kernel table. Must run in a process that has compiled nothing before.
 
     A process compiles each kernel only once, and dumps its files only at that time.
     """

@@ -20,7 +20,7 @@ from llamaspec.model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2
-DRAWN = "drawn"  # a word in the name of a step that samples
+DRAWN = "drawn"  # a word in the name of a step that samples tokens
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
 # All models have heads of 64 or 128, for which attention has kernels. Float32 is compiled for the models that run in

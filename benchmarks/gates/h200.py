@@ -8,14 +8,14 @@ from typing import NamedTuple
 from llamaspec.benchmarks.gates.kernel import Kernel
 
 MULTIPROCESSORS = 132
-REGISTERS = 65_536  # of a multiprocessor, a quarter for each scheduler
-SHARED = 233_472  # bytes of a multiprocessor
-THREADS = 2048  # of a multiprocessor
+REGISTERS = 65_536  # per multiprocessor, a quarter for each scheduler
+SHARED = 233_472  # bytes of shared memory per multiprocessor
+THREADS = 2048  # per multiprocessor
 BLOCKS = 32
-BANDWIDTH = 4.3e12  # bytes a second, read and written, of a copy; nominally 4.8e12
+BANDWIDTH = 4.3e12  # bytes per second that a copy reads and writes; nominally 4.8e12
 LATENCY = 0.75e-6  # seconds from a request of the copy engine to its bytes, under load
 CLOCK = 1.755e9  # Hz, sustained; the boost is 1.98e9
-SCHEDULERS = 4  # of a multiprocessor; each issues one instruction per clock
+SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
 
 TARGET = f"""
 gpu_device_info {{

@@ -141,7 +141,7 @@ def _runs(code: sass.SassListing) -> Iterator[Sequence[sass.Instruction]]:
 
 
 def launch(layouts: str) -> tuple[int, int, int]:
-    """Read from Mosaic's MLIR the number of thread blocks, and the threads and bytes of shared memory of a block.
+    """Read the launch in Mosaic's MLIR: the number of thread blocks, and the threads and shared bytes of a block.
 
     >>> launch("gpu.launch async [%1] blocks(%arg2, %arg3) in (%arg8 = %c256, %arg9 = %c2_7) "
     ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
@@ -154,7 +154,7 @@ def launch(layouts: str) -> tuple[int, int, int]:
 
 
 def copied(layouts: str) -> tuple[int, int]:
-    """Count the bytes that a thread block expects from the copy engine outside all loops, and in a turn of all loops.
+    """Count the bytes that a thread block expects from the copy engine: outside of loops, and in one turn of each loop.
 
     >>> copied('''
     ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
@@ -174,7 +174,7 @@ def copied(layouts: str) -> tuple[int, int]:
 
 
 def waits_in_loops(layouts: str) -> int:
-    """Count the waits at a barrier in a turn of all loops.
+    """Count the waits at barriers in one turn of each loop.
 
     >>> waits_in_loops('''
     ...   nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32

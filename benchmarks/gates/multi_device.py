@@ -1,4 +1,4 @@
-"""Compiles decode steps for several H200s without a GPU: a step has our kernels, two all-reduces a layer, no copies."""
+"""Compiles decode steps for several H200s without a GPU, and checks their kernels, all-reduces and copies."""
 
 from dataclasses import replace
 from functools import partial
@@ -71,13 +71,13 @@ def broken_by_shared_step(step: SharedStep) -> list[str]:
     if (sums := step.count("all-reduce")) != SUMS_A_LAYER * step.layers:
         faults.append(f"expected {SUMS_A_LAYER * step.layers} all-reduces, got {sums}")
     if (gathers := step.count("all-gather")) != 1:
-        faults.append(f"expected one all-gather, of the logits, got {gathers}")
+        faults.append(f"expected 1 all-gather (of the logits), got {gathers}")
     if not any(launch.by_us for launch in step.launches):
-        faults.append("none of our kernels")
-    faults += [f"no kernel for {name}" for name in step.refused]
+        faults.append("expected our kernels in the step, got none")
+    faults += [f"our kernels refuse the op {name}" for name in step.refused]
     for launch in step.launches:
         if not launch.by_us and launch.bytes >= LARGE and not launch.kind.startswith("all-gather"):
-            faults.append(f"{launch.kind} writes {launch.bytes} bytes beside our kernels")
+            faults.append(f"{launch.kind} of the compiler writes {launch.bytes} bytes; expected less than {LARGE}")
     if step.aliased < step.cache:
-        faults.append(f"{step.aliased} of {step.cache} bytes of the cache are updated in place")
+        faults.append(f"expected {step.cache} bytes of the cache to be updated in place, got {step.aliased}")
     return faults

@@ -35,11 +35,13 @@ class ProgramFacts:
     temp: int  # bytes
     aliased: int  # bytes of donated arguments that are reused for results
     seconds: float  # seconds of a core to lower and compile the function
-    issued: tuple[str, ...]  # XLA's names for the work that the host issues: kCommandBuffer, kWhile, kCustomCall …
+    issued: tuple[
+        str, ...
+    ]  # kinds of the items of work that the host issues, in XLA's words: kCommandBuffer, kWhile, kCustomCall …
 
 
 def issued(thunks: str) -> list[str]:
-    """List the kinds of the work that the host issues, from XLA's dump of thunks. A CUDA graph counts once.
+    """List the kinds of work that the host issues, read from XLA's dump of thunks. A CUDA graph counts once.
 
     >>> issued("000: kCommandBuffer [source | sink]\\n    001: kCopy [source | sink]\\ncondition:\\n002: kWhile [sink]")
     ['kCommandBuffer', 'kWhile']
@@ -55,7 +57,7 @@ def launches(hlo: str) -> list[Launch]:
 
 
 def products(hlo: str) -> tuple[int, int]:
-    r"""Count the products of a program: calls of cuBLASLt, and kernels of XLA's own.
+    r"""Count the matrix products of a program: calls of cuBLASLt, and XLA's own kernels.
 
     >>> products('custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"\n{"kind":"__triton_nested_gemm_fusion"}')
     (1, 1)
@@ -64,7 +66,7 @@ def products(hlo: str) -> tuple[int, int]:
 
 
 def swaps(hlo: str, size: int) -> int:
-    r"""Count the scatters into arrays of `size` bytes or more with indices that XLA does not know to be different.
+    r"""Count the scatters into arrays of at least `size` bytes whose indices may repeat, as far as XLA knows.
 
     >>> swaps(" %a = f32[8]{0} scatter(%x, %i, %y)\n %b = f32[8]{0} scatter(%x, %i, %y), unique_indices=true", 32)
     1

@@ -12,7 +12,7 @@ from llamaspec.benchmarks.gates.program import ProgramFacts
 
 Row = dict[str, Any]
 
-# Rows contain no times, so that they change only if the code changes.
+# Rows contain no times, so they change only if the code changes.
 KERNEL_COLUMNS = {
     "case": "case",
     "kernel": "name",

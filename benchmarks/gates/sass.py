@@ -1,4 +1,4 @@
-"""Machine code of sm_90a as nvdisasm lists it, with labels and with or without the control codes in front."""
+"""Reads machine code of sm_90a from nvdisasm's listing, with or without control codes before each instruction."""
 
 import re
 from collections.abc import Iterator, Sequence

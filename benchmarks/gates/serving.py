@@ -1,4 +1,4 @@
-"""Compiles the programs of `serve` without a GPU, with the options that llamaspec uses. Stores must write pages."""
+"""Compiles the programs of `serve` without a GPU, with llamaspec's options. They must write pages by stores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from llamaspec.serving.loading import PAGE, WIDTH
 from llamaspec.serving.programs import ProgramSizes, compile_serving
 
 SERVED = ("tinyllama-1.1b bfloat16",)
-PAGES = 10_001  # so many that no other array of a program is as large as the keys of a layer
+PAGES = 10_001  # with so many pages, no other array is as large as the keys of a layer
 
 
 class Serving(NamedTuple):
@@ -28,7 +28,7 @@ class Serving(NamedTuple):
 
     pages: int  # the bytes of a layer's keys
     launches: dict[str, list[Launch]]
-    swaps: dict[str, int]  # writes to pages by operations that wait for each other
+    swaps: dict[str, int]  # number of writes to pages by operations that wait for each other
 
 
 def compile_served(name: str) -> Serving:
@@ -58,9 +58,13 @@ def compile_served(name: str) -> Serving:
 
 def broken_by_serving(serving: Serving) -> list[str]:
     """List the broken gates of the programs."""
-    faults = [f"{name}: {count} writes to pages are no stores" for name, count in serving.swaps.items() if count]
+    faults = [
+        f"{name}: expected only stores to pages, got {count} other writes"
+        for name, count in serving.swaps.items()
+        if count
+    ]
     for name, launched in serving.launches.items():
         for launch in launched:
             if not launch.by_us and launch.bytes >= serving.pages:
-                faults.append(f"{name}: {launch.kind} writes {launch.bytes} bytes, as many as the keys of a layer")
+                faults.append(f"{name}: {launch.kind} writes {launch.bytes} bytes; expected less than a layer's keys")
     return faults

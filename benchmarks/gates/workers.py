@@ -7,7 +7,8 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, NamedTuple
 
-_BOOKKEEPING = Lock()  # starting a process reaps others, and could take the exit code that a join waits for
+# Starting a process also reaps ended processes, and could take an exit code that another thread's join waits for.
+_BOOKKEEPING = Lock()
 
 
 class CallFailure(NamedTuple):
@@ -51,7 +52,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
             process.join()
     if answer is None:
         code = process.exitcode
-        return CallFailure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
+        return CallFailure(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
     return answer
 
 

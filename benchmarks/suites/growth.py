@@ -1,4 +1,4 @@
-"""Measures the cost of more work: the slope of a series of times, and the slope that the machine's rates allow."""
+"""Computes the cost of more work: the slope of a series of times, and the slope that the machine's rates allow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Series(NamedTuple):
     """A series of measurements that differ in one number."""
 
     grows: str  # the key of this number in a row
-    step: str  # words for an increase by one, such as "a sequence more"
+    step: str  # words for an increase by one, such as "another sequence"
     of: str  # words for the work that takes longer, such as "a step"
     share: Callable[[Row], float]  # the part of a row's time that counts
 
@@ -37,9 +37,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
-    """Compute the time that an increase by one adds in each series: measured, by bytes, and by operations.
+    """Compute for each series the time that one more unit adds: as measured, from its bytes, and from its operations.
 
-    A series needs two different numbers at least.
+    A series without two different numbers is left out.
     """
     slope_rows = []
     for name, series in SERIES.items():

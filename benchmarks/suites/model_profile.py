@@ -1,4 +1,4 @@
-"""Profiles a prompt and a decoding step by part of the model."""
+"""Divides the time of a prompt and of a decoding step among the parts of the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +29,9 @@ def profiled(
 ) -> tuple[dict[str, list[Row]], Trace]:
     """Profile a prompt of `context` tokens and a decoding step after it.
 
-    Returns rows, the longest first, and the trace. The rows are of the run of median length. A step is the average over
-    a burst. The ops of the programs must have names from `model.insight.profile.named`. On a GPU the kernels get their
-    names from a run of the same programs `without_graphs`.
+    Returns rows, the longest first, and the trace. The rows are from the run of median length. The times of a step are
+    averages over a burst. The ops of the programs must have names from `model.insight.profile.named`. On a GPU, kernels
+    get their names from a run of the same programs `without_graphs`.
     """
     trace = _traced(programs, params, context=context, runs=RUNS)
     named = without_graphs or programs

@@ -40,22 +40,20 @@ def as_text(report: Mapping[str, Any]) -> str:
         if row["what"] == "first token":
             lines += [
                 "",
-                f"programs compiled, or found in the cache, in {row['compiling']:.2f} s; first token of a prompt of "
-                f"{row['prompt']} after {row['cold']:.3f} s, the second time {row['warm']:.3f} s",
+                f"compiled or loaded programs in {row['compiling']:.2f} s; first token of a prompt of "
+                f"{row['prompt']} tokens: {row['cold']:.3f} s, in a second run {row['warm']:.3f} s",
             ]
         if row["what"] == "breakdown":
             lines += ["", tables(row["parts"], context=row["context"])]
     lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
-    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use by the model's process"]
-    lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+    lines += ["", f"peak memory of the model's process: {report['peak_bytes'] / 1e9:.2f} GB"]
+    lines += [f"skipped: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
 
 
 def _cached(cache: int | None) -> str:
-    reason = (
-        f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "came faster than memory gave it, so from a cache"
-    )
-    return f"cached: what is read {reason}; there memory's bandwidth is no bound, and the floor counts operations only"
+    reason = f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "arrives faster than from memory"
+    return f"cached: the data that a step reads {reason}, so the floor counts only operations, not memory bandwidth"
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
@@ -68,7 +66,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
             for row in rows
             if "of_floor" in row
         }
-        return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
+        return svg.bars("Share of the speed that bandwidth and matrix rate would allow", remark, shares)
     lines: dict[str, list[tuple[float, float]]] = {}
     names = {"prefill": "prefill, by tokens", "context": "decode, by context", "batch": "decode, by sequences"}
     for row in rows:
@@ -76,10 +74,10 @@ def as_svg(report: Mapping[str, Any]) -> str:
         lines.setdefault(names[row["series"]], []).append((row[grows], row["tokens_a_second"]))
         if "planned_memory" in row:
             lines.setdefault("MB of memory, by context", []).append((row[grows], row["planned_memory"] / 1e6))
-    title = f"Tokens a second as the work grows; {rows[0]['batch']} at once but where sequences do"
+    title = f"Tokens per second as the work grows, with {rows[0]['batch']} sequences except in the series of sequences"
     return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s, MB")
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """Return no complaints: these suites judge nothing."""
+    """Return an empty list: these suites judge no results."""
     return []

@@ -1,4 +1,4 @@
-"""Measures the speed of a model on the default device, and how it changes as the work grows."""
+"""Measures the speed of a model on the default device, and how the speed changes as the work grows."""
 
 import statistics
 from collections.abc import Iterator
@@ -46,11 +46,11 @@ from llamaspec.model.system import return_freed_memory
 from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.model.weights.params import Params
 
-PROMPT = 512  # tokens, unless the model's context is short
+PROMPT = 512  # tokens of a prompt, unless the model's context is short
 GROWTH = (128, 8192)  # smallest and largest number of tokens; each length is twice the previous one
 BATCHES = (1, 2, 4, 8, 16, 32)
-PATIENT = Effort(3, warm=1)  # for slow calls
-# These take memory that a generation does not: a program that samples in addition to the greedy one, and a trace.
+PATIENT = Effort(3, warm=1)  # repeats of slow calls
+# These take more memory than a generation: a sampling program in addition to the greedy one, and a trace.
 NOT_COUNTED = ("decode, top-p", "breakdown")
 
 
@@ -68,7 +68,7 @@ def planned(
     Raises ValueError for unknown names and for a context that the model does not have.
     """
     if device is not None and device not in DEVICES:
-        raise ValueError(f"no device named {device}: there are {', '.join(DEVICES)}")
+        raise ValueError(f"unknown device {device}: expected one of {', '.join(DEVICES)}")
     platform = DEVICES[device].platform if device else jax.default_backend()
     subject = choose_model(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
     capacity = choose_context(context, subject.config.context)
@@ -119,11 +119,11 @@ def run_suite(
 ) -> dict[str, Any]:
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
-    `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
+    `context` is the number of tokens of the prompt, and before decoding. None means 512, or half of the tokens that the
     model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
-        raise ValueError("the reference is timed by the suite decode, one sequence at a time")
+        raise ValueError("the reference supports only the suite decode with a batch of 1")
     subject = choose_model(**chosen)
     longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
     progress("measuring the machine", 0.0)
@@ -301,15 +301,21 @@ def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bo
 
 
 def prompt_tokens(subject: TimedModel, context: int | None) -> int:
-    """Choose the length of the prompt, before decoding, too. Raises ValueError for more than the model can hold."""
+    """Choose the number of tokens for the prompt and before decoding.
+
+    Raises ValueError if the model cannot hold them.
+    """
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} tokens and {subject.burst} to decode: this model holds {subject.config.context}")
+        raise ValueError(f"{context} + {subject.burst} decoded tokens exceed the context of {subject.config.context}")
     return context or min(PROMPT, max(1, most // 2))
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add rates, shares of the machine's rates, and floors. Reads from a cache have no floor by memory bandwidth."""
+    """Add rates, shares of the machine's rates, and floors.
+
+    If reads come from a cache, memory bandwidth sets no floor.
+    """
     if row["what"] == "breakdown":
         parts = row["parts"]["decode"]
         read, seconds = (sum(part.get(key, 0) for part in parts) for key in ("bytes", "seconds"))

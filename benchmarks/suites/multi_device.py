@@ -1,4 +1,4 @@
-"""Several devices: cost of an all-reduce, and decoding compared with one device.
+"""Measures several devices: the cost of an all-reduce, and decoding compared with one device.
 
     python -m llamaspec.benchmarks.suites.multi_device --devices 2 --shape llama-3.1-8b --quantize q4 --json FILE
 
@@ -41,8 +41,8 @@ from llamaspec.model.running.programs import Layout, compile_programs, longest_b
 from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
-LOOP = 50  # all-reduces of a call, fewer for large arrays
-MOVED = 256 << 20  # bytes that a call sums at most, if it sums more than two arrays
+LOOP = 50  # all-reduces per call; fewer for large arrays
+MOVED = 256 << 20  # most bytes that a call sums, unless it sums only two arrays
 ROUNDS = 5
 
 
@@ -70,8 +70,8 @@ def all_reduce_rows(devices: int) -> list[dict[str, float]]:
 def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float]:
     """Fit the time 2 (n - 1) (alpha + beta m / n) of a ring of n devices that sum arrays of m bytes.
 
-    We compute alpha from the fastest array, and beta from the largest. On a busy machine the largest array may be the
-    fastest. Then beta comes from all of its time.
+    We compute alpha from the fastest array, and beta from the largest. If the largest array is the fastest, as may
+    happen on a busy machine, beta comes from its whole time.
 
     >>> fitted = constants([{"bytes": 0, "seconds": 2e-6}, {"bytes": 10**9, "seconds": 0.01}], 2)
     >>> round(fitted["alpha"] * 1e6, 3), round(1 / fitted["beta"] / 1e9)
@@ -196,7 +196,7 @@ def as_text(report: Mapping[str, Any]) -> str:
     """Render the report as text."""
     lines = []
     for devices, measured in report["all_reduce"].items():
-        lines.append(f"all-reduce over {devices} devices: {measured['alpha'] * 1e6:.1f} us a message, ")
+        lines.append(f"all-reduce over {devices} devices: {measured['alpha'] * 1e6:.1f} us per message, ")
         lines[-1] += f"{1 / measured['beta'] / 1e9:.1f} GB/s"
         for row in measured["rows"]:
             lines.append(f"  {row['bytes']:12,} bytes {row['seconds'] * 1e6:12,.1f} us")
@@ -217,7 +217,7 @@ def main() -> None:
     """Run the command line: measure, and write a report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--shape", choices=SHAPES, help="also decode with random weights of this model")
+    parser.add_argument("--shape", choices=SHAPES, help="also time decoding, with random weights of this shape")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--quantize")
     parser.add_argument("--context", type=int)

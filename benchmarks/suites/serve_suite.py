@@ -1,7 +1,7 @@
-"""Measures a server under load, ours for `bench --suite serve`, and other servers in the same way.
+"""Measures a server under load: ours in `bench --suite serve`, or another server in the same way.
 
-Every request is sent several times: in a first run all at once, which shows the most that the server can do, then at
-rates. A prompt of one run is never found in the cache by another.
+We send all requests several times: first all at once, which shows the maximum speed of the server, then at several
+rates. A server never finds the prompts of one run in its cache in another run.
 """
 
 import os
@@ -28,8 +28,8 @@ from llamaspec.model.weights.loading import Progress, no_progress
 
 WIDTH = 16  # requests that decode at once
 SHARES = (0.25, 0.5, 0.75, 1.0)  # default rates, relative to the rate when all requests come at once
-START = 600.0  # seconds until a server must be ready
-HIDDEN = "LLAMASPEC_API_KEY"  # a variable that would have our server ask for a key
+START = 600.0  # seconds within which a server must be ready
+HIDDEN = "LLAMASPEC_API_KEY"  # a variable that would make our server require an API key
 COLUMNS = [
     Column("requests/s due", "due"),
     Column("served", "requests_a_second", ".2f"),
@@ -76,7 +76,7 @@ def served(command: Sequence[str]) -> Iterator[Served]:
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
                     last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise ValueError(f"the server did not start: {last or 'it said nothing'}")
+                    raise ValueError(f"the server did not start: {last or 'no message on stderr'}")
                 time.sleep(0.1)
             yield Served(url, process.pid)
         finally:
@@ -93,14 +93,14 @@ def _is_healthy(url: str) -> bool:
 
 
 def _read(url: str, *, seconds: float) -> str:
-    """Read an address of a server on this machine, without a proxy. Raises OSError unless the status is 200."""
+    """Read a URL of a server on this machine, without a proxy. Raises OSError unless the status is 200."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(url, timeout=seconds) as reply:
         return reply.read().decode()
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Read the processor time of a process, of all its threads. None if the system does not tell."""
+    """Read the processor time of all threads of a process. None if the system does not report it."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -193,7 +193,7 @@ def run_suite(
     longest = choose_context(None, config.context)
     work = Workload(requests=requests, **({"prompt": context} if context else {}))
     if work.prompt > longest // 2:
-        raise ValueError(f"prompts of {work.prompt} tokens and their answers: the context is {longest} tokens")
+        raise ValueError(f"prompts of {work.prompt} tokens and their answers exceed the context of {longest} tokens")
     asks = draw_requests(work, vocab=config.vocab, context=longest)
     progress("starting the server", 0.0)
     command = our_command(model, width=width, **options)
@@ -215,10 +215,9 @@ def as_text(report: Mapping[str, Any]) -> str:
         f"{machine['device']}, {machine['processor']}, "
         + ", ".join(f"{name} {number}" for name, number in machine["versions"].items()),
         ", ".join([model["name"], *chosen, f"{model['width']} at once"]),
-        f"{work['requests']} requests a row: prompts of {work['prompt']} tokens (median; log-normal, "
-        f"{work['spread']}), "
-        f"{100 * work['shared']:.0f} % of them after one of {work['prefixes']} shared prefixes of {work['prefix']}; "
-        f"answers of {work['answer']} (mean; geometric). Times are p50 / p95 / p99.",
+        f"{work['requests']} requests per row. Prompts: median {work['prompt']} tokens, sigma {work['spread']}; "
+        f"{100 * work['shared']:.0f} % of them with one of {work['prefixes']} shared prefixes of {work['prefix']}. "
+        f"Answers: mean {work['answer']} tokens (geometric). Times are p50 / p95 / p99.",
         "",
         table(COLUMNS, [row_cells(row) for row in rows]),
         "",
@@ -257,7 +256,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
     lines = {name: sorted(points) for name, points in lines.items()}
     remark = f"{report['model']['name']}; {report['about']['device']}, {report['about']['processor']}"
     return svg.lines(
-        "How long a request waits for its first token, and between tokens, as more come",
+        "Delay of the first token, and time between tokens, by the rate of requests",
         remark,
         lines,
         x="requests/s",
@@ -266,11 +265,11 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """List failed requests, and requests that got different texts in two runs."""
+    """List the runs with failed requests, and the runs with other texts than the first run."""
     complaints = []
     for row in report["rows"]:
         if row["errors"]:
-            complaints.append(f"{row['due']}: {len(row['errors'])} requests failed, one with {row['errors'][0]}")
+            complaints.append(f"{row['due']}: {len(row['errors'])} requests failed, for example: {row['errors'][0]}")
         if row.get("different"):
-            complaints.append(f"{row['due']}: {row['different']} texts are not those of all at once")
+            complaints.append(f"{row['due']}: {row['different']} texts differ from the run with all requests at once")
     return complaints

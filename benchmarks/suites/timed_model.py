@@ -38,7 +38,7 @@ class TimedModel:
 
     name: str
     config: Config
-    shapes: Callable[[int], Params]  # by number of positions
+    shapes: Callable[[int], Params]  # for a number of positions
     load: Callable[[Params], Params]
     checkpoint: Callable[[], Checkpoint]
     kernels: str  # auto, xla, cpu or pallas
@@ -73,7 +73,10 @@ class TimedModel:
 
     @property
     def burst(self) -> int:
-        """The number of tokens that one call draws: few if the context is short, so that a prompt fits before them."""
+        """The number of tokens that one call draws.
+
+        It is small for a short context, so that a prompt fits before them.
+        """
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
     def capacity(self, longest: int) -> int:
@@ -129,7 +132,7 @@ def choose_model(
     platform = platform or jax.default_backend()
     if shape is not None:
         if shape not in SHAPES:
-            raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
+            raise ValueError(f"unknown shape {shape}: expected one of {', '.join(SHAPES)}")
         config = SHAPES[shape]
         published = choose_dtype(dtype, None, platform=platform)
         return TimedModel(

@@ -1,1 +1,1 @@
-"""Exercises: kernels with one wrong line each, and layers to write. Contracts judge the answers."""
+"""Exercises: kernels with one wrong line each, and layers to write. Contracts judge the solutions."""

@@ -1,4 +1,4 @@
-"""Judges an exercise, and explains the verdict."""
+"""Checks the solution of an exercise, and explains the verdict."""
 
 import difflib
 from collections.abc import Callable
@@ -6,54 +6,55 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamaspec.learn.lab.exercise import Broken, Exercise
-from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, only
+from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, narrowings
 from llamaspec.verify.campaign import Campaign, CandidateJob, Stage, run
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.judging.runner import unseen
 
 EXAMPLES, SECONDS = 1000, 60.0
-SEEN_BY = {  # for each kind of finding, a sentence that says how we found it
-    "value": "The error bound found it: rounding cannot explain an error this large.",
-    "suspicious": "The alarm found it: rounding could only just explain it.",
-    "law": "A law found it: two results that must agree do not.",
-    "not finite": "The bound found it: expected a finite number.",
-    "shape": "The shape is wrong.",
-    "dtype": "The dtype is wrong.",
-    "raised": "It raised an exception.",
-    "hung": "It did not finish.",
-    "not the same twice": "Calling it twice gave different results.",
-    "inputs": "It changed its inputs.",
+SEEN_BY = {  # kind of finding: a sentence that says how we found it
+    "value": "The error bound was violated: rounding cannot explain an error this large.",
+    "suspicious": "The error is suspicious: rounding could only just explain it.",
+    "law": "A law was violated: two results that must agree do not agree.",
+    "not finite": "The result contains NaN or infinity: expected finite numbers.",
+    "shape": "The result has the wrong shape.",
+    "dtype": "The result has the wrong dtype.",
+    "raised": "The kernel raised an exception.",
+    "hung": "The kernel did not finish in time.",
+    "not the same twice": "Two calls of the kernel with the same inputs gave different results.",
+    "inputs": "The kernel changed its inputs.",
 }
 
 
 class CheckResult(NamedTuple):
-    """Whether an exercise is solved, and the lines to print."""
+    """The verdict on an exercise: whether it is solved, and the lines to print."""
 
     solved: bool
     lines: list[str]
 
 
 def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> CheckResult:
-    """Judge the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for a broken one.
+    """Check the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for one that cannot be
+    imported.
 
     Calls `progress` with the number of examples done, out of `EXAMPLES`.
     """
     file = folder / KERNEL
     if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}: llamaspec lab start {exercise.number} makes it")
+        raise FileNotFoundError(f"{file} does not exist: make it with llamaspec lab start {exercise.number}")
     if not exercise.op:
         assert not isinstance(exercise, Broken) and exercise.judge is not None
-        return _own(exercise.judge, file, function_of(exercise))
+        return _check_layer(exercise.judge, file, function_of(exercise))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
-    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=only(exercise))
+    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
     [(report, lines)] = run([job], campaign, progress=progress)
     finding = report.worst.finding
     if finding is None:
-        return CheckResult(True, [lines[0], f"Solved: {report.compared:,} numbers were compared."])
+        return CheckResult(True, [lines[0], f"Solved: {report.compared:,} values are within their bounds."])
     return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
 
 
-def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:
+def _check_layer(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:
     try:
         wrong = judge(getattr(load_file(str(file)), function))
     except Exception as error:
@@ -62,9 +63,12 @@ def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> 
 
 
 def solution(exercise: Exercise) -> list[str]:
-    """Show the wrong and the right line, and a project that made the mistake. For a layer, name its definition."""
+    """Return the lines of a solution: the wrong and the right line, and a project with that mistake.
+
+    A layer names its file.
+    """
     if not isinstance(exercise, Broken):
-        return [f"{exercise.file} has the definition, with its derivation."]
+        return [f"{exercise.file} contains the definition and its derivation."]
     wrong, right = kernel(exercise).splitlines(), kernel(exercise, solved=True).splitlines()
     changes = [
         line

@@ -1,4 +1,4 @@
-"""Types of exercises."""
+"""The two types of exercises."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Broken:
 
     number: int
     chapter: str
-    op: str  # the op, and the name of its contract, which judges
+    op: str  # the name of the op, and of the contract that judges the kernel
     mutant: str
-    title: str  # the report of a user of the kernel
+    title: str  # a user's report about the kernel
     hint: str
-    seen: str  # a project that made the mistake, with a link to the discussion
+    seen: str  # a project with the same mistake, with a link to the discussion
 
     @property
     def implementation(self) -> Implementation:
@@ -27,27 +27,27 @@ class Broken:
 
     @cached_property
     def change(self) -> Mutant:
-        """Return the mutant that makes the wrong line. Raises LookupError if no mutant has this name."""
+        """The mutant that makes the wrong line. Raises LookupError if no mutant has this name."""
         matches = [mutant for mutant in self.implementation.mutants if mutant.name == self.mutant]
         if not matches:
-            raise LookupError(f"{self.op} has no mutant called {self.mutant}")
+            raise LookupError(f"the op {self.op} has no mutant with the name {self.mutant!r}")
         return matches[0]
 
 
 @dataclass(frozen=True)
-class Own:
-    """A layer to write: the user fills in an empty function."""
+class LayerToWrite:
+    """A layer that the user writes, starting from an empty function."""
 
     number: int
     chapter: str
     name: str  # the name of the function
     title: str
     hint: str
-    file: str  # the file in reference/ with the definition, which is the solution
+    file: str  # the file in reference/ with the definition, which serves as the solution
     skeleton: str
-    op: str = ""  # the contract that judges the layer; "": the function `judge` judges it
-    only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the values to which the draws of the contract are narrowed
-    judge: Callable[[Callable], str | None] | None = None  # returns the fault of a function, or None
+    op: str = ""  # the contract of this op judges the layer; "": `judge` judges it
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the only values that the contract draws for some arguments
+    judge: Callable[[Callable], str | None] | None = None  # returns what is wrong with a function, or None
 
 
-Exercise = Broken | Own
+Exercise = Broken | LayerToWrite

@@ -16,18 +16,18 @@ from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
-HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # functions of verify.mutant that kernels call
+HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # functions of verify.mutant that the kernels call
 
 
 def exercise(number: int) -> Exercise:
-    """Look up an exercise. Raises ValueError for an unknown number."""
+    """Return the exercise with this number. Raises ValueError for an unknown number."""
     if number not in ALL:
-        raise ValueError(f"expected an exercise from 1 to {len(ALL)}, got {number}")
+        raise ValueError(f"expected the number of an exercise from 1 to {len(ALL)}, got {number}")
     return ALL[number]
 
 
 def name_of(number: int) -> str:
-    """Name the folder of an exercise.
+    """Return the name of the folder of an exercise.
 
     >>> name_of(7)
     'lab-07'
@@ -36,12 +36,12 @@ def name_of(number: int) -> str:
 
 
 def function_of(exercise: Exercise) -> str:
-    """Name the function to repair or to write."""
+    """Return the name of the function to repair or to write."""
     return exercise.op if isinstance(exercise, Broken) else exercise.name
 
 
 def write(exercise: Exercise, folder: Path) -> None:
-    """Make the folder of an exercise, completely or not at all. Raises CheckpointError if it exists."""
+    """Make the folder of an exercise, completely or not at all. Raises CheckpointError if the folder exists already."""
     texts = {KERNEL: kernel(exercise), TEST: test(exercise), README: readme(exercise)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_directory(folder) as staged:
@@ -80,7 +80,7 @@ def _preamble(exercise: Broken, source: str) -> str:
 
 
 def test(exercise: Exercise) -> str:
-    """Return the source of a test for pytest, which gives the same verdict as `lab check`."""
+    """Return the source of a pytest test that gives the same verdict as `lab check`."""
     function = function_of(exercise)
     if not exercise.op:
         return (
@@ -88,7 +88,7 @@ def test(exercise: Exercise) -> str:
             f"from llamaspec.learn.lab.folder import exercise\n\n\ndef test_{function}():\n"
             f"    assert exercise({exercise.number}).judge({function}) is None\n"
         )
-    draws = "".join(f", {name}={list(values)!r}" for name, values in only(exercise).items())
+    draws = "".join(f", {name}={list(values)!r}" for name, values in narrowings(exercise).items())
     return (
         f'"""Run by pytest in this folder."""\n\nimport kernel\nfrom llamaspec.verify.pytest import contract\n\n\n'
         f'@contract("{exercise.op}", arrays="numpy", examples=1000{draws})\n'
@@ -96,35 +96,35 @@ def test(exercise: Exercise) -> str:
     )
 
 
-def only(exercise: Exercise) -> dict[str, list]:
-    """Narrow the draws of the contract to the values that the kernel supports."""
+def narrowings(exercise: Exercise) -> dict[str, list]:
+    """Return, for some arguments of the contract, the only values that the kernel supports."""
     chosen = dict(exercise.only) if not isinstance(exercise, Broken) else exercise.implementation.only
     return {name: list(values) for name, values in chosen.items()}
 
 
 def readme(exercise: Exercise) -> str:
-    """Return the README, which describes the fault and the task."""
+    """Return the text of the README, which describes the fault and the task."""
     task = "One line of kernel.py is wrong. Find it." if isinstance(exercise, Broken) else "Fill in kernel.py."
     contract = "\n".join(describe(CONTRACTS[exercise.op], [])) if exercise.op else ""
     called = f"\nThe contract:\n\n```\n{contract}\n```\n" if contract else ""
-    narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in only(exercise).items()]
+    narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in narrowings(exercise).items()]
     if narrowed:
-        called += f"\nThe draws of this exercise are narrowed: {' and '.join(narrowed)}.\n"
+        called += f"\nIn this exercise, the contract draws only these values: {' and '.join(narrowed)}.\n"
     if isinstance(exercise, Broken) and (
         helpers := [name for name in HELPERS if re.search(rf"\b{name}\b", kernel(exercise))]
     ):
         called += "\nThe helpers of the kernel:\n\n" + "".join(f"- {_usage(name)}\n" for name in helpers)
     if not isinstance(exercise, Broken) and exercise.judge is not None:
-        called += f"\nThe judge: {inspect.getdoc(exercise.judge)}\n"
+        called += f"\nHow your function is judged: {inspect.getdoc(exercise.judge)}\n"
     return (
         f"# Exercise {exercise.number}: {exercise.title}\n\n{task} In the folder above this one,\n"
-        f"`llamaspec lab check {exercise.number}` judges it, `llamaspec lab hint {exercise.number}` helps,\n"
-        f"`llamaspec lab solution {exercise.number}` shows the answer.\n{called}"
+        f"`llamaspec lab check {exercise.number}` checks it, `llamaspec lab hint {exercise.number}` prints a hint,\n"
+        f"`llamaspec lab solution {exercise.number}` prints the solution.\n{called}"
     )
 
 
 def _usage(helper: str) -> str:
-    """Show how a helper of a kernel is called, and the first line of its docstring.
+    """Return how a helper of a kernel is called, with the first line of its docstring.
 
     >>> _usage("spans")
     '`spans(length, block)`: Cut a loop over `length` into blocks, the last one shorter.'

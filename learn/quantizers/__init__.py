@@ -1,1 +1,1 @@
-"""All quantizers of weights in `reference/quantizers/`, with one interface, for the gallery and the X-ray page."""
+"""All weight quantizers of `reference/quantizers/` with one interface, for the gallery and the X-ray page."""

@@ -1,4 +1,4 @@
-"""Quantizers that use the inputs of a matrix: AWQ, GPTQ and SmoothQuant, on the grids of `model.quantize`."""
+"""Quantizers that use the inputs of a matrix: AWQ, GPTQ and SmoothQuant, with the code grids of `model.quantize`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,9 @@ Inputs = Float64[np.ndarray, "tokens cols"]
 
 
 class CalibratedQuantizer(NamedTuple):
-    """A quantizer: the file that defines it, stored bits per weight, its guarantee in short, and its function."""
+    """A quantizer: the file that defines it, its stored bits per weight, a short form of its guarantee, and its
+    function.
+    """
 
     page: str
     bits: float
@@ -24,7 +26,10 @@ class CalibratedQuantizer(NamedTuple):
 
 
 def _scaled(w: Matrix, s: np.ndarray, name: str) -> StoredMatrix:
-    """Quantize w diag(s) by a scheme, and divide by s. The product and the quotient are rounded in float64."""
+    """Quantize w diag(s) by a scheme, and divide the result by s.
+
+    The product and the quotient are rounded to float64.
+    """
     restored, (codes, scales, within) = SCHEMES[name].store(w * s)
     assert scales is not None and within is not None
     return StoredMatrix(restored / s, WeightDetails(codes, scales / s, within / s + 4 * U64 * np.abs(w)))

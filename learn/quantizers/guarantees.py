@@ -1,6 +1,6 @@
 """Computes the code, the scale and the guaranteed error of each weight. The quantizers' files prove the guarantees.
 
-Each function takes weights w [rows, cols], of float32 or narrower, and q, the result of the quantizer for them.
+Each function takes weights w [rows, cols] in float32 or a narrower dtype, and q, what the quantizer returned for them.
 """
 
 import math
@@ -25,13 +25,13 @@ from llamaspec.reference.quantizers.symmetric import largest_code
 from llamaspec.reference.quantizers.torchao_int4 import TorchaoInt4
 
 U32, U64 = 2.0**-24, 2.0**-53
-OVERFLOW = 2.0**-120  # ggml turns weights this small into 0, because 1 / d overflows
+OVERFLOW = 2.0**-120  # ggml quantizes weights this small to 0, because 1 / d overflows
 
 Matrix = Float64[np.ndarray, "rows cols"]
 
 
 class WeightDetails(NamedTuple):
-    """Code, scale and guaranteed error of each weight. A field is None if the quantizer has no such number."""
+    """Code, scale and guaranteed error of each weight. A field is None if the quantizer does not have it."""
 
     codes: np.ndarray | None  # [rows, cols], integers
     scales: np.ndarray | None  # [rows, cols]
@@ -39,7 +39,7 @@ class WeightDetails(NamedTuple):
 
 
 def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matrix:
-    """Expand scales [rows, groups], each for `group` columns, to one scale per weight [rows, cols]."""
+    """Expand scales [rows, groups], with one scale for `group` columns, to one scale per weight [rows, cols]."""
     cols = w.shape[1]
     width = group or cols // scales.shape[1]
     return np.repeat(scales.astype(np.float64), width, axis=1)[:, :cols]
@@ -60,38 +60,38 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
 
 
 def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> WeightDetails:
-    """Show symmetric integers, with an error of at most half a step."""
+    """Describe symmetric integers. The error is at most half a step."""
     s = of_weights(q.scales, w, group)
     return WeightDetails(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
 
 
 def llama2c_groups(w: Matrix, q: Quantized) -> WeightDetails:
-    """Show llama2.c's Q8_0, which has groups of the flattened matrix."""
+    """Describe llama2.c's Q8_0, with groups of the flattened matrix."""
     s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
     return WeightDetails(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
 
 
 def absmax(w: Matrix, q: Quantized) -> WeightDetails:
-    """Show LLM.int8(), which has a scale for each row."""
+    """Describe LLM.int8(), with one scale per row."""
     top = of_weights(q.scales, w)
     return WeightDetails(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
 
 
 def affine(w: Matrix, q: Affine, *, bits: int) -> WeightDetails:
-    """Show integers with a zero point, with an error of about half a step."""
+    """Describe integers with a zero point. The error is at most about half a step."""
     s = of_weights(q.scales, w)
     return WeightDetails(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
 
 
 def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
-    """Show HQQ's codes: the level nearest to w, up to roundings of w / s + z and s (code - z) in float64."""
+    """Describe HQQ's codes: the level nearest to w, up to the rounding of w / s + z and s (code - z) in float64."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     levels = s[..., None] * (np.arange(2**bits) - z[..., None])
     return WeightDetails(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
 
 
 def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
-    """Show integers that count steps from the smallest weight, with an error of about half a step."""
+    """Describe integers that count steps from the smallest weight. The error is at most about half a step."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     return WeightDetails(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
 
@@ -103,34 +103,34 @@ def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
 
 
 def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
-    """Show minifloats with a float32 scale, with an error of half a unit in the last place."""
+    """Describe minifloats with a float32 scale. The error is at most half a unit in the last place."""
     s, m = of_weights(q.scales, w), to.mantissa_bits
     near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(to.bias + m) * s)
     return WeightDetails(q.codes, s, near + to.largest * 2.0**-150)
 
 
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
-    """Show minifloats with a power of two as scale. Weights beyond the largest minifloat become the largest."""
+    """Describe minifloats with a power of two as scale. Weights beyond the largest minifloat become the largest one."""
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
     return WeightDetails(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
 
 
 def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> WeightDetails:
-    """Show NF4 or FP4, with an error of half the gap between two levels."""
+    """Describe NF4 or FP4. The error is at most half the gap between two levels."""
     a = of_weights(q.scales, w, group)
     near = nearest(w, a[..., None] * codebook.levels.astype(np.float64)) + 3 * 2.0**-23 * a
     return WeightDetails(q.codes, a, np.where(a < SMALLEST, a, near))
 
 
 def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> WeightDetails:
-    """Show NF4 with quantized scales, which add the error of the scale times the level of the code."""
+    """Describe NF4 with quantized scales. The error of the scale, times the level of the code, is added."""
     first, second = q
     a = first.scales.astype(np.float64)
     blocks = np.arange(a.size) // double_quantization.BLOCK
     b = second.tops.astype(np.float64)[blocks].reshape(a.shape)
     moved = 0.0071 * b + 2.0**-22 * (a + np.abs(np.float64(second.offset)) + b)
-    moved += U32 * (a + moved) + 2.0**-149  # the scale is rounded to float32 once more
+    moved += U32 * (a + moved) + 2.0**-149  # the scale is rounded to float32 again
     stored = double_quantization.dequantize(second).astype(np.float32)
     exact = codebook(w, first, codebook=NF4)
     assert exact.within is not None
@@ -139,12 +139,12 @@ def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Weight
 
 
 def kmeans(w: Matrix, q: Codebooks) -> WeightDetails:
-    """Show codebooks: each row has its own levels and no scale, and a weight becomes the nearest level."""
+    """Describe codebooks. Each row has its own levels and no scale, and a weight becomes the nearest level."""
     return WeightDetails(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
 
 
 def nvfp4(w: Matrix, q: Nvfp4) -> WeightDetails:
-    """Show NVFP4: e2m1 in blocks of 16, with scales in e4m3."""
+    """Describe NVFP4: e2m1 numbers in blocks of 16, with scales in e4m3."""
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
@@ -154,23 +154,23 @@ def nvfp4(w: Matrix, q: Nvfp4) -> WeightDetails:
 
 
 def bitnet(w: Matrix, q: Quantized) -> WeightDetails:
-    """Show codes -1, 0 and 1. The error is at most half the scale b, or |w| - b if |w| is above 3 b / 2."""
+    """Describe codes -1, 0 and 1. The error is at most half the scale b, or |w| - b if |w| is above 3 b / 2."""
     b = np.broadcast_to(q.scales.astype(np.float64), w.shape)
     return WeightDetails(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
 
 
 def binary(w: Matrix, q: Quantized) -> WeightDetails:
-    """Show signs. They minimize the sum of squared errors, and guarantee nothing for a single weight."""
+    """Describe signs. They minimize the sum of squared errors, and guarantee nothing for a single weight."""
     return WeightDetails(q.codes, of_weights(q.scales, w), None)
 
 
 def sparse(w: Matrix, pruned: Matrix) -> WeightDetails:
-    """Show 2:4 pruning: two of four weights stay exact, the others become 0."""
+    """Describe 2:4 pruning: two of four weights stay exact, and the other two become 0."""
     return WeightDetails(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
 
 
 def ggml_type(w: Matrix, q: Any, *, name: str) -> WeightDetails:
-    """Show a type of GGUF."""
+    """Describe a type of GGUF."""
     kind = ggml.TYPES[name]
     blocks = w.reshape(len(w), -1, kind.weights)
     codes = q.codes.reshape(w.shape)
@@ -184,13 +184,13 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> WeightDetails:
         d = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w)
         return WeightDetails(codes, d, np.maximum(np.abs(w) / 4, d / 4))
     d = of_weights(q.scales, w)
-    if name == "IQ4_NL":  # codes are chosen before d is rounded, which moves a level at most twice as far as `moved`
+    if name == "IQ4_NL":  # codes are chosen before d is rounded; rounding moves a level by at most 2 `moved`
         moved = 127 * _in_float16(np.abs(d) * (1 + 2.0**-10))
         near = nearest(w, d[..., None] * IQ4_NL_LEVELS)
         return WeightDetails(codes, d, near + 2 * moved + 2.0**-22 * 127 * np.abs(d))
     if isinstance(q, Blocks):
         return WeightDetails(codes, d, _equal_steps(blocks, q, kind).reshape(w.shape))
-    top = np.max(np.abs(blocks), axis=-1, keepdims=True)  # TQ1_0, TQ2_0
+    top = np.max(np.abs(blocks), axis=-1, keepdims=True)  # the types TQ1_0 and TQ2_0
     within = (1 / 2 + 2.0**-20) * top + np.abs(q.codes) * _in_float16(top) + OVERFLOW
     return WeightDetails(codes, d, within.reshape(w.shape))
 
@@ -207,7 +207,7 @@ def _equal_steps(blocks: np.ndarray, q: Blocks, kind: Any) -> np.ndarray:
         m, d = low, (np.max(blocks, axis=-1, keepdims=True) - low) / (2**kind.bits - 1)
     else:
         d = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
-    d = np.abs(d) * (1 + 4 * U32)  # ggml rounds d to float32
+    d = np.abs(d) * (1 + 4 * U32)  # ggml rounds d to float32 before it uses d
     step = (np.where(opposite, 1, 0.5) + 2.0**-14) * d
     return step + np.abs(codes) * _in_float16(d) + _in_float16(np.abs(m)) * (m != 0) + OVERFLOW
 

@@ -1,4 +1,4 @@
-"""A table of the quantizers of weights in `reference/quantizers/`: how to round a matrix, and with which guarantee."""
+"""A table of the weight quantizers of `reference/quantizers/`: how they round a matrix, and what they guarantee."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ from llamaspec.reference.quantizers.nf4 import FP4, NF4
 from llamaspec.reference.quantizers.schemes import SCHEMES as NAMED
 
 Rounding = Callable[[Matrix], Matrix]
-COLS = 4096  # the length of a row, for schemes with a number of bits that depends on it
+COLS = 4096  # columns of a row; the bits per weight of some schemes depend on this number
 GROUP = 64
 
 
@@ -46,7 +46,9 @@ class StoredMatrix(NamedTuple):
 
 
 class ExplainedScheme(NamedTuple):
-    """A quantizer: the file that defines it, stored bits per weight, its guarantee in short, and its functions."""
+    """A quantizer: the file that defines it, its stored bits per weight, a short form of its guarantee, and its
+    functions.
+    """
 
     page: str
     bits: float
@@ -61,7 +63,10 @@ class ExplainedScheme(NamedTuple):
         return self.dequantize(self.quantize(self._padded(w)))[:, : w.shape[1]]
 
     def store(self, w: Matrix) -> StoredMatrix:
-        """Quantize a matrix, and show each weight's code, scale and guarantee. Weights are of float32 or narrower."""
+        """Quantize a matrix, and return its dequantized weights with codes, scales and guarantees.
+
+        Needs float32 or narrower.
+        """
         padded = self._padded(w)
         q = self.quantize(padded)
         parts = (part if part is None else part[:, : w.shape[1]] for part in self.show(padded, q))
@@ -72,7 +77,7 @@ class ExplainedScheme(NamedTuple):
 
 
 def rounded(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
-    """Round all matrices of a model except the embeddings and a head that is tied to them."""
+    """Round all matrices of a model except the embedding, and except a head that is tied to the embedding."""
     names = quantizable(checkpoint.config)
     tensors = {}
     for name, tensor in checkpoint.tensors.items():

@@ -1,7 +1,7 @@
-"""Make the source of the site, or check what was built of it.
+"""Make the source of the site, or check the built site.
 
-python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
-python -m llamaspec.learn.site check FOLDER    exit with 1 where an address in FOLDER/html leads nowhere
+python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source python -m llamaspec.learn.site
+check FOLDER    exit with 1 if an address in FOLDER/html has no target
 """
 
 import sys
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[3]
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say, and return the exit status."""
+    """Run the command that the arguments name, and return the exit status."""
     match arguments:
         case ["stage", folder]:
             stage(ROOT, Path(folder) / "source")
             return 0
         case ["check", folder]:
             problems = faults(Path(folder) / "html")
-            print("\n".join(problems) or f"every address leads somewhere: {Path(folder) / 'html/index.html'}")
+            print("\n".join(problems) or f"every address has a target: {Path(folder) / 'html/index.html'}")
             return int(bool(problems))
     print(__doc__, file=sys.stderr)
     return 2

@@ -11,15 +11,15 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 class Pair(NamedTuple):
-    """A name, its docstrings, and its code."""
+    """The name of a function or class, its docstrings, and its code."""
 
     name: str  # "" for the introduction
-    docstrings: list[tuple[str, str]]  # each with the name of its method; "" for the docstring of the name itself
+    docstrings: list[tuple[str, str]]  # (name of the method, docstring); "" as the name: the function or class itself
     code: str
 
 
 def pairs(source: str) -> list[Pair]:
-    """Split the source of a module into pairs. Code without a docstring belongs to the pair before it.
+    """Split the source of a module into pairs. Code without a docstring becomes part of the previous pair.
 
     >>> [pair.name for pair in pairs('"Doc."\\nimport a\\ndef f():\\n    "F."\\ndef _g():\\n    pass')]
     ['', 'f']
@@ -46,14 +46,14 @@ def pairs(source: str) -> list[Pair]:
 
 
 def page(source: str, name: str, links: Mapping[str, str]) -> str:
-    """Write the page of a module in Markdown. `links` has the address of each name with a page.
+    """Return the page of a module in Markdown. `links` maps each name that has a page to its address.
 
     Raises SyntaxError for source code that is not Python.
     """
     first, *further = pairs(source)
     title, _, body = (first.docstrings[0][1] if first.docstrings else "").partition("\n\n")
     intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(body, links)}'
-    # The title has a special anchor, because a function may have the module's name.
+    # The title has its own anchor, because a function may have the same name as the module.
     head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name} {{ #page }}\n"
     if len(further) == 1:
         [only] = further

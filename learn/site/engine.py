@@ -1,11 +1,11 @@
 """Draws the picture of `docs/engine.md`: a run of the scheduler, plan by plan, as an animated SVG.
 
-python -m llamaspec.learn.site.engine    write docs/images/engine.svg again
+python -m llamaspec.learn.site.engine    writes docs/images/engine.svg again
 
-We run the real `serving.scheduler` and draw every line, page and sentence from its plans, so a test notices if the
-drawing no longer shows what the scheduler does. No model runs: the values of tokens do not change a plan. The SVG needs
-no script. Readers who prefer reduced motion see one plan. The file is long because it records the run, writes a
-sentence for each event, and draws lanes, pages, text and legend, all without a graphics library.
+We run the real `serving.scheduler` and draw every line, page and sentence from its plans. So a test notices if the
+drawing no longer shows what the scheduler does. No model runs, because the values of tokens do not change a plan. The
+SVG needs no script. Readers who prefer reduced motion see one plan. The file is long because it records the run, writes
+a sentence for each event, and draws lanes, pages, text and legend, all without a graphics library.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +17,23 @@ from llamaspec.serving.request import Request
 from llamaspec.serving.scheduler import Draws, Limits, Plan, Scheduler
 
 OUT = Path(__file__).parents[3] / "docs/images/engine.svg"
-SECONDS = 1.6  # time for which a plan is shown
-STILL = 12  # the plan for readers who prefer reduced motion: two requests begin, two wait, pages are shared and kept
+SECONDS = 1.6  # time for which we show a plan
+STILL = (
+    12  # the plan that readers who prefer reduced motion see: two requests begin, two wait, pages are shared and kept
+)
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)
-PREFIX = tuple(range(100, 112))  # three pages
+PREFIX = tuple(range(100, 112))  # tokens of three pages
 
 
 class DemoRequest(NamedTuple):
-    """A request of the run: the plan before which it arrives, its prompt, and the number of tokens of its answer."""
+    """A request of the run: the plan before which it arrives, its prompt, and the number of tokens in its answer."""
 
     plan: int
     prompt: tuple[int, ...]
     answer: int
 
 
-# The run shows every kind of event: a prompt in several chunks, a wait, pages found in the cache, a preemption.
+# The run shows every kind of event: a prompt with several chunks, a wait, pages from the prefix cache, a preemption.
 REQUESTS = {
     "A": DemoRequest(0, (*PREFIX, *range(6)), 16),
     "B": DemoRequest(0, tuple(range(20, 29)), 18),
@@ -39,24 +41,26 @@ REQUESTS = {
     "D": DemoRequest(5, tuple(range(40, 57)), 6),
     "E": DemoRequest(9, (*PREFIX, *range(60, 66)), 5),
 }
-State = Literal["waits", "reads", "draws", "runs"]  # "runs": the request holds a row and pages, but is not in the plan
+State = Literal[
+    "waits", "reads", "draws", "runs"
+]  # "runs": the request has a row and pages, but the plan does not include it
 
 
 class Moment(NamedTuple):
-    """A plan, and the state of requests and pages during the plan."""
+    """A plan, and the state of requests and pages during this plan."""
 
-    states: Mapping[str, State]  # of requests that have arrived and not ended
-    pages: tuple[str, ...]  # the holders of each page: names, IDLE_PAGE, or ""
-    hits: Mapping[str, int]  # cached tokens, for each request that begins with this plan
+    states: Mapping[str, State]  # states of the requests that have arrived and not ended
+    pages: tuple[str, ...]  # for each page: the names of the requests that hold it, IDLE_PAGE, or ""
+    hits: Mapping[str, int]  # request that begins with this plan: number of cached tokens
     gave_way: tuple[str, ...]
-    sentences: tuple[str, ...]  # a sentence for each thing that happens
+    sentences: tuple[str, ...]  # one sentence per event
 
 
 IDLE_PAGE = "·"
 
 
 def record() -> list[Moment]:
-    """Run the scheduler on `REQUESTS` until all have their answers, and record every plan."""
+    """Run the scheduler on `REQUESTS` until all requests have their answers, and record every plan."""
     scheduler, names, steps = Scheduler(LIMITS), [*REQUESTS], list[Moment]()
     while not steps or not scheduler.idle or any(event.plan >= len(steps) for event in REQUESTS.values()):
         came = [name for name in names if REQUESTS[name].plan == len(steps)]
@@ -136,8 +140,8 @@ def _count(number: int, noun: str) -> str:
 
 # The drawing is as wide as the screen of a phone. Wider screens scale it up.
 WIDTH, LEFT, RIGHT, TOP, LANE, PAGE, LINE = 400, 28, 392, 34, 24, 28, 17  # pixels
-COLORS = ("#8ab4f8", "#f6a6a1", "#8fd6a8", "#f2d06b", "#d9a8ec")  # of requests; dark letters are legible on each
-# All rules apply within #engine only, because the site puts the SVG into a page that has other styles.
+COLORS = ("#8ab4f8", "#f6a6a1", "#8fd6a8", "#f2d06b", "#d9a8ec")  # of requests; dark letters are legible on them
+# All rules apply only within #engine, because the site puts the SVG into a page that has other styles.
 STYLE = """
 #engine {
 --ink: #1f2328; --paper: #ffffff; --faint: #5b6472; font: 12px sans-serif;
@@ -154,7 +158,7 @@ text { fill: var(--ink) } .on { fill: #1f2328 } .faint { fill: var(--faint) } .p
 
 
 def draw(steps: Sequence[Moment]) -> str:
-    """Draw a run: a lane for each request, and for each plan the pages and the events."""
+    """Draw a run: a lane for each request, and for each plan its pages and events."""
     names, count = [*REQUESTS], len(steps)
     wide = (RIGHT - LEFT) / count
     shades = dict(zip(names, COLORS, strict=True))
@@ -246,7 +250,7 @@ def _page(holders: str, x: float, y: int, shades: Mapping[str, str]) -> Iterator
 
 
 def _legend(y: int) -> Iterator[str]:
-    """Explain the marks, in three lines."""
+    """Explain the marks of the drawing, in three lines."""
     shade, at = COLORS[0], y - 4.0
     marks = (
         (8, 0, f'<rect x="8" y="{at - 4}" width="12" height="8" fill="{shade}"/>', "reads its prompt"),
@@ -270,7 +274,7 @@ def _cross(x: float, y: float) -> str:
 
 
 def _visible(start: int, stop: int, count: int, spans: set[tuple[int, int]], inside: str) -> str:
-    """Make the part `inside` visible during the plans from `start` up to `stop`."""
+    """Make the SVG elements `inside` visible during the plans from `start` up to `stop`."""
     if (start, stop) == (0, count):
         return inside
     spans.add((start, stop))
@@ -279,7 +283,7 @@ def _visible(start: int, stop: int, count: int, spans: set[tuple[int, int]], ins
 
 
 def _keyframes(start: int, stop: int, count: int) -> str:
-    """Make the animation that shows a part of `_visible` during its plans.
+    """Make the animation that shows an element of `_visible` during its plans.
 
     >>> _keyframes(1, 2, 4)
     '@keyframes engine-1-2 { 0% { visibility: hidden } 25% { visibility: visible } 50% { visibility: hidden } }'

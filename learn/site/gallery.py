@@ -1,4 +1,4 @@
-"""Judges every quantizer of weights on the built-in model: bits, guarantee, error, and a picture of its grid.
+"""Judges every weight quantizer on the built-in model: bits, guarantee, error, and a picture of its grid.
 
 python -m llamaspec.learn.site.gallery    writes docs/gallery.md and its pictures, in two minutes
 """
@@ -26,13 +26,12 @@ from llamaspec.model.tensors import quantizable
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.logsumexp import logsumexp
 
-STORIES = 2  # stories that the model writes, and then predicts
-CALIBRATION = 4  # other stories, for the methods that use activations
-WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture [pixels]
-STEPS, COLUMNS = (
-    1440,
-    180,
-)  # how many numbers a picture rounds, and how many points its line has: each is the largest error of a few numbers
+STORIES = 2  # number of stories that the model writes, and then predicts
+CALIBRATION = 4  # number of other stories, for the methods that use activations
+WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # sizes of a picture in pixels
+# STEPS: how many numbers a picture rounds. COLUMNS: how many points its line has; each is the largest error of STEPS /
+# COLUMNS numbers.
+STEPS, COLUMNS = 1440, 180
 SPEEDS = Path(__file__).parents[3] / "benchmarks/results/schemes.md"
 Number = int | float
 
@@ -71,11 +70,11 @@ class GalleryRow(NamedTuple):
     """A scheme, and its effect on the built-in model."""
 
     name: str
-    page: str  # file of its definition
+    page: str  # the file that defines the scheme
     bits: float
     guarantee: str
-    error: float | None  # root mean square, relative to the weights; None if scales moved between matrices
-    divergence: float  # from the model in float64, in nats per token
+    error: float | None  # root mean square error, relative to the weights; None if scales moved between matrices
+    divergence: float  # KL divergence from the model in float64, in nats per token
     same_top: float
 
 
@@ -111,7 +110,7 @@ class Judge:
 
 
 def tell(count: int) -> list[list[int]]:
-    """Let the built-in model write stories at temperature 1. Returns their ids."""
+    """Let the built-in model write `count` stories at temperature 1. Returns the ids of each story."""
     llama = load("stories", backend="reference")
     as_is = SamplingOptions(temperature=1.0, top_p=1.0)
     ids = []
@@ -129,7 +128,7 @@ def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
 
 
 def rows(judge: Judge) -> Iterator[GalleryRow]:
-    """Judge every scheme."""
+    """Yield the results of every scheme."""
     for name, scheme in SCHEMES.items():
         model = rounded(judge.base, scheme.rounded)
         yield GalleryRow(
@@ -143,9 +142,9 @@ def rows(judge: Judge) -> Iterator[GalleryRow]:
 
 
 def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
-    """Draw the numbers that a weight can be rounded to, and the rounding error over the weight.
+    """Draw the numbers to which a weight can be rounded, and the rounding error as a function of the weight.
 
-    We set one of the first 32 weights to each number from the smallest to the largest of these, and round the row each
+    We set one of the first 32 weights to each number from the smallest to the largest of them, and round the row each
     time.
     """
     group = weights[:32]
@@ -178,14 +177,14 @@ def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
 
 
 class Speeds(NamedTuple):
-    """Measured speeds: a line about the date and the machine, and tokens/s relative to float32, by scheme."""
+    """Measured speeds: a line about the date and the machine, and for each scheme tokens/s relative to float32."""
 
     measured: str
     relative: dict[str, str]
 
 
 def speeds(summary: str) -> Speeds:
-    """Read the summary of `benchmarks.audits.schemes`. A scheme marked "as NAME" has the speed of NAME.
+    """Parse the summary of `benchmarks.audits.schemes`. A scheme marked "as NAME" has the speed of NAME.
 
     >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
     {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}
@@ -227,7 +226,7 @@ def draw(folder: Path) -> None:
 
 
 def picture_of(name: str) -> str:
-    """Name the picture of a scheme.
+    """Return the file name of a scheme's picture.
 
     >>> picture_of("MXFP8, e4m3")
     'gallery/mxfp8-e4m3.svg'

@@ -1,6 +1,6 @@
 """Runs the code cells of a notebook in order, without Jupyter.
 
-python -m llamaspec.learn.site.notebook docs/first-steps.ipynb    runs it and writes what it printed into it
+python -m llamaspec.learn.site.notebook docs/first-steps.ipynb    runs it, and writes its output into it
 """
 
 import io
@@ -12,7 +12,10 @@ from typing import Any
 
 
 def printed(notebook: dict[str, Any]) -> list[str]:
-    """Run the code cells in one namespace, and list the output of each. An exception in a cell is raised here."""
+    """Run the code cells in one namespace, and return the output of each cell.
+
+    Raises the exception of a cell that fails.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     outputs = []
     for number, cell in enumerate(code_cells(notebook), 1):
@@ -23,12 +26,12 @@ def printed(notebook: dict[str, Any]) -> list[str]:
 
 
 def stored_outputs(notebook: dict[str, Any]) -> list[str]:
-    """List the output of each code cell that is stored in the notebook."""
+    """Return the output of each code cell that is stored in the notebook."""
     return ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in code_cells(notebook)]
 
 
 def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cells with code."""
+    """Return the cells of a notebook that contain code."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
@@ -38,7 +41,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def main(path: Path) -> None:
-    """Run a notebook, and store the output of its cells in it."""
+    """Run a notebook, and store the output of its cells in its file."""
     notebook = read(path)
     for count, (cell, text) in enumerate(zip(code_cells(notebook), printed(notebook), strict=True), 1):
         stream = {"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}

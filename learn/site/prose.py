@@ -10,7 +10,7 @@ ITEM = re.compile(r"- |\d+\. ")
 
 
 def to_html(text: str, links: Mapping[str, str]) -> str:
-    """Render a dedented docstring. A name in backquotes becomes a link if `links` has its address.
+    """Render a dedented docstring. A name in backquotes becomes a link if `links` contains its address.
 
     >>> to_html("Turn x by `rope`:\\n\\n    y = R x", {"rope": "rope.py.md"})
     '<p>Turn x by <a href="rope.py.md"><code>rope</code></a>:</p>\\n<pre class="formula">y = R x</pre>'
@@ -36,7 +36,7 @@ def inline(text: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each block. Indented lines with only blank lines between them are one block."""
+    """Yield the lines of each block. Indented lines with only blank lines between them form one block."""
     block: list[str] = []
     for line in text.splitlines():
         example = bool(block) and block[0].startswith(">>>")
@@ -54,7 +54,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
             block = [line]
         else:
             block.append(line)
-            if len(block) == 2 and set(line) == {"-"}:  # a heading, which needs no blank line after it
+            if len(block) == 2 and set(line) == {"-"}:  # a heading, which does not need a blank line after it
                 yield block
                 block = []
     if block:
@@ -76,7 +76,7 @@ def _block(lines: list[str], links: Mapping[str, str]) -> str:
     if len(lines) == 2 and set(lines[1]) == {"-"}:
         return f"<h3>{inline(lines[0], links)}</h3>"
     if ITEM.match(lines[0]):
-        if any(re.search(r"\S {2,}\S", line) for line in lines):  # columns
+        if any(re.search(r"\S {2,}\S", line) for line in lines):  # lines with columns
             return _fixed("formula lines", lines)
         items: list[str] = []
         for line in lines:
@@ -90,6 +90,6 @@ def _block(lines: list[str], links: Mapping[str, str]) -> str:
 
 
 def _fixed(kind: str, lines: list[str]) -> str:
-    # A blank line would end a block of HTML in Markdown.
+    # A blank line would end an HTML block in Markdown.
     text = html.escape("\n".join(line or "&#8203;" for line in lines), quote=False)
     return f'<pre class="{kind}">{text.replace("&amp;#8203;", "&#8203;")}</pre>'

@@ -1,7 +1,7 @@
 """Writes the source of the site: a folder of Markdown pages, from the documents and the files that they link to.
 
-The folder has the layout of the repository, so that links change only in their ending: a document keeps its name,
-and another file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
+The folder has the layout of the repository, so links change only in their ending. A document keeps its name, and any
+other file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
 """
 
 import ast
@@ -19,11 +19,11 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 COPIED = (".svg", ".png")
 ASSETS = Path(__file__).parent / "assets"
 FIRST = "README.md"
-# The SVG of an animated drawing is put into the page itself. There a checkbox can stop it without a script, and it
-# stands still for readers who prefer reduced motion: browsers do not tell an image about that.
+# We put the SVG of an animated drawing into the page itself. On the page, a checkbox can stop it without a script, and
+# it stands still for readers who prefer reduced motion: browsers do not apply that setting to images.
 MOVING = ("docs/images/engine.svg",)
 STOP = '<input type="checkbox" id="stop"> <label for="stop">Stop</label>'
-# In `make docs`, `llamaspec xray` writes the page that this page links to.
+# In `make docs`, `llamaspec xray` writes the page to which this page links.
 XRAY = """# A text in the model
 
 The built-in model reads a text: every token, block and op, with its equation, its code and its numbers.
@@ -50,9 +50,9 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
 
 
 def stage(root: Path, out: Path) -> list[str]:
-    """Empty `out`, write the source of the site of the repository `root` into it, and list its pages.
+    """Empty `out`, write the source of the site of the repository `root` into it, and return the list of its pages.
 
-    Raises FileNotFoundError for a missing page of SECTIONS, ValueError for a document that SECTIONS does not name.
+    Raises FileNotFoundError for a missing page of SECTIONS, and ValueError for a document that SECTIONS does not name.
     """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ASSETS, out / "assets", ignore=shutil.ignore_patterns("*.yml"))
@@ -61,7 +61,7 @@ def stage(root: Path, out: Path) -> list[str]:
         path.relative_to(root).as_posix() for ext in ("md", "ipynb") for path in (root / "docs").rglob(f"*.{ext}")
     }
     if missing := documents - set(order):
-        raise ValueError(f"learn/site/stage.py does not say where {', '.join(sorted(missing))} belong")
+        raise ValueError(f"SECTIONS in learn/site/stage.py does not name these documents: {', '.join(sorted(missing))}")
     definitions = reading_order(root)
     todo, staged = [*order, "reference", *definitions], set()
     while todo:
@@ -75,21 +75,24 @@ def stage(root: Path, out: Path) -> list[str]:
 
 
 def reading_order(root: Path) -> list[str]:
-    """List the files of reference/ in the order of docs/reading.md. A folder there stands for its files, sorted."""
+    """Return the files of reference/ in the order of docs/reading.md.
+
+    A folder in that document means its files, sorted.
+    """
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
     order: list[str] = []
     for path in named:
         folder = root / path
         order += [path] if folder.is_file() else [f"{path}{file.name}" for file in sorted(folder.glob("*.py"))]
-    # A file that docs/reading.md names comes at the place of its name, and not at the place of its folder.
+    # A file that docs/reading.md names takes the place of its name, not the place of its folder.
     files = [path for path in named if (root / path).is_file()]
     first = dict.fromkeys(files[: files.index("reference/quantizers/blocks.py")] if files else [])
     return [path for path in dict.fromkeys([*first, *order]) if not path.endswith("__init__.py")]
 
 
 def target_of(path: str) -> str:
-    """Return the file of the site for a path of the repository.
+    """Return the file of the site that a path of the repository becomes.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
@@ -102,7 +105,7 @@ def target_of(path: str) -> str:
 
 
 def _write(root: Path, path: str, out: Path) -> list[str]:
-    """Write the page of one path, and list the paths that it links to."""
+    """Write the page of one path, and return the paths to which it links."""
     file, target = root / path, out / target_of(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.endswith(COPIED):
@@ -148,7 +151,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map the names that a docstring may use for a page of reference/ to addresses, relative to the page of `path`."""
+    """Map the names of pages of reference/ in docstrings to their addresses, relative to the page of `path`."""
     here, names = os.path.dirname(path), {}
     for file in sorted((root / "reference").rglob("*.py")):
         goal = file.relative_to(root).as_posix()
@@ -161,7 +164,7 @@ def _names(root: Path, path: str) -> dict[str, str]:
 
 
 def _listing(root: Path, path: str, linked: list[str]) -> str:
-    """List the files of a folder, each with the first line of its docstring."""
+    """Return a page that lists the files of a folder, each with the first line of its docstring."""
     init = root / path / "__init__.py"
     source = init.read_text(encoding="utf-8") if init.is_file() else ""
     rows = []
@@ -175,7 +178,7 @@ def _listing(root: Path, path: str, linked: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown."""
+    """Escape the characters that have a special meaning in Markdown."""
     return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)
 
 
@@ -185,7 +188,7 @@ def _listed(text: str, path: str) -> str:
 
 
 def _notebook(text: str) -> str:
-    """Write a notebook's cells in Markdown, and the output of a cell after its code."""
+    """Write the cells of a notebook in Markdown, each with its output after its code."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -200,7 +203,7 @@ def _notebook(text: str) -> str:
 
 
 def _configure(out: Path, definitions: list[str]) -> None:
-    """Write mkdocs.yml: the settings in assets/, and the order of the pages."""
+    """Write mkdocs.yml from the settings in assets/ and the order of the pages."""
     lines = [(ASSETS / "mkdocs.yml").read_text(encoding="utf-8"), "nav:", f"  - {target_of(FIRST)}"]
     for section, paths in SECTIONS.items():
         lines.append(f"  - {section}:")

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-CELLS = 1024  # largest number of values of an array on the page; of a longer array we show the leading values
+CELLS = 1024  # largest number of values of an array on the page; longer arrays are cut
 
 
 def packed(array: np.ndarray) -> str:
-    """Write the numbers of an array as little-endian float32, in base64.
+    """Encode the numbers of an array as little-endian float32, in base64.
 
     >>> packed(np.array([1.0, 2.0]))
     'AACAPwAAAEA='
@@ -19,7 +19,7 @@ def packed(array: np.ndarray) -> str:
 
 
 def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
-    """Describe an array by its first `CELLS` values, and other arrays of the same shape by theirs.
+    """Describe an array with its first `CELLS` values, and with those values of other arrays of the same shape.
 
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]
@@ -37,7 +37,7 @@ def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.n
 
 
 def _columns(shape: tuple[int, ...]) -> int:
-    """Choose the number of columns: the last dimension, or for a vector a width about twice the height.
+    """Return the number of columns: the last dimension, or for a vector about twice the number of rows.
 
     >>> _columns((4, 32)), _columns((128,)), _columns((3,))
     (32, 16, 3)

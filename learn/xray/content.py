@@ -19,8 +19,8 @@ from llamaspec.model.insight.describe import matrix_weights
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import frequencies
 
-SMALL = 50_000_000  # up to this number of weights, we show all layers, and a text written under each scheme
-LIKELY = 40  # the likeliest tokens of a distribution, which the page names
+SMALL = 50_000_000  # for a model with at most this many weights, we show all layers, and a text for each scheme
+LIKELY = 40  # number of likeliest tokens that the page names
 CACHES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
 
@@ -29,7 +29,7 @@ Progress = Callable[[str, float], object]
 
 
 def default_layers(config: Config) -> list[int]:
-    """Choose the layers to look into: all of a small model, else the first, the middle and the last.
+    """Return the layers to show: all layers of a small model, or else the first, the middle and the last.
 
     >>> default_layers(Config(4096, 32, 32, 8, 128, 14_336, 128_256, 8192, eps=1e-5, theta=5e5))
     [0, 15, 31]
@@ -40,14 +40,14 @@ def default_layers(config: Config) -> list[int]:
 
 
 def small(config: Config) -> bool:
-    """Tell whether a model is small enough to compute all of it in float64."""
+    """Return whether a model is small enough to compute all of it in float64."""
     return matrix_weights(config, head=True) <= SMALL
 
 
 def model_content(
     recording: Recording, checkpoint: Checkpoint, *, name: str, text_of: TextOf, progress: Progress
 ) -> dict[str, Any]:
-    """Describe the model, the text, the definitions and the schemes."""
+    """Describe the model, the text, the definitions and the quantization schemes."""
     config, last = recording.config, len(recording.tokens) - 1
     first = recording.layers[0]
     layer = recording.model.exact.layers[first]
@@ -83,7 +83,7 @@ def model_content(
 
 
 def token_content(recording: Recording, position: int, *, text_of: TextOf) -> dict[str, Any]:
-    """Describe the walk of one token."""
+    """Describe one token's path through the model."""
     trace = recording.at(position)
     predicted = logits(recording, position)
     named = np.argsort(-predicted, kind="stable")[:LIKELY]
@@ -125,7 +125,7 @@ def _attention(trace: Trace) -> dict[int, str]:
 def _continuations(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Let a small model continue the text under each scheme. Returns the tokens and the divergence, by scheme."""
+    """Let a small model continue the text with each scheme. Returns the tokens and the divergence of each scheme."""
     texts: dict[str, list[str]] = {}
     divergence: dict[str, float] = {}
     if not small(recording.config):

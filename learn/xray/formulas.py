@@ -1,7 +1,7 @@
-"""The equation of each definition in MathML, which browsers typeset and screen readers read.
+"""The equation of each definition in MathML, which browsers typeset and screen readers read aloud.
 
-The letters are the ones in the definition's docstring. `row` reads words separated by spaces, and the functions below
-it build all other elements.
+The letters are the same as in the definition's docstring. `row` reads words that are separated by spaces, and the
+functions below it build all other elements.
 """
 
 from html import escape
@@ -12,7 +12,7 @@ SPACE = '<mspace width="0.2em"/>'
 
 
 def row(*parts: str) -> str:
-    """Put parts in a row. A part is a MathML element, or words with spaces between them; `a_b` is a with the index b.
+    """Put parts in a row. A part is a MathML element, or words with spaces between them. `a_b` is a with the index b.
 
     >>> row("y_i = 2")
     '<mrow><msub><mi>y</mi><mi>i</mi></msub><mo>=</mo><mn>2</mn></mrow>'
@@ -36,38 +36,38 @@ def _word(word: str) -> str:
     return f"<mo>{escape(word.replace('-', '−'))}</mo>"
 
 
-def over(top: str, bottom: str) -> str:
-    """Make a fraction."""
+def fraction(top: str, bottom: str) -> str:
+    """Return the fraction `top` / `bottom`."""
     return f"<mfrac>{row(top)}{row(bottom)}</mfrac>"
 
 
 def root(*parts: str) -> str:
-    """Make a square root."""
+    """Return the square root of `parts`."""
     return f"<msqrt>{row(*parts)}</msqrt>"
 
 
 def power(base: str, exponent: str) -> str:
-    """Make a power."""
+    """Return `base` to the power `exponent`."""
     return f"<msup>{row(base)}{row(exponent)}</msup>"
 
 
 def under(operator: str, index: str) -> str:
-    """Make an operator such as a sum or a maximum, with its index below."""
+    """Return an operator such as a sum or a maximum, with its index below it."""
     return f'<munder><mo lspace="0.2em" rspace="0.2em">{operator}</mo>{row(index)}</munder>'
 
 
 def lines(*rows: str) -> str:
-    """Put formulas below each other."""
+    """Return formulas below each other."""
     return "".join(f'<math display="block">{equation}</math>' for equation in rows)
 
 
 FORMULAS: dict[str, str] = {
-    "rmsnorm": lines(row("y_i =", over("g_i x_i", root("mean_j (", power("x_j", "2"), ") + eps")))),
+    "rmsnorm": lines(row("y_i =", fraction("g_i x_i", root("mean_j (", power("x_j", "2"), ") + eps")))),
     "linear": lines(row("y = W x + b")),
     "add": lines(row("x ← x + f ( x )")),
     "swiglu": lines(
         row("y_i = silu ( a_i )", SPACE, "b_i"),
-        row("silu ( a ) =", over("a", row("1 + exp ( - a )"))),
+        row("silu ( a ) =", fraction("a", row("1 + exp ( - a )"))),
     ),
     "frequencies": lines(row("f_i =", power("theta", "- 2 i / d"))),
     "rope_halves": lines(
@@ -79,17 +79,17 @@ FORMULAS: dict[str, str] = {
         row("g = ⌊ h", SPACE, "kv_heads / heads ⌋"),
     ),
     "attention_weights": lines(
-        row("p_hij = softmax_j (", over("⟨ q_ih , k_jg ⟩", root("head_dim")), "+ M_ij )"),
+        row("p_hij = softmax_j (", fraction("⟨ q_ih , k_jg ⟩", root("head_dim")), "+ M_ij )"),
     ),
     "causal_mask": lines(row("M_ij = 0", SPACE, "where", SPACE, "j ≤ i ,", SPACE, "else", SPACE, "- ∞")),
     "softmax": lines(
-        row("p_i =", over("exp ( x_i - m )", row(under("∑", "j"), "exp ( x_j - m )"))),
+        row("p_i =", fraction("exp ( x_i - m )", row(under("∑", "j"), "exp ( x_j - m )"))),
         row("m =", under("max", "j"), "x_j"),
     ),
     "qk_norm": lines(row("q_h ↦ RMSNorm ( q_h , g_q )"), row("k_h ↦ RMSNorm ( k_h , g_k )")),
     "moe": lines(
         row("p = softmax ( W_r x )"),
-        row("y =", under("∑", "e ∈ T"), over("p_e", row(under("∑", "t ∈ T"), "p_t")), SPACE, "f_e ( x )"),
+        row("y =", under("∑", "e ∈ T"), fraction("p_e", row(under("∑", "t ∈ T"), "p_t")), SPACE, "f_e ( x )"),
         row("T =", "<mtext>the</mtext>", SPACE, "n", SPACE, "<mtext>most probable experts</mtext>"),
     ),
 }

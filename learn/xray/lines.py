@@ -1,10 +1,10 @@
-"""Runs definitions, and records their code, the executed lines, and the shapes of the arrays that each line made.
+"""Runs definitions, and records their code, the executed lines, and the shapes of the arrays that each line assigned.
 
     runs = Runs()
     y = runs(rmsnorm, x, weight, eps=1e-5)
     runs.listings[0].steps
 
-Python reports the lines as it runs the function (`sys.settrace`), so we do not mark a branch that was not taken.
+Python reports the lines while it runs the function (`sys.settrace`), so a branch that was not taken is not marked.
 """
 
 import ast
@@ -20,9 +20,9 @@ import numpy as np
 
 
 class RunLine(NamedTuple):
-    """A line that ran."""
+    """A line that was executed."""
 
-    line: int  # from 0, in `Listing.lines`
+    line: int  # index in `Listing.lines`
     shapes: dict[str, list[int]]  # names of the arrays that the line assigned, with their shapes
 
 
@@ -31,20 +31,20 @@ class Listing(NamedTuple):
 
     name: str
     file: str
-    first: int  # the line in the file
+    first: int  # number of the function's first line in the file
     lines: list[str]
-    numbers: list[int]  # of `lines`, in the file
+    numbers: list[int]  # the number in the file of each of `lines`
     steps: list[RunLine]
 
 
 class Runs:
-    """A recorder for calls of definitions: calls them, and keeps a listing for each function."""
+    """A recorder that calls definitions, and keeps a listing for each function."""
 
     def __init__(self) -> None:
         self.listings: list[Listing] = []
 
     def __call__(self, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function, and record its lines at its first call."""
+        """Call a function, and record its lines if this is its first call."""
         value, listing = run(function, *arguments, **options)
         if listing.name not in [known.name for known in self.listings]:
             self.listings.append(listing)
@@ -61,7 +61,7 @@ def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listi
     """
     function = inspect.unwrap(function)
     watched = function.__code__
-    seen: list[tuple[int, dict[str, Any]]] = []  # a line, and the variables before it runs
+    seen: list[tuple[int, dict[str, Any]]] = []  # (line, the variables before the line runs)
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
         if event in ("line", "return"):
@@ -110,7 +110,7 @@ def _definition(source: list[str]) -> ast.FunctionDef:
 
 
 def _without_docstring(source: list[str]) -> list[int]:
-    """List the lines of a function, from 0, without its docstring."""
+    """Return the indices of the lines of a function, without its docstring."""
     node = _definition(source)
     left_out = range(0)
     if ast.get_docstring(node):

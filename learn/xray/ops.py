@@ -1,4 +1,4 @@
-"""Describes the ops of a recorded text for the page: runs their definitions again, for the arrays of one token."""
+"""Describes the ops of a recorded text for the page. Runs their definitions again, to get the arrays of one token."""
 
 from typing import Any
 
@@ -43,13 +43,13 @@ OUTPUTS: dict[tuple[str, str], tuple[str, Axes]] = {
 
 
 class Rerun:
-    """Runs the definitions of each op on the recorded inputs of one token, and keeps the executed lines."""
+    """Runs the definitions of each op with the recorded inputs of one token, and keeps the executed lines."""
 
     def __init__(self, recording: Recording, position: int):
         self._recording, self._position = recording, position
         self._config = recording.config
-        self.listings: dict[str, list[Listing]] = {}  # by op
-        self.values: dict[tuple[str, str], np.ndarray] = {}  # by op and output, from the definitions
+        self.listings: dict[str, list[Listing]] = {}  # op: its listings
+        self.values: dict[tuple[str, str], np.ndarray] = {}  # (op, output): its value according to the definitions
         self._block(recording.layers[0])
         self._logits()
 
@@ -97,7 +97,7 @@ class Rerun:
         h = run(attention, q, k, v, mask)
         p = run(attention_weights, q, k, mask)
         with np.errstate(divide="ignore"):
-            run(softmax, np.log(p))  # these scores differ from the scores of `attention_weights` only by a constant
+            run(softmax, np.log(p))  # log(p) differs from the scores in `attention_weights` only by a constant
         self._keep("attend", run, _=h.reshape(1, -1))
 
     def _moe_add(self, i: int, layer: Layer, experts: Experts) -> None:
@@ -131,7 +131,7 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Compute q or k of a token before RoPE, in float64 [heads head_dim], by the inverse rotation."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim], with the inverse rotation."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
@@ -139,7 +139,7 @@ def unturned(recording: Recording, layer: int, output: str, position: int) -> np
 
 
 def logits(recording: Recording, position: int) -> np.ndarray:
-    """Return the actual logits of a token."""
+    """Return the actual logits after a token."""
     return recording.results[None, "norm_logits"][0].actual[position]
 
 

@@ -3,9 +3,9 @@
     recording = record(model, tokens, config=config, dtype="float32", layers=default_layers(config))
     index = write_page(Path("xray"), recording, checkpoint, name="stories", text_of=text_of)
 
-A page from a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and `token-N.js`
-for each token that a reader can choose, which the page loads then. All files except index.html are in a folder next to
-it. A new page goes into another folder, and becomes visible when we write its index.html.
+A page that is opened as a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and
+`token-N.js` for each token, which the page loads when a reader chooses that token. All files except index.html are in a
+folder next to it. A new page gets another folder, and becomes visible when we write its index.html.
 """
 
 import json
@@ -22,19 +22,19 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.staging import new_directory, new_file
 
 MARK = '<meta name="generator" content="llamaspec xray">'
-BUDGET = 12_000_000  # bytes for the data of tokens: a reader can choose the newest tokens that fit
+BUDGET = 12_000_000  # bytes for the data of tokens; a reader can choose the newest tokens that fit
 MOST = 32  # largest number of tokens that a reader can choose
-DATA = ("data-1", "data-2")  # folders for the data; a new page uses the one that the old page does not
+DATA = ("data-1", "data-2")  # folders for the data; a new page uses the folder that the old page does not use
 UNFINISHED = re.compile(rf"\.({'|'.join(DATA)}|index\.html)\.[0-9a-f]{{8}}\.partial")  # of `model.checkpoints.staging`
 
 
 def check_folder(folder: Path) -> None:
-    """Raise FileExistsError unless the folder is missing, empty, or has an older page."""
+    """Raise FileExistsError unless the folder is missing, empty, or contains an older page."""
     if not folder.exists() or (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
         return
     index = folder / "index.html"
     if not index.is_file() or MARK not in index.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{folder} holds something else than a page of xray: name another folder")
+        raise FileExistsError(f"{folder} contains files that xray did not write: name another folder")
 
 
 def write_page(
@@ -48,7 +48,7 @@ def write_page(
 ) -> Path:
     """Write the page of a recorded walk into `folder`, and return the path of its index.html.
 
-    Raises FileExistsError like `check_folder`. The page appears, or replaces an older one, when it is complete.
+    Raises FileExistsError as `check_folder` does. The page appears, or replaces an older one, only when it is complete.
     """
     check_folder(folder)
     tokens = _tokens(recording, text_of, progress)
@@ -66,22 +66,28 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Return the data folder that index.html names, or the second if there is no page: a new page uses the first."""
+    """Return the data folder that index.html names.
+
+    Without a page, returns the second one, so a new page uses the first.
+    """
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
 
 
 def _is_left(file: Path) -> bool:
-    """Tell whether a killed process left this file, and not the user, whose data may have the same name."""
+    """Return whether a killed process left this file behind. A user's own file may have the same name."""
     return bool(UNFINISHED.fullmatch(file.name)) or (file.name in DATA and (file / "state.js").is_file())
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:
-    """Write a page into a folder that is empty or has an older page, which works until the new one is complete."""
+    """Write a page into a folder that is empty or contains an older page.
+
+    The older page works until the new one is complete.
+    """
     index = folder / "index.html"
     older = data_of(index)
     data = next(folder / name for name in DATA if folder / name != older)
-    if data.exists():  # from a killed process
+    if data.exists():  # left behind by a killed process
         shutil.rmtree(data)
     page = {file.name: file.read_bytes() for file in files("llamaspec.learn.xray").joinpath("page").iterdir()}
     start = page.pop(index.name).replace(b'"data/', f'"{data.name}/'.encode())
@@ -116,7 +122,7 @@ def _json(value: Any) -> str:
 
 
 def _without_infinities(value: Any) -> Any:
-    """Replace infinities by null, for JSON: a broken op may be infinitely far from its definition."""
+    """Replace infinities by null for JSON, because a broken op may be infinitely far from its definition."""
     match value:
         case float():
             return value if math.isfinite(value) else None

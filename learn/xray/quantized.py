@@ -1,4 +1,4 @@
-"""Describes a row of a matrix under each quantizer, with the guaranteed error and a text of the quantized model."""
+"""Describes a row of a matrix with each quantizer: the guaranteed error, and a text of the quantized model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,8 +16,8 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.llama import Params, empty_cache, forward, greedy
 from llamaspec.reference.rmsnorm import rmsnorm
 
-COLUMNS = 128  # weights of a row that are shown
-CONTINUATION = 48  # tokens that a quantized model writes
+COLUMNS = 128  # number of weights of a row that we show
+CONTINUATION = 48  # number of tokens that a quantized model writes
 
 
 def described(w: np.ndarray, stored: StoredMatrix) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def described(w: np.ndarray, stored: StoredMatrix) -> dict[str, Any]:
 
 
 def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
-    """Take the first row of each matrix of a block [1, cols]."""
+    """Return the first row [1, cols] of each matrix of a block."""
     matrices = {"q": layer.q, "k": layer.k, "v": layer.v, "o": layer.o}
     if not config.experts:
         matrices |= {"gate": layer.ffn.gate, "up": layer.ffn.up, "down": layer.ffn.down}
@@ -41,7 +41,7 @@ def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
 
 
 def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
-    """Collect the inputs of each matrix for every token of the text [tokens, cols]."""
+    """Return the inputs [tokens, cols] of each matrix, for every token of the text."""
     exact, eps = recording.model.exact.layers[layer], recording.config.eps
 
     def input_of(op: str) -> np.ndarray:
@@ -63,9 +63,11 @@ def tellings(
     stops: frozenset[int],
     schemes: Mapping[str, ExplainedScheme] = SCHEMES,
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then under each scheme.
+    """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then one for each
+    scheme.
 
-    The last value is the scheme's mean KL divergence from the model itself, in nats per token of the model's own text.
+    The last value is the scheme's mean KL divergence from the unquantized model, in nats per token of that model's
+    text.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
@@ -96,7 +98,7 @@ def schemes(
 ) -> dict[str, Any]:
     """Describe all schemes: a row of each matrix, quantized separately, and the result of `text` for each scheme.
 
-    `x` has the inputs of each matrix. Without `x`, the methods that need these inputs are left out.
+    `x` has the inputs of each matrix. Without `x`, we leave out the methods that need these inputs.
     """
     matrices = rows(layer, config)
     stored: dict[str, dict[str, StoredMatrix]] = {

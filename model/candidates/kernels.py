@@ -1,4 +1,4 @@
-"""Our kernels with the signatures of the reference, to run on a Hopper GPU or in the interpreter."""
+"""Our kernels with the signatures of the reference. They run on a Hopper GPU, or in Pallas's interpreter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,14 +32,17 @@ from llamaspec.pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from llamaspec.pallas_kernels.softmax import softmax as softmax_kernel
 from llamaspec.reference.config import Config
 
-# An interpreted kernel calls back into Python, which runs further programs. With asynchronous dispatch no thread may be
-# left for these.
+# An interpreted kernel calls back into Python, which runs more programs. With asynchronous dispatch, JAX may have no
+# free thread for these programs.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Make kernels callable in the body. Raises RuntimeError after the body if the interpreter found a race."""
+    """Make kernels callable in the body of the `with`.
+
+    Raises RuntimeError after the body if the interpreter found a race.
+    """
     with nullcontext() if default_device().has_kernels else interpreter():
         yield
 
@@ -53,10 +56,14 @@ kernel = partial(own_candidate, kernel=True)
 
 HEADS = {"head_dim": [64, 128]}
 INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}
-CODED = {**INTEGER, "scheme": [*INTEGER["scheme"], "mxfp4", "fp8"]}  # not NF4: the kernel also rounds its levels
+CODED = {
+    **INTEGER,
+    "scheme": [*INTEGER["scheme"], "mxfp4", "fp8"],
+}  # without NF4, because the kernel also rounds the levels of NF4
 PRODUCT = {"batch": [1, 2], "rows": [8, 16], "cols": [256, 512]}
-# Kinds of inputs with numbers of about the same size. The contract `gemv_quantized` allows one rounding of each number,
-# but the kernel rounds a group of numbers to fixed point. The contract `gemv_fixed_point` draws all kinds.
+# Kinds of inputs in which all numbers have about the same size. The contract `gemv_quantized` allows one rounding of
+# each number, but the kernel rounds a group of numbers to fixed point. The contract `gemv_fixed_point` draws all kinds
+# of inputs.
 EVEN = [
     f"{kind}({seed}) * 2**{exponent}"
     for kind in ("integers", "normal", "positive", "equal", "last", "halves", "zeros")
@@ -77,7 +84,7 @@ def gemv(x: Float[Array, " cols"], weight: Float[Array, "rows cols"]) -> Float[A
 def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
-    """Compute W x for a matrix W in one of the schemes of `--quantize`."""
+    """Compute W x for a matrix W that is quantized by one of the schemes of `--quantize`."""
     if scheme == "fp8":
         return run(gemv_kernel, ScaledE4M3(lax.bitcast_convert_type(codes, jnp.int8), scales[:, 0]), x[None])[0]
     if scheme == "mxfp4":
@@ -201,14 +208,15 @@ def attention_paged(
 
 
 def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Bring keys or values to the layout of our cache, and pad the capacity with NaN to a multiple of 8."""
+    """Transpose keys or values to the layout of our cache, and pad the capacity with NaN to a multiple of 8."""
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 
 def walked_ops(config: Config, params: Params, rows: int) -> Ops:
     """Return our ops for a walk through a model with a cache of `rows` rows: all kernels except attention.
 
-    The attention kernel rounds its weights. Its own contract allows this rounding, but the bounds of a walk do not.
+    The attention kernel rounds its weights. The contract of attention allows this rounding, but the bounds of a walk do
+    not.
     """
     ops, _ = pallas_ops(config, params, capacity=rows)
     return ops._replace(attend=XLA.attend)

@@ -1,4 +1,4 @@
-"""A function with the signature of an op's definition, and the inputs that it supports."""
+"""A function with the signature of an op in the reference, and the inputs that it supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OwnCandidate:
-    """A candidate for the contract of `op`: calling it calls `function`."""
+    """A candidate for the contract of `op`. Calling it calls `function`."""
 
     op: str
     function: Callable[..., Any]
-    only: dict[str, list[Any]] = field(default_factory=dict)  # fewer values to draw, by argument
+    only: dict[str, list[Any]] = field(default_factory=dict)  # argument: the only values to draw for it
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    kernel: bool = False  # a kernel, which is interpreted without a GPU
+    kernel: bool = False  # whether it is a kernel, which we interpret on a machine without a GPU
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.function(*arguments, **named)
 
 
 def own_candidate(op: str, **how: Any) -> Callable[[Callable[..., Any]], OwnCandidate]:
-    """Decorate a function as a candidate for `op`; `how` are further fields of `OwnCandidate`.
+    """Decorate a function as a candidate for `op`. `how` sets other fields of `OwnCandidate`.
 
     >>> @own_candidate("add", dtypes=("float32",))
     ... def plus(x, y):

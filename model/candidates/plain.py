@@ -1,6 +1,6 @@
-"""Our ops in plain JAX and in the form for CPUs, with the signatures of the reference.
+"""Our ops in plain JAX, and in the variants for CPUs, with the signatures of the reference.
 
-These ops can be called one at a time. The walk through models verifies the fused ops of a block.
+Each of these ops can be called separately. The walk through models verifies the fused ops of a block.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from llamaspec.model.ops.table import Positions
 from llamaspec.model.options import SamplingOptions
 from llamaspec.reference.config import Config
 
-# Our cache holds finite old values past its length, and XLA's attention reads at least one position.
+# Our cache contains finite old values after its length, and XLA's attention reads at least one position.
 CACHE = {"padding": [0.0, 100.0]}
 LENGTHS = {"lengths": [(1,), (7, 8), (33, 1, 16), (17,)]}
 
@@ -125,7 +125,7 @@ def distribution(
     seen: Array,
     **options: Any,
 ) -> Float[Array, " vocab"]:
-    """Compute the distribution without the repetition penalty, which `model.sampling.sample` applies earlier."""
+    """Compute the distribution without the repetition penalty: `model.sampling.sample` applies the penalty before."""
     return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 

@@ -1,4 +1,4 @@
-"""A table of this package's functions with signatures of the reference, and of the inputs that each supports.
+"""A table of our functions that have a signature of the reference, with the inputs that each of them supports.
 
 The table lists every `OwnCandidate` in the modules of this package, so a new candidate needs no other entry.
 """
@@ -13,13 +13,13 @@ from llamaspec.model.candidates.own import OwnCandidate
 
 
 class ListedCandidate(NamedTuple):
-    """A function for `op`, by the name that `llamaspec verify --candidate` takes."""
+    """A candidate for `op`, with the name that `llamaspec verify --candidate` expects."""
 
     op: str
     function: str
-    only: dict[str, list[Any]]  # fewer values to draw, by argument, than the contract of `op` has
+    only: dict[str, list[Any]]  # argument: the only values to draw for it
     dtypes: tuple[str, ...]
-    kernel: bool  # a kernel; if interpreted, it takes seconds per call, and more for each new shape
+    kernel: bool  # whether it is a kernel; an interpreted kernel takes seconds per call
 
 
 def listed_candidates() -> Iterator[ListedCandidate]:

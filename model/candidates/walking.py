@@ -1,4 +1,4 @@
-"""A model for `verify.judging.walk`: its ops, compiled one by one, with the weights and caches that they take.
+"""A model for `verify.judging.walk`: its ops, each compiled separately, with their weights and caches.
 
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=26)
@@ -31,21 +31,23 @@ from llamaspec.reference.config import Config
 
 @dataclass(frozen=True)
 class WalkableModel:
-    """A model with ops to call one at a time, for a batch of one sequence."""
+    """A model whose ops can be called one at a time, for a batch of one sequence."""
 
-    params: Any  # with embedding, layers and norm
+    params: Any  # has the fields embedding, layers and norm
     exact: Any  # the same weights in float64, as `reference.llama.Params`
     ops: Ops
-    cache: Callable[[int], list[Any]]  # from a capacity to an empty cache for each layer
-    positions: Callable[[np.ndarray], Positions]  # from positions [batch, seq] to the ops' argument
-    array: Callable[[np.ndarray], Any]  # from NumPy to an array of the ops
+    cache: Callable[[int], list[Any]]  # returns an empty cache for each layer, given a capacity
+    positions: Callable[[np.ndarray], Positions]  # turns positions [batch, seq] into the argument of the ops
+    array: Callable[[np.ndarray], Any]  # turns a NumPy array into an array for the ops
 
 
-OpsFor = Callable[[Config, Params, int], Ops]  # makes a table from a config, weights, and the rows of the cache
+OpsFor = Callable[
+    [Config, Params, int], Ops
+]  # makes a table of ops from a config, weights, and the length of the cache
 
 
 def chosen_ops(kernels: str) -> OpsFor:
-    """Return a function that chooses ops as the option `--kernels` does. The function raises as `ops_for` does."""
+    """Return a function that chooses ops as the option `--kernels` does. It raises the errors of `ops_for`."""
 
     def table(config: Config, params: Params, rows: int) -> Ops:
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=params.embedding.dtype).ops
@@ -54,19 +56,19 @@ def chosen_ops(kernels: str) -> OpsFor:
 
 
 class Table(NamedTuple):
-    """A table of ops, or a function that makes the table, and the context to call the ops in."""
+    """A table of ops, or a function that makes one, and a context manager in which to call the ops."""
 
     ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]
 
 
 def tables() -> dict[str, Table]:
-    """Return tables of ops by name; "our" has the GPU's kernels, which are interpreted without a GPU."""
+    """Return tables of ops by name. "our" has the kernels for GPUs, which are interpreted if there is no GPU."""
     return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(walked_ops, runnable)}
 
 
 def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
-    """Make a checkpoint in memory from `arrays`, which map names of tensors to values."""
+    """Make a checkpoint in memory from `arrays`, which maps tensor names to values."""
     tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
 

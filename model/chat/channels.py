@@ -1,9 +1,9 @@
-"""Channels of gpt-oss's answers: thoughts, the answer itself, and calls of tools.
+"""The channels of gpt-oss's answers: reasoning, the answer itself, and tool calls.
 
-An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`. What stands
-before `<|message|>` is the message's header. Each message has a channel: analysis (the model's thoughts), commentary or
-final. A message with ` to=functions.NAME` in its header, before or after the channel, calls the tool NAME, and TEXT is
-the arguments. Source: the format harmony, https://github.com/openai/harmony.
+An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`. The text
+before `<|message|>` is the message's header. Each message has a channel: analysis (the model's reasoning), commentary
+or final. A message with ` to=functions.NAME` in its header, before or after the channel, calls the tool NAME, and its
+TEXT contains the arguments. Source: the format harmony, https://github.com/openai/harmony.
 """
 
 import re
@@ -14,39 +14,45 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HIDDEN = "analysis"
-TO_TOOL = " to="  # in a header, before the name of the tool that the message calls
-FUNCTIONS = "functions."  # before the name of a tool that the conversation has
+TO_TOOL = " to="  # in a header, comes before the name of the tool that the message calls
+FUNCTIONS = "functions."  # prefix of the name of a function that the conversation offers
 
 
-class Heard(NamedTuple):
-    """The text that one token adds to the answer, to the thoughts or to the call of a tool."""
+class ChannelText(NamedTuple):
+    """The text that one token adds to the answer, to the reasoning or to a tool call."""
 
     text: str
     thoughts: str = ""
-    called: str | None = None  # the tool, if a call begins
-    arguments: str = ""  # more of the current call
+    called: str | None = None  # the name of the tool, if a call begins
+    arguments: str = ""  # more of the arguments of the current call
     is_answer: bool = True  # whether the token belongs to the answer's text
-    waits: bool = False  # whether later tokens decide what this token's text is
+    waits: bool = False  # whether only later tokens decide where this token's text belongs
 
 
 class Channels:
-    """Sorts the tokens of an answer, one at a time, into the answer's text, thoughts and calls of tools."""
+    """Sorts the tokens of an answer, one at a time, into the answer's text, reasoning and tool calls."""
 
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
-        """Begin an answer. Text before any channel is answer text, as are calls of tools that are not in `tools`."""
+        """Begin an answer.
+
+        Text before any channel belongs to the answer's text, and so do calls of tools that are not in `tools`.
+        """
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}
         self._tools = tools
-        self._header: str | None = None  # the part of the header so far; None: no header is open
-        self._first: str | None = ""  # leading text that may be a header's; None: decided
+        self._header: str | None = None  # the current header so far; None: we are not in a header
+        self._first: str | None = ""  # text at the start that may belong to a header; None: this is decided
         self._kind: Literal["answer", "thought", "call"] = "answer"
 
     def ends_character(self, token: int) -> bool:
-        """Tell whether `token` is a control token: an unfinished character before it cannot continue."""
+        """Return whether `token` is a control token. An unfinished character before a control token cannot continue."""
         return token in self._controls
 
-    def feed(self, token: int, text: str) -> Heard:
-        """Process a token and its text. For a control token, `text` is the unfinished character before it, if any."""
+    def feed(self, token: int, text: str) -> ChannelText:
+        """Process a token and its text.
+
+        For a control token, `text` is the unfinished character before the token, or "".
+        """
         control = self._controls.get(token)
         if control is None:
             if self._header is None:
@@ -64,19 +70,19 @@ class Channels:
         else:
             heard, self._header, self._kind = self.hear(text), "", "answer"
             return heard._replace(is_answer=False)
-        return Heard("", is_answer=False)
+        return ChannelText("", is_answer=False)
 
-    def hear(self, text: str) -> Heard:
-        """Add `text` to the current message: to the answer, the thoughts or the call's arguments."""
+    def hear(self, text: str) -> ChannelText:
+        """Add `text` to the current message: to the answer's text, to the reasoning or to the arguments of a call."""
         first, self._first = self._first or "", None
         match self._kind:
             case "thought":
-                return Heard("", text, is_answer=False)
+                return ChannelText("", text, is_answer=False)
             case "call":
-                return Heard("", arguments=text, is_answer=False)
-        return Heard(first + text)
+                return ChannelText("", arguments=text, is_answer=False)
+        return ChannelText(first + text)
 
-    def _begin(self, text: str) -> Heard:
+    def _begin(self, text: str) -> ChannelText:
         """Process text at the start of the answer, before any control token.
 
         While the text may be ` to=` and the name of a tool, it is held back until later tokens decide.
@@ -84,22 +90,22 @@ class Channels:
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
-        return Heard("", waits=True) if is_open else self.hear("")
+        return ChannelText("", waits=True) if is_open else self.hear("")
 
-    def _open(self, text: str) -> Heard:
-        """Begin a message. Its header decides whether it is an answer, a thought or a call."""
+    def _open(self, text: str) -> ChannelText:
+        """Begin a message. Its header decides whether the message is an answer, reasoning or a call."""
         header, self._header, self._first = self._header or self._first or "", None, None
-        # The header may have " to=" and a name in the role, before the channel, or after the channel.
+        # The header may contain " to=" and a name in the role, before the channel, or after the channel.
         recipient = re.search(rf"(?:^|\s){TO_TOOL.strip()}(\S+)", header)
         name = recipient[1].removeprefix(FUNCTIONS) if recipient else None
         if name in self._tools:
             self._kind = "call"
-            return Heard("", called=name, is_answer=False)
+            return ChannelText("", called=name, is_answer=False)
         self._kind = "thought" if HIDDEN in header.split(" ") else "answer"
         visible = header if recipient and self._kind == "answer" else ""
-        return Heard(visible.removeprefix("assistant ") + text, is_answer=False)
+        return ChannelText(visible.removeprefix("assistant ") + text, is_answer=False)
 
 
 def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:
-    """Make a `Channels` for a tokenizer that has the control tokens of channels; None for any other tokenizer."""
+    """Make a `Channels` if the tokenizer has the control tokens of channels. Returns None for any other tokenizer."""
     return Channels(tokenizer, tools=tools) if {CHANNEL, MESSAGE} <= tokenizer.special.keys() else None

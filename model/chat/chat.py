@@ -1,4 +1,4 @@
-"""A conversation with a model, turn by turn, that computes only new tokens."""
+"""A conversation with a model, turn by turn. Each turn computes only the new tokens."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,33 +12,33 @@ from llamaspec.model.llama import Llama
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.tokenizer import check_text, check_texts
 
-MARGIN = 100  # tokens, more than a template puts around a question
-LONGEST_TOKEN = 256  # characters of a token; the longest known token is 128 spaces
+MARGIN = 100  # tokens; a template puts fewer around a question
+LONGEST_TOKEN = 256  # characters per token; the longest known token is 128 spaces
 
 
 @dataclass(frozen=True)
 class _Turn:
     """A question, and the model's answer so far."""
 
-    question: dict[str, str]  # as a message
+    question: dict[str, str]  # the question as a message
     text: MarkedText  # the conversation up to the answer, as the template renders it
     ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The question and the answer; empty while the answer has no tokens."""
-        if not self.generation.ids:  # The answer did not begin, or was interrupted early.
+        """The question and the answer as messages. Empty while the answer has no tokens."""
+        if not self.generation.ids:  # the answer did not begin, or was interrupted before its first token
             return []
         answer = self.generation.completion
         return [self.question, {"role": "assistant", "content": answer}]
 
 
 class Chat:
-    """A conversation with a model; each call of `reply` is a turn.
+    """A conversation with a model. Each call of `reply` is a turn.
 
     The conversation keeps the tokens that the model read and wrote, so a turn computes only new tokens. If the template
-    changes an earlier turn (for example, drops its thoughts), the model computes all tokens from there on again.
+    changes an earlier turn (for example, drops its reasoning), the model computes all tokens from that turn on again.
 
         chat = Chat(load("path/to/a/model"), system="Be brief.")
         for token in chat.reply("Why is the sky blue?"):
@@ -56,8 +56,9 @@ class Chat:
     ):
         """Begin a conversation with `llama`. If `template` is None, use the template that came with the model.
 
-        - `tools` are JSON schemas of functions; the template describes them to the model. If the model's answer calls a
-          function, run it and pass the result to `reply(result, role="tool")`.
+        - `tools` are JSON schemas of functions. The template describes the functions to the model. If the model's
+          answer calls
+          a function, run it and pass the result to `reply(result, role="tool")`.
         - `options` set variables of the template by name, such as `{"enable_thinking": False}`.
 
         Raises CheckpointError if the model has no template, and ValueError for options or tools that the template does
@@ -68,7 +69,7 @@ class Chat:
         self._template = template
         check_options(template, options or {})
         if tools and not template.reads("tools"):
-            raise ValueError(f"{template.name}: tells the model of no tools")
+            raise ValueError(f"{template.name}: this chat template does not read tools, so the model cannot use them")
         self._special = SpecialTokens(llama.tokenizer)
         check_texts(tools)
         self._variables = {"tools": _as_json(list(tools)) or None, **(options or {})}
@@ -79,49 +80,49 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The messages so far, as `{"role": ..., "content": ...}`, an unfinished answer included.
+        """The messages so far, as `{"role": ..., "content": ...}`, including an unfinished answer.
 
-        An answer keeps its leading white space, as templates expect.
+        An answer keeps its leading white space, because templates expect that.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
     @property
     def context(self) -> int:
-        """The most tokens that a conversation can have."""
+        """The largest number of tokens in the conversation."""
         return self._llama.context
 
     def instruct(self, system: str | None) -> None:
-        """Forget the conversation, and begin with another system message or with none."""
+        """Forget the conversation, and begin a new one with the system message `system`, or without one."""
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
 
     def make_room(self, text: str, *, answer: int) -> int:
-        """Forget the oldest turns if `text` and `answer` tokens do not fit; returns the number of forgotten turns.
+        """Forget the oldest turns if `text` and `answer` tokens do not fit. Returns the number of forgotten turns.
 
         `text` is the next question. The answer gets at most a quarter of the context. If turns must go, we forget
-        enough to free half of the context: the model then computes the remaining conversation again, which should not
-        happen at every turn. If forgetting does not help, nothing is forgotten, and `reply` will raise ValueError.
-        Raises ValueError if the template refuses the conversation.
+        enough to free half of the context, because afterwards the model computes the remaining conversation again,
+        which should not happen at every turn. If forgetting does not help, nothing is forgotten, and `reply` will raise
+        ValueError. Raises ValueError if the template refuses the conversation.
         """
         self._settle()
         room = min(answer, self.context // 4)
         if len(self._ids) + len(self._special.encode(quoted(text))) + room + MARGIN <= self.context:
             return 0
         first, end, dropped = len(self._system), len(self._messages), 0
-        # We forget a tool's result together with the question that led to the call.
+        # We forget the result of a tool together with the question that led to the call.
         begins = [i for i in range(first, end) if i == first or self._messages[i]["role"] == "user"]
         turns, begins = len(begins), [*begins, end]
 
         def size() -> int:
             messages = [*self._messages[:first], *self._messages[begins[dropped] :]]
             rendered = self._rendered([*messages, {"role": "user", "content": text}])
-            if len(rendered) > self._longest:  # It cannot fit, and encoding it would take long.
+            if len(rendered) > self._longest:  # too long for the context, and slow to encode
                 return self.context + 1
             return len(self._special.encode(rendered))
 
         if size() + room <= self.context:
             return 0
-        # We keep the latest turn if it fits, since the question is probably about it.
+        # We keep the latest turn if it fits, because the question is probably about that turn.
         while dropped < turns and size() > (self.context // 2 if dropped < turns - 1 else self.context - room):
             dropped += 1
         if size() > self.context:
@@ -131,7 +132,7 @@ class Chat:
         return dropped
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Forget everything except the system message."""
         self._messages = list(self._system)
         self._text, self._ids = marked(""), []  # the conversation as the template rendered it, and its ids
         self._turn: _Turn | None = None
@@ -149,32 +150,35 @@ class Chat:
     ) -> Generation:
         """Ask the model a question. Iterate over the result to generate the answer, as with `Llama.generate`.
 
-        `role` is the author of the message `text`: "tool" for the result of a tool that the model called.
+        `role` is the author of the message `text`. It is "tool" for the result of a tool that the model called.
 
-        Once the answer has its first token, the question and the answer's tokens so far belong to the conversation. The
-        next call of `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as it was, if
-        the template refuses the conversation or the conversation no longer fits the context.
+        Once the answer has its first token, the question and the tokens of the answer so far belong to the
+        conversation. The next call of `reply` or `reset` ends the answer. Raises ValueError, and leaves the
+        conversation unchanged, if the template refuses the conversation or if the conversation no longer fits the
+        context.
         """
         check_text(text)
         self._settle()
         question = {"role": role, "content": text}
         rendered = self._rendered([*self._messages, question])
         if len(rendered) > self._longest:
-            limit = f"more than {self._longest:,}, which the context of {self._llama.context} tokens cannot hold"
-            raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
+            limit = f"the context of {self._llama.context} tokens allows at most {self._longest:,}"
+            raise ValueError(
+                f"{self._template.name}: renders this conversation as {len(rendered):,} characters, but {limit}"
+            )
         if self._text and self._special.begins(rendered, self._text):
             remainder = rendered[len(self._text) :]
             ids = [*self._ids, *self._special.encode(remainder, after=self._text)]
         else:
             ids = self._special.encode(rendered)
         if not ids:
-            raise ValueError(f"{self._template.name}: makes nothing of this conversation")
+            raise ValueError(f"{self._template.name}: renders this conversation as an empty text")
         if len(ids) > self._llama.context:
             limit = f"the context of {self._llama.context}"
             if len(self._messages) == len(self._system):  # there is nothing to forget
-                raise ValueError(f"this is {len(ids)} tokens, more than {limit}")
-            what = f"with this, the conversation is {len(ids)} tokens, more than {limit}"
-            raise ValueError(f"{what}: ask less, or forget what was said (reset, make_room)")
+                raise ValueError(f"the question has {len(ids)} tokens, more than {limit}")
+            what = f"the conversation and this question have {len(ids)} tokens, more than {limit}"
+            raise ValueError(f"{what}: ask a shorter question, or forget earlier turns (reset, make_room)")
 
         def ended() -> bool:
             return interrupted() or self._turn is not turn
@@ -196,7 +200,7 @@ class Chat:
 
     @property
     def _longest(self) -> int:
-        """The most characters that the context can hold."""
+        """The largest number of characters that the context can contain."""
         return self.context * LONGEST_TOKEN
 
     def _rendered(self, messages: Iterable[dict[str, str]]) -> MarkedText:
@@ -213,13 +217,13 @@ class Chat:
         self._ids = [*turn.ids, *kept_ids]
 
     def _reusable_ids(self, turn: _Turn) -> tuple[list[int], int]:
-        """Find the ids of the answer that the conversation can keep, and the number of characters that they spell.
+        """Return the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
-        Usually these are all ids except the one that stopped the answer. A stop string may have cut the last token
-        short, and bytes that are not UTF-8 became another character: from there on, the next turn encodes the answer
-        again. If the answer had channels, no ids are kept.
+        Usually it keeps all ids except the one that stopped the answer. But a stop string may have cut the last token,
+        and bytes that are not UTF-8 became another character. The next turn encodes the answer again from that point
+        on. If the answer had channels, no ids are kept.
         """
-        if turn.generation.channels:  # The template writes an earlier answer without its thoughts.
+        if turn.generation.channels:  # the template writes an earlier answer without its reasoning
             return [], 0
         answer, read, kept_ids, whole_bytes = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""
@@ -230,13 +234,13 @@ class Chat:
             if token in turn.generation.stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)
-            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # A character ends here.
+            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # a character ends here
                 kept_ids, whole_bytes = count, read
         return turn.generation.ids[:kept_ids], len(answer[:whole_bytes].decode())
 
 
 def _as_json(value: Any) -> Any:
-    """Copy a tool's description, with dictionaries and lists in place of other mappings and tuples."""
+    """Copy a tool's description, with dicts and lists in place of other mappings and tuples."""
     match value:
         case Mapping():
             return {key: _as_json(entry) for key, entry in value.items()}

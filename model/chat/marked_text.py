@@ -1,9 +1,9 @@
 """Strings that remember which of their characters were quoted from a message.
 
 A chat template writes control tokens and quotes messages, and a message may spell the name of a control token. After
-rendering, the marks tell who wrote a character: the template or a message. A template can use a marked string like any
-str: it equals, contains and splits as the str does. Slices, splits and concatenations keep each character's mark. The
-result of any other operation is marked as quoted as a whole if an operand has a quoted character.
+rendering, the marks tell whether the template or a message wrote a character. A template can use a marked string like
+any str: it equals, contains and splits as the str does. Slices, splits and concatenations keep each character's mark.
+For any other operation, if an operand has a quoted character, we mark the whole result as quoted.
 """
 
 import re
@@ -37,11 +37,11 @@ class MarkedText(str):
         return text_with_marks
 
     def _operand(self, text: Any) -> Any:
-        """Prepare another string to be joined with this one (HTML escapes it)."""
+        """Prepare another string before it is joined with this one. For HTML, this escapes it."""
         return text
 
     def _base(self) -> str:
-        """Return the string without marks, as a str or, for HTML, a markupsafe.Markup."""
+        """Return the string without marks: as a str, or for HTML as a markupsafe.Markup."""
         return plain(self)
 
     def __str__(self) -> Any:
@@ -101,7 +101,10 @@ class MarkedText(str):
         return self._parts(plain(self).rsplit(sep, maxsplit), sep)
 
     def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
-        """Give marks to consecutive parts of this string. Between them is `sep`, or white space if `sep` is None."""
+        """Give consecutive parts of this string its marks.
+
+        Between the parts is `sep`, or white space if `sep` is None.
+        """
         text, at, marked = plain(self), 0, []
         for part in parts:
             at = at if sep is not None else text.find(part, at)
@@ -118,7 +121,7 @@ class MarkedText(str):
 
     def partition(self, sep: str, /) -> tuple[Any, Any, Any]:
         at = self.find(sep) if sep in self else len(self)
-        plain(self).partition(sep)  # raises ValueError for an empty `sep`
+        plain(self).partition(sep)  # this raises ValueError for an empty `sep`
         return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
 
     def rpartition(self, sep: str, /) -> tuple[Any, Any, Any]:
@@ -141,11 +144,11 @@ class MarkedText(str):
         return self._with_marks(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
 
     def _recased(self, text: str) -> Any:
-        # Changing case turns a character into one or more. If the length is the same, no character has moved.
+        # Changing case turns a character into one or more. If the length stays the same, no character has moved.
         return (
             self._with_marks(text, self._marks)
             if len(text) == len(self)
-            else self._with_marks(text, _all(text, self._marks))
+            else self._with_marks(text, _spread(text, self._marks))
         )
 
     def lower(self) -> Any:
@@ -178,7 +181,7 @@ def _quoting(name: str) -> Callable[..., Any]:
 class MarkedMarkup(MarkedText, markupsafe.Markup):
     """A marked string that is HTML, as Jinja's filters `escape` and `safe` make it.
 
-    A string that is joined with it is escaped.
+    A string that is joined with a `MarkedMarkup` is escaped first.
     """
 
     __slots__ = ()
@@ -201,7 +204,7 @@ class MarkedMarkup(MarkedText, markupsafe.Markup):
 
 
 def escape(value: Any) -> MarkedMarkup:
-    """Replace each character that HTML reserves by an entity; the entity gets the character's mark."""
+    """Replace each character that HTML reserves with an entity. The entity gets the mark of the character."""
     if hasattr(value, "__html__"):
         return MarkedMarkup(value)
     text = value if isinstance(value, str) else spread_quotes(str(value), value)
@@ -218,31 +221,31 @@ for _name in ("center", "expandtabs", "format", "format_map", "ljust", "rjust", 
 
 
 def plain(text: str) -> str:
-    """Return the string without marks."""
+    """Return `text` as a str without marks."""
     return str.__str__(text)
 
 
 def marks_of(text: str) -> bytes:
-    """Return the marks of a string, one for each character. A plain str has marks 0."""
+    """Return the marks of a string, one byte per character. The marks of a plain str are 0."""
     return text._marks if isinstance(text, MarkedText) else bytes(len(text))
 
 
 def quoted(text: str) -> MarkedText:
-    """Mark a whole string as quoted."""
+    """Return `text` with all characters marked as quoted."""
     return MarkedText._with_marks(text, QUOTED * len(text))
 
 
 def marked(text: str, marks: bytes | None = None) -> MarkedText:
-    """Make a MarkedText of a string with these `marks`; None keeps the string's own marks."""
+    """Return `text` as a MarkedText with `marks`, or with its own marks if `marks` is None."""
     return MarkedText._with_marks(plain(text), marks_of(text) if marks is None else marks)
 
 
-def _all(text: str, marks: bytes) -> bytes:
+def _spread(text: str, marks: bytes) -> bytes:
     return (QUOTED if QUOTED in marks else b"\0") * len(text)
 
 
 def is_quoted(value: Any) -> bool:
-    """Tell whether a value has a quoted character in it, at any depth of lists and dictionaries."""
+    """Return whether a value contains a quoted character, at any depth of lists and dicts."""
     pending = [value]
     while pending:
         match pending.pop():
@@ -257,7 +260,7 @@ def is_quoted(value: Any) -> bool:
 
 
 def spread_quotes(result: Any, *operands: Any) -> Any:
-    """Mark all strings in `result` as quoted if any operand has a quoted character."""
+    """Mark all strings in `result` as quoted if any operand contains a quoted character."""
     match result:
         case str():
             kind = MarkedMarkup if hasattr(result, "__html__") else MarkedText
@@ -268,7 +271,7 @@ def spread_quotes(result: Any, *operands: Any) -> Any:
 
 
 def quote_all(value: Any) -> Any:
-    """Mark every string in a JSON value as quoted, keys included."""
+    """Mark every string in a JSON value as quoted, including the keys."""
     match value:
         case str():
             return quoted(value)
@@ -280,7 +283,7 @@ def quote_all(value: Any) -> Any:
 
 
 def lengths_of(marks: bytes) -> list[int]:
-    """Return the lengths of the runs of equal marks; the first run is of marks 0, and may have length 0.
+    """Return the lengths of the runs of equal marks. The first run has marks 0, and may have length 0.
 
     >>> lengths_of(b"\\0\\0\\1\\0"), lengths_of(b"\\1\\1")
     ([2, 1, 1], [0, 2])
@@ -292,7 +295,7 @@ def lengths_of(marks: bytes) -> list[int]:
 
 
 def marks_from(lengths: Iterable[int]) -> bytes:
-    """Return the marks with these lengths of runs: the inverse of `lengths_of`.
+    """Return the marks with these run lengths. This is the inverse of `lengths_of`.
 
     >>> marks_from([2, 1, 1])
     b'\\x00\\x00\\x01\\x00'

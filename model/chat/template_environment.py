@@ -2,7 +2,7 @@
 
 Plain Jinja loses the marks in some places. This environment keeps them in `~`, in blocks and macros, in methods of str
 that take other strings, and in filters. If an operation does not tell which characters of its result come from a quoted
-operand, the whole result is marked as quoted. So no operation can turn a quoted name into a control token.
+operand, we mark the whole result as quoted. So no operation can turn a quoted name into a control token.
 """
 
 import json
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from llamaspec.model.chat.marked_text import MarkedMarkup, MarkedText, escape, is_quoted, marked, plain, spread_quotes
 
-# Filters that pick, count or reorder values, and make no string.
+# Filters that select, count or reorder values, and make no new strings.
 PICKING = (
     *("abs", "attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items"),
     *("last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round", "select"),
@@ -38,7 +38,7 @@ FIELD = re.compile(
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """An error that a template raises about its conversation."""
+    """An error that a template raises on purpose about its conversation."""
 
 
 class GenerationTag(Extension):
@@ -59,9 +59,9 @@ class GenerationTag(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """A namespace that refuses names with a leading underscore, as in transformers."""
+    """A namespace that refuses names with a leading underscore, as transformers does."""
 
-    def __init__(*args, **kwargs):  # A named parameter would be a name that no template could use.
+    def __init__(*args, **kwargs):  # without named parameters, a template may use any name
         self, *values = args
         names = dict(*values, **kwargs)
         for name in names:
@@ -75,27 +75,27 @@ class Namespace(jinja2.utils.Namespace):
 
 def _check_name(name) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace has no {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot have the name {name!r}: names must not begin with _")
 
 
 def text_of(value: Any) -> str:
-    """Return the string that a template prints for a value; all of it is quoted if any string in the value is."""
+    """Return the string that a template prints for a value. It is all quoted if any string in the value is quoted."""
     return str(value) if isinstance(value, str) else spread_quotes(str(value), value)
 
 
 def joined(values: Iterable[Any]) -> MarkedText:
-    """Concatenate values to one string."""
+    """Concatenate values to one marked string."""
     return marked("").join([text_of(value) for value in values])
 
 
 def joined_markup(values: Iterable[Any]) -> MarkedText:
-    """Concatenate values to one string, or to HTML if one of them is HTML."""
+    """Concatenate values to one marked string, or to HTML if one of them is HTML."""
     values = list(values)
     return (MarkedMarkup() if any(hasattr(value, "__html__") for value in values) else marked("")).join(values)
 
 
 class Macro(jinja2.runtime.Macro):
-    """A macro, or the block of a `call` tag, with a result that keeps its marks."""
+    """A macro, or the block of a `call` tag. Its result keeps its marks."""
 
     def _invoke(self, arguments: list[Any], autoescape: bool) -> str:
         text = self._func(*arguments)
@@ -103,7 +103,7 @@ class Macro(jinja2.runtime.Macro):
 
 
 class Template(jinja2.Template):
-    """A compiled template that concatenates strings together with their marks."""
+    """A compiled template that keeps the marks when it concatenates strings."""
 
     @classmethod
     def _from_namespace(cls, environment, namespace, globals) -> jinja2.Template:
@@ -112,7 +112,7 @@ class Template(jinja2.Template):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the tags, filters and functions that transformers gives to templates."""
+    """The sandbox, with the tags, filters and functions that transformers offers to templates."""
 
     intercepted_binops = frozenset("%")
     template_class = Template
@@ -148,7 +148,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return formatted
 
     def _formatted(self, text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
-        """Format as str.format does. The text of a field is marked as quoted if the field's value is."""
+        """Format as str.format does. The text of a field is marked as quoted if the field's value is quoted."""
         formatter, pieces, next_field = SandboxedFormatter(self), [], 0
         for literal, field, specification, conversion in formatter.parse(plain(text)):
             pieces.append(spread_quotes(literal, text))
@@ -163,10 +163,10 @@ class Environment(ImmutableSandboxedEnvironment):
     def call(self, context, obj, /, *args: Any, **named: Any) -> Any:
         if isinstance(obj, BuiltinMethodType):
             owner = obj.__self__
-            # `join` may get a generator, which we cannot search for marks, so we always join with marks.
+            # `join` may get a generator, in which we cannot look for marks, so we always join with marks.
             if type(owner) is str and (obj.__name__ == "join" or is_quoted([args, named])):
                 obj = getattr(marked(owner), obj.__name__)
-            elif isinstance(owner, bytes):  # Bytes come from encoding a string, and have no marks.
+            elif isinstance(owner, bytes):  # bytes come from encoding a string, and have no marks
                 return spread_quotes(super().call(context, obj, *args, **named), MarkedText._with_marks("?", b"\1"))
         return super().call(context, obj, *args, **named)
 
@@ -176,7 +176,7 @@ def _finalized(value: Any) -> Any:
 
 
 def _marking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter of Jinja so that the string it makes has marks."""
+    """Wrap a filter of Jinja so that the string it returns has marks."""
     if name in PICKING:
         return function
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -192,20 +192,20 @@ def _marking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marked_as(text: str) -> MarkedText:
-    """Make a MarkedText of a string, or a MarkedMarkup if the string is HTML."""
+    """Return `text` as a MarkedText, or as a MarkedMarkup if it is HTML."""
     return MarkedMarkup(text) if hasattr(text, "__html__") else marked(text)
 
 
 @jinja2.pass_environment
 def join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
-    """The filter `join`."""
+    """Join the entries of a list to one string (the filter `join`)."""
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
     return marked_as(text_of(d)).join([text_of(entry) for entry in value])
 
 
 def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """The filter `indent`."""
+    """Indent the lines of a string (the filter `indent`)."""
     space = width if isinstance(width, str) else " " * width
     head, *lines = marked_as(s + "\n").splitlines()
     lines = [space + line if line or blank else line for line in lines]
@@ -213,20 +213,20 @@ def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fals
 
 
 def format_percent(value: str, *args: Any, **named: Any) -> str:
-    """The filter `format`."""
+    """Format values with `%` (the filter `format`)."""
     if args and named:
         raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments at the same time")
     return percent(text_of(value), named or args)
 
 
 def percent(text: str, values: Any) -> Any:
-    """Format as the operator `%` does. The text of a field is marked as quoted if the field's value is."""
+    """Format as the operator `%` does. The text of a field is marked as quoted if the field's value is quoted."""
     if not is_quoted([text, values]) or is_quoted(text):
         return spread_quotes(plain(text) % values, text, values)
     fields = [match for match in FIELD.finditer(plain(text)) if match["kind"] != "%"]
     if any("*" in (match["width"], match["precision"] or "") for match in fields):
         return spread_quotes(plain(text) % values, values)
-    _ = plain(text) % values  # raises an error if the values do not fit
+    _ = plain(text) % values  # this raises an error if the values do not fit
     positional, pieces, at, count = values if isinstance(values, tuple) else (values,), [], 0, 0
     for match in FIELD.finditer(plain(text)):
         value: Any = ()
@@ -240,7 +240,7 @@ def percent(text: str, values: Any) -> Any:
 
 
 def force_escape(value: Any) -> str:
-    """The filter `forceescape`."""
+    """Escape HTML, even in a string that is HTML already (the filter `forceescape`)."""
     return escape(marked(text_of(value)))
 
 

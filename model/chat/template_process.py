@@ -1,4 +1,4 @@
-"""Starts, keeps and stops the processes that render chat templates: `model.chat.template_worker`."""
+"""Starts, keeps and stops the processes that render chat templates. They run `model.chat.template_worker`."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Lock, Timer
 
-CPU_SECONDS = 2  # CPU time of a rendering; an ordinary one takes a hundredth of this
+CPU_SECONDS = 2  # CPU time of a rendering; usually it takes a hundredth of this
 SECONDS = 20.0  # real time of a rendering, even on a busy machine
-SECONDS_TO_START = 30.0  # for Python and Jinja to start, perhaps from a slow disk
-LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, each at most 12 bytes, and 3 for marks
-IDLE_WORKERS = 2  # idle workers of one template
-# The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. It
+SECONDS_TO_START = 30.0  # time for Python and Jinja to start, perhaps from a slow disk
+LONGEST_ANSWER = 70_000_000  # bytes: 4 million characters of up to 12 bytes each, and up to 3 each for marks
+IDLE_WORKERS = 2  # largest number of idle workers per template
+# The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass it the folders of packages. It
 # imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
     "import sys; sys.path.insert(0, sys.argv[2]); import llamaspec; del sys.path[0]; sys.path += sys.argv[3:];"
@@ -25,7 +25,7 @@ START = (
 
 
 class WorkerEnd(Exception):
-    """Raised when a worker ends instead of answering; has its exit status."""
+    """Raised when a worker ends instead of answering. Contains the exit status of the worker."""
 
     def __init__(self, status: int):
         super().__init__(f"exit status {status}")
@@ -33,10 +33,13 @@ class WorkerEnd(Exception):
 
 
 class TemplateWorker:
-    """A process that renders one template. Starting takes a tenth of a second, a rendering a hundredth of that."""
+    """A process that renders one template.
+
+    Starting it takes a tenth of a second, and a rendering a hundredth of that.
+    """
 
     def __init__(self, source: str):
-        """Start the process. Raises OSError if the system cannot start it, or not in time."""
+        """Start the process. Raises OSError if the system cannot start it, or cannot start it in time."""
         specs = [find_spec(name) for name in ("llamaspec", "jinja2", "markupsafe")]
         own, *packages = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
@@ -46,21 +49,21 @@ class TemplateWorker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C does not reach the worker, and one kill ends its children, too.
+            start_new_session=True,  # Ctrl-C does not reach the worker, and one kill also ends its children
         )
         assert self._process.stdin and self._process.stdout
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
-            self._within(SECONDS_TO_START, "start", lambda: self._read(1))
-            self._within(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
+            self._before_timeout(SECONDS_TO_START, "start", lambda: self._read(1))
+            self._before_timeout(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
         except (OSError, WorkerEnd):
             self.stop()
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
-        """Ask for a rendering; returns the answer, perhaps cut short, and the exit status of the worker's child.
+        """Ask for a rendering. Returns the answer, which may be cut short, and the exit status of the worker's child.
 
-        Raises WorkerEnd if the worker itself has ended, and TimeoutError if it took too long and was killed.
+        Raises WorkerEnd if the worker itself has ended, and TimeoutError if the worker took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:
@@ -71,10 +74,10 @@ class TemplateWorker:
                 raise WorkerEnd(self.stop())
             return self._read(length), status
 
-        return self._within(SECONDS, "end", exchange)
+        return self._before_timeout(SECONDS, "end", exchange)
 
     def stop(self) -> int:
-        """Kill the worker and its children; returns the worker's exit status. A second call changes nothing."""
+        """Kill the worker and its children. Returns the worker's exit status. Calling this again changes nothing."""
         self._kill()
         with suppress(BrokenPipeError):
             self._requests.close()
@@ -87,7 +90,7 @@ class TemplateWorker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # The worker has ended: the next read raises WorkerEnd.
+        with suppress(BrokenPipeError):  # the worker has ended, so the next read raises WorkerEnd
             self._requests.write(len(message).to_bytes(8) + message)
             self._requests.flush()
 
@@ -97,11 +100,11 @@ class TemplateWorker:
             raise WorkerEnd(self.stop())
         return read
 
-    def _within[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
+    def _before_timeout[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
         """Return the result of `action`, which reads from the worker.
 
         If this takes more than `seconds`, we kill the worker, so that the read ends, and raise TimeoutError. The
-        message says that the worker did not `what` (a verb) in time.
+        message says that the worker did not do `what` (a verb) in time.
         """
         late = Event()
 
@@ -115,7 +118,7 @@ class TemplateWorker:
             return action()
         except WorkerEnd:
             if late.is_set():
-                message = f"the machine is busy: the process did not {what} within {seconds:g} seconds"
+                message = f"the machine is busy: the process that renders it did not {what} within {seconds:g} seconds"
                 raise TimeoutError(message) from None
             raise
         finally:
@@ -123,34 +126,35 @@ class TemplateWorker:
 
 
 class Workers:
-    """Keeps workers between renderings, until `close`. Threads may render at the same time, each by its own worker."""
+    """Keeps workers between renderings, until `close`. Threads may render at the same time, each with a worker."""
 
     def __init__(self):
-        """Start no process; the first rendering of each template starts one."""
-        self._idle: defaultdict[str, list[TemplateWorker]] = defaultdict(list)  # by template
+        """Start no process yet. The first rendering of each template starts one."""
+        self._idle: defaultdict[str, list[TemplateWorker]] = defaultdict(list)  # source of a template: its idle workers
         self._closed = False
         self._lock = Lock()
 
     def render(self, source: str, variables: bytes) -> tuple[bytes, int]:
-        """Render a template; returns the answer, perhaps cut short, and the exit status of the child that rendered.
+        """Render a template. Returns the answer, which may be cut short, and the exit status of the child that rendered
+        it.
 
-        Raises OSError if the machine lacks memory or time, for which the template is not to blame.
+        Raises OSError if the machine lacks memory or time.
         """
         with self._lock:
             waiting = self._idle[source]
             worker = waiting.pop() if waiting else None
         if worker:
-            with suppress(WorkerEnd):  # If an idle worker was killed meanwhile, we start another.
+            with suppress(WorkerEnd):  # if an idle worker was killed in the meantime, we start another one
                 return self._ask(worker, source, variables)
         try:
             return self._ask(TemplateWorker(source), source, variables)
         except WorkerEnd as ended:
             if ended.status == os.EX_TEMPFAIL:
-                raise OSError("the system starts no more processes") from None
+                raise OSError("the system cannot start more processes") from None
             return b"", ended.status
 
     def close(self) -> None:
-        """End all idle workers. A worker that is rendering ends after that."""
+        """End all idle workers. A worker that is rendering ends when it has finished."""
         with self._lock:
             self._closed = True
             workers = [worker for of_one in self._idle.values() for worker in of_one]

@@ -31,11 +31,11 @@ LONGEST = 4_000_000  # characters of a rendered conversation: about a million to
 
 
 class TooLong(Exception):
-    """Raised when a template makes more text than any model could read."""
+    """Raised when a template writes more text than any model could read."""
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template. This computes its constant parts, so it raises any error that rendering can raise."""
+    """Compile a template. Compiling evaluates its constant parts, so it raises any error that rendering can raise."""
     return Environment().from_string(source)
 
 
@@ -51,7 +51,7 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
 
 
 def with_marks(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables of a request, with all strings marked as quoted except the model's tokens and roles."""
+    """Return the variables of a request, with all strings marked as quoted except the model's tokens and the roles."""
     variables = quote_all(request["variables"])
     for message, received in zip(variables["messages"], request["variables"]["messages"], strict=True):
         if "role" in received:
@@ -60,25 +60,25 @@ def with_marks(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def explained(error: Exception) -> str:
-    """Describe a template's error, as the end of a sentence that begins with the template's name."""
+    """Describe a template's error as the end of a sentence that begins with the template's name."""
     match error:
         case TemplateRefusal():
             return f"refuses this conversation: {error}"
         case jinja2.TemplateSyntaxError():
-            return f"is not a template: line {error.lineno}: {error.message}"
+            return f"is not a valid template: line {error.lineno}: {error.message}"
         case jinja2.exceptions.SecurityError():
-            return f"does what no template may: {error}"
+            return f"uses a forbidden operation: {error}"
         case MemoryError():
             return f"takes more than {MEMORY >> 20} MB of memory"
         case RecursionError():
-            return "is nested or calls itself too deeply"
+            return "is nested too deeply, or calls itself too deeply"
         case TooLong():
-            return f"makes more than {LONGEST:,} characters of this conversation"
-    return f"fails: {type(error).__name__}: {error}"  # A template's mistakes can raise anything.
+            return f"renders this conversation as more than {LONGEST:,} characters"
+    return f"fails: {type(error).__name__}: {error}"  # a template's mistakes can raise any exception
 
 
 def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str, Any]:
-    """Answer a request with the rendered text, or with an error.
+    """Answer a request with the rendered text or with an error message, as a dict for JSON.
 
     `template` is an exception if the template could not be compiled.
     """
@@ -92,9 +92,10 @@ def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str,
 
 
 def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[int, int]]:
-    """Limit this process to `cpu_seconds` of CPU time and `MEMORY` bytes; forbid it to write files and start processes.
+    """Limit this process to `cpu_seconds` of CPU time and `MEMORY` bytes, and forbid it to write files and start
+    processes.
 
-    Returns the previous limits. Without `for_good`, the process can lift the new limits again.
+    Returns the previous limits. Without `for_good`, the process can remove the new limits again.
     """
     before = {}
     for limit, value in {
@@ -110,17 +111,17 @@ def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[i
         try:
             resource.setrlimit(limit, (value, value if for_good else hard))
         except ValueError:
-            if limit != resource.RLIMIT_AS:  # macOS cannot limit memory; the CPU time bounds it
+            if limit != resource.RLIMIT_AS:  # macOS cannot limit memory, but the CPU time limits it indirectly
                 raise
     return before
 
 
 def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_seconds: int) -> tuple[int, bytes]:
-    """Answer a request in a forked child; returns the child's exit status and its output, perhaps cut short."""
+    """Answer a request in a forked child. Returns the child's exit status and its output, which may be cut short."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
-        # The child gets neither the next request nor a way to answer it.
+        # The child must not read the next request or answer it.
         for unneeded in (reads, 0, 1):
             os.close(unneeded)
         limit_this_process(cpu_seconds, for_good=True)
@@ -134,14 +135,15 @@ def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_
 
 
 def read_message() -> bytes | None:
-    """Read a message from stdin; None at the end of stdin."""
+    """Read a message from stdin. Returns None at the end of stdin."""
     length = sys.stdin.buffer.read(8)
     return sys.stdin.buffer.read(int.from_bytes(length)) if len(length) == 8 else None
 
 
 def main(cpu_seconds: int) -> None:
-    """Serve one template; each rendering may use `cpu_seconds` of CPU time."""
-    MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__  # Errors of templates then say str.
+    """Serve one template. Each rendering may use `cpu_seconds` of CPU time."""
+    # Error messages about templates then say str.
+    MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__
     before = limit_this_process(cpu_seconds, for_good=False)
     output = sys.stdout.buffer
     output.write(b"\n")
@@ -153,9 +155,9 @@ def main(cpu_seconds: int) -> None:
         template = compiled(source.decode(errors="surrogatepass"))
     except Exception as error:
         template = error
-    for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NPROC):  # Each child is limited anew.
+    for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NPROC):  # each child gets its own limits
         resource.setrlimit(limit, before[limit])
-    gc.freeze()  # Otherwise garbage collection in a child would copy memory that it shares with us.
+    gc.freeze()  # otherwise garbage collection in a child would copy memory that it shares with this process
     while (variables := read_message()) is not None:
         try:
             status, answer = in_own_process(template, variables, cpu_seconds)

@@ -1,4 +1,4 @@
-"""A checkup of a checkpoint: likely faults, the measurement that shows each fault, and how to mend it."""
+"""A checkup of a checkpoint: its likely faults, the measurement that shows each fault, and how to repair it."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 
-LONGEST = 512  # the most tokens of the text to use: each change takes a pass of the model in float64
+LONGEST = 512  # largest number of tokens of the text: each change takes a float64 pass over them
 LLAMA_3_VOCAB, LLAMA_3_THETA, LLAMA_3_CONTEXT = 128_256, 500_000.0, 8_192  # https://arxiv.org/abs/2407.21783
 
 
@@ -25,11 +25,11 @@ class Checkup(NamedTuple):
 
     model: str
     faults: list[Fault]
-    trials: Trials | None  # None: no change was tried on a text, and `note` says why
+    trials: Trials | None  # None: we tried no changes on a text; `note` says why
     note: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the checkup for JSON; a loss that is not finite is null."""
+        """Return the checkup for JSON. A loss that is not finite becomes null."""
         tried = self.trials.tried if self.trials else []
         return {
             "model": self.model,
@@ -51,8 +51,8 @@ def check_up(
 ) -> Checkup:
     """Examine the weights, tokenizer and chat template of a checkpoint, and try changes that may lower its loss.
 
-    The loss is measured on at most `LONGEST` tokens of the file `text`; None means the built-in story `TEXT`. Raises
-    `CheckpointError` if the checkpoint cannot be opened, with a line that says why.
+    We measure the loss on at most `LONGEST` tokens of the file `text`; None means the built-in story `TEXT`. Raises
+    CheckpointError, with the reason, if the checkpoint cannot be opened.
     """
     words = TEXT if text is None else read_text(text)
     checkpoint, faults = _opened(model)
@@ -64,23 +64,26 @@ def check_up(
         faults += text_faults(checkpoint, vocabulary, Path(tokenizer) if tokenizer else place_of(model))
     trials, note = None, ""
     if any(fault.fault in ("nan", "overflow") for fault in faults):
-        note = "no text was tried: its weights, or what they compute, are not finite"
+        note = "no text was tried, because the weights, or values computed from them, are not finite"
     elif vocabulary is None:
-        note = "no text was tried: there is no tokenizer of this model"
+        note = "no text was tried, because there is no tokenizer that fits this model"
     else:
         ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
         trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
-            note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats a token, and that of the"
-            note += f" tokens' frequencies {trials.frequencies:.4g}. Is it a text in its language, the right tokenizer?"
+            note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats per token, not below the"
+            note += f" {trials.frequencies:.4g} of token frequencies; check the text's language and the tokenizer"
     if not (trials and trials.judged):
         faults += norm_faults(checkpoint)
     return Checkup(str(model), faults, trials, note)
 
 
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
-    """Open a checkpoint; if tie_word_embeddings is the reason for an error, open it with the other value."""
+    """Open a checkpoint.
+
+    If tie_word_embeddings causes an error, open it with the other value, and return that as a fault.
+    """
     try:
         checkpoint = open_checkpoint(model)
     except CheckpointError as error:
@@ -93,19 +96,21 @@ def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
             except CheckpointError:
                 continue
             mend = f'"tie_word_embeddings": {str(tied).lower()} in config.json'
-            return checkpoint, [Fault("head", "tie_word_embeddings contradicts the weights", str(error), mend)]
+            return checkpoint, [
+                Fault("head", "tie_word_embeddings in config.json contradicts the weights", str(error), mend)
+            ]
         raise
     if checkpoint.format == "safetensors" and same_head_and_embedding(checkpoint):
-        what = "the head is the embedding, and tie_word_embeddings says that it is not"
-        measured = "lm_head.weight equals the embedding, number for number"
+        what = "the head equals the embedding, although tie_word_embeddings is false"
+        measured = "every number of lm_head.weight equals that of the embedding"
         return checkpoint, [Fault("head", what, measured, '"tie_word_embeddings": true in config.json')]
     return checkpoint, []
 
 
 def _scaling_faults(config: Config) -> list[Fault]:
-    """List a fault if a model with Llama 3's vocabulary and theta has a long context but no RoPE rescaling.
+    """Return a fault if a model with Llama 3's vocabulary and theta has a long context but no RoPE scaling.
 
-    Measuring the loss would not find this fault, since it shows only in long texts.
+    Measuring the loss would not find this fault, because it appears only in long texts.
     """
     of_llama_3 = config.vocab == LLAMA_3_VOCAB and config.theta == LLAMA_3_THETA
     if not of_llama_3 or config.context <= LLAMA_3_CONTEXT or config.scaling is not None:
@@ -113,7 +118,11 @@ def _scaling_faults(config: Config) -> list[Fault]:
     measured = f"vocabulary {config.vocab}, theta {config.theta:g}, context {config.context}, and no rope_scaling"
     mend = '"rope_scaling" of type llama3 in config.json (factor 8 in Llama 3.1 and 3.3, 32 in 3.2), or '
     mend += f'"max_position_embeddings": {LLAMA_3_CONTEXT} (Llama 3)'
-    return [Fault("rope scaling", "a Llama 3 with so long a context rescales RoPE", measured, mend)]
+    return [
+        Fault(
+            "rope scaling", f"a Llama 3 model with a context above {LLAMA_3_CONTEXT} needs rope_scaling", measured, mend
+        )
+    ]
 
 
 def _named(trials: Trials) -> list[Fault]:
@@ -141,9 +150,9 @@ def as_text(checkup: Checkup) -> str:
     trials, count = checkup.trials, len(checkup.faults)
     lines = [f"{checkup.model}: {count or 'no'} likely fault{'s' * (count != 1)}"]
     for fault in checkup.faults:
-        lines += ["", f"{fault.fault}: {fault.what}", f"  measured  {fault.measured}", f"  mend      {fault.mend}"]
+        lines += ["", f"{fault.fault}: {fault.what}", f"  measured  {fault.measured}", f"  repair    {fault.mend}"]
     if trials:
-        lines += ["", f"perplexity on {trials.tokens} tokens: {_perplexity(trials.before)}; with one change each:"]
+        lines += ["", f"perplexity on {trials.tokens} tokens: {_perplexity(trials.before)}; with one change at a time:"]
         lines += [f"  {_perplexity(loss):>14}  {change.mend}" for change, loss in trials.tried if change]
         if not trials.judged:
             lines += ["", checkup.note]

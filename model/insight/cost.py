@@ -1,6 +1,6 @@
-"""The least cost of decoding a token and of reading a prompt: bytes and floating-point operations.
+"""The least cost of decoding a token and of prefilling a prompt: bytes and floating-point operations.
 
-For a mixture of experts and several tokens, the bytes are not the least but the expected number, if a token chooses
+For a mixture of experts and several tokens, the bytes are not the minimum but the expected number, if a token chooses
 each expert with the same probability (`experts_read`). If tokens choose the same experts, fewer bytes are read.
 
 Weights may be arrays, or only their shapes (`model.weights.loading.abstract_params`).
@@ -20,21 +20,21 @@ from llamaspec.reference.config import Config
 
 
 class Cost(NamedTuple):
-    """Bytes that are read, and floating-point operations."""
+    """The bytes that a computation reads, and its floating-point operations."""
 
     bytes: float
     flops: float
 
     @property
     def intensity(self) -> float:
-        """Operations per byte. If a machine can do more operations per byte, the work waits for memory."""
+        """Operations per byte. On a machine that can do more operations per byte, the computation waits for memory."""
         return self.flops / self.bytes
 
     def seconds(self, *, bandwidth: float, rate: float, cache: int = 0) -> float:
-        """Return the least seconds, at `bandwidth` bytes and `rate` operations a second.
+        """Return the least seconds for this cost, at `bandwidth` bytes per second and `rate` operations per second.
 
-        If all bytes fit in a cache of `cache` bytes, they may still be there from the last time, so we count no time
-        for reading. A larger array that is read from end to end each time has left the cache before the next time.
+        If all bytes fit in a cache of `cache` bytes, an earlier read may have left them there, so we count no time for
+        reading. A larger array that is read from end to end each time has left the cache before the next read.
 
         >>> [Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0, cache=cache) for cache in (0, 32)]
         [2.0, 1.0]
@@ -48,10 +48,10 @@ def decode_cost(
 ) -> Cost:
     """Return the cost of one decoding step of `batch` sequences, each with `position` earlier tokens.
 
-    Every weight is read once, and takes two operations per token. If the embedding is not also the head, one row of it
-    is read per token. For experts we count the expected number that is read (`experts_read`). Every key and value that
-    a layer attends to is read once, and takes two operations per query head. The cache has the embedding's dtype,
-    unless `cache_dtype` is given.
+    Every weight is read once, and takes two operations per token. If the embedding is not also the head, one row of the
+    embedding is read per token. For experts we count the expected number that is read (`experts_read`). Every key and
+    value that a layer attends to is read once, and takes two operations per query head. The cache has the embedding's
+    dtype, unless `cache_dtype` is given.
     """
     weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
     row = 0 if config.tied else _bytes(params.embedding) / config.vocab
@@ -63,7 +63,7 @@ def decode_cost(
 
 
 def decode_bytes(params: Params, config: Config, *, position: int | float, batch: int) -> dict[str, float]:
-    """Split the bytes of `decode_cost` by part of the model, with the names of `model.insight.profile`.
+    """Split the bytes of `decode_cost` by part of the model, with the part names of `model.insight.profile`.
 
     Norms and rows of the embedding are left out.
     """
@@ -83,9 +83,9 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
-    """Return the cost of reading `batch` prompts of `tokens` tokens into empty caches, without the head.
+    """Return the cost of prefilling `batch` prompts of `tokens` tokens into empty caches, without the head.
 
-    Every weight of a layer is read once; for experts we count the expected number that is read (`experts_read`).
+    Every weight of a layer is read once. For experts we count the expected number that is read (`experts_read`).
     """
     pairs = sum(_pairs(tokens, config.window(layer)) for layer in range(config.layers))
     attention = 4 * config.heads * config.head_dim * pairs
@@ -94,7 +94,7 @@ def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1)
 
 
 def positions_seen(config: Config, position: int | float) -> float:
-    """Count the positions that a query attends to after `position` earlier ones, on average over the layers.
+    """Count the positions that a query with `position` earlier positions attends to, on average over the layers.
 
     >>> gemma = Config(4, 2, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, windows=(4, None))
     >>> positions_seen(gemma, 1), positions_seen(gemma, 7)
@@ -105,27 +105,27 @@ def positions_seen(config: Config, position: int | float) -> float:
 
 
 def _pairs(tokens: int, window: int | None) -> float:
-    """Count the pairs of a query and a key that the query attends to, in a text of `tokens` tokens."""
-    first = tokens if window is None else min(tokens, window)  # queries that attend to all tokens before them
+    """Count the pairs of a query and a key that it attends to, in a sequence of `tokens` tokens."""
+    first = tokens if window is None else min(tokens, window)  # number of queries that attend to all tokens before them
     return first * (first + 1) / 2 + (tokens - first) * first
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
     """Compute the expected number of experts that `tokens` tokens choose in a layer, if all are equally likely.
 
-    The actual number is between experts_per_token, if all tokens choose the same experts, and the smaller of
+    The actual number is at least experts_per_token (all tokens choose the same experts), and at most the smaller of
     tokens x experts_per_token and all experts.
 
     >>> mixtral = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=8, experts_per_token=2)
     >>> [experts_read(mixtral, tokens=tokens) for tokens in (1, 2, 3)]
     [2.0, 3.5, 4.625]
     """
-    passed_over = 1 - config.experts_per_token / config.experts  # probability that a token does not choose an expert
+    passed_over = 1 - config.experts_per_token / config.experts  # probability that a token skips a given expert
     return config.experts * (1 - passed_over**tokens)
 
 
 def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
-    """Count the bytes of the layers' weights that `tokens` tokens read together."""
+    """Count the bytes of all layers' weights that a step for `tokens` tokens reads."""
     without_experts = _bytes(params.layers) - _bytes(_experts(params))
     return without_experts + _expert_bytes(params, config, tokens=tokens)
 

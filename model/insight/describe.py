@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint and the cost of a token, read from the header."""
+"""Describes the tensors of a checkpoint and the cost of a token, from the checkpoint's header."""
 
 from dataclasses import asdict
 from math import prod
@@ -13,8 +13,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return everything that `llamaspec inspect` shows, as values for JSON.
 
     Decoding a token reads every weight once, but only one row of the embedding and only the chosen experts. Each weight
-    of a matrix takes two FLOPs. Attention is not included: each earlier position adds `cache_bytes_per_token` to the
-    bytes that are read, if the cache has the dtype of the embedding.
+    of a matrix takes two FLOPs. Attention is not included. If the cache has the dtype of the embedding, each earlier
+    position adds `cache_bytes_per_token` to the bytes that are read.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     read = {weight.name: tensors[weight.name].bytes * _share_read(weight, config) for weight in weights(config)}
@@ -34,7 +34,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def matrix_weights(config: Config, *, head: bool) -> int:
-    """Count the weights of the matrices that multiply a token's activations, with only the chosen experts.
+    """Count the weights of the matrices that multiply a token's activations. Of the experts, counts only the chosen
+    ones.
 
     >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
     184
@@ -50,7 +51,7 @@ def matrix_weights(config: Config, *, head: bool) -> int:
 
 
 def cached_numbers(config: Config) -> int:
-    """Count the numbers of keys and values for each position.
+    """Count the numbers in the keys and values of one position, in all layers.
 
     >>> cached_numbers(Config(4, 3, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4))
     12

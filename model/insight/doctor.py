@@ -1,4 +1,4 @@
-"""A report on this machine: the packages installed, and how models run."""
+"""A report on this machine: the installed packages, and how models run on it."""
 
 import platform
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
     "tiktoken", "safetensors", "regex", "jinja2", "click", "rich", "prompt_toolkit", "hypothesis",
 )  # fmt: skip
-TYPICAL = "llama-3.1-8b"  # a published shape that stands for any model
+TYPICAL = "llama-3.1-8b"  # a published shape that represents most models
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
 BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
-    """Report on this machine, the ops here and on an H200, versions, caches, missing packages or kernels, a verdict."""
+    """Report on this machine: hardware, ops here and on an H200, versions, caches, missing packages, and a verdict."""
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)
@@ -54,7 +54,7 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
 
 
 def plain_ops(model: str) -> dict[str, str]:
-    """Return the ops of a model that have no kernel on this GPU, with reasons; empty on a CPU."""
+    """Return the ops of a model that have no kernel on this GPU, with the reasons. Returns {} on a CPU."""
     device = default_device()
     if device.platform == "cpu":
         return {}
@@ -64,8 +64,8 @@ def plain_ops(model: str) -> dict[str, str]:
 
 
 def _machine(device: Device) -> dict[str, str]:
-    """Describe processor, devices, driver and memory, and the dtype that models run in."""
-    by_default = "float32" if device.platform == "cpu" else "bfloat16, or float32 for matrices that are stored so"
+    """Describe processor, devices, driver and memory, and the default dtype of models."""
+    by_default = "float32" if device.platform == "cpu" else "bfloat16, or float32 for models stored in float32"
     return {
         "processor": f"{len(usable_cpus())} x {processor()}",
         **{
@@ -85,14 +85,17 @@ def _choice(
     dtype: np.dtype = BFLOAT16,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> OpsChoice:
-    """Choose the ops of a model for one sequence; without `tensors` its weights are in `dtype`."""
+    """Choose the ops for one sequence of a model. Without `tensors`, its weights have the dtype `dtype`."""
     rows = choose_context(None, config.context) + prompt_chunk(config, device.platform)
     params = abstract_params(config, dtype=dtype, positions=rows, tensors=tensors)
     return ops_for("auto", config, params, batch=1, capacity=rows, cache_dtype=dtype, device=device)
 
 
 def _ops(choice: OpsChoice) -> dict[str, str]:
-    """Return "pallas" or "xla" for each op. Kernels are for decoding; only attention has a kernel for prompts, too."""
+    """Return "pallas" or "xla" for each op.
+
+    Only attention has kernels for prompts; all other kernels are for decoding.
+    """
     if not choice.kernels:
         return {"all": choice.name}
     prompts = {"attend": "pallas"}
@@ -102,19 +105,21 @@ def _ops(choice: OpsChoice) -> dict[str, str]:
 def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:
     missing = {name: "not installed" for name, version in versions.items() if version == "not installed"}
     if device.platform == "cpu":
-        missing["gpu"] = "none that JAX can use; a CPU runs everything, slower"
+        missing["gpu"] = "JAX finds no GPU; everything runs on the CPU, more slowly"
     elif not device.has_kernels:
-        missing["kernels"] = f"none for this GPU: they need compute capability {HOPPER}; XLA runs everything, slower"
+        missing["kernels"] = (
+            f"they need a GPU of compute capability {HOPPER}; on this GPU everything runs with XLA, more slowly"
+        )
     return missing
 
 
 def _verdict(device: Device, missing: dict[str, str]) -> str:
-    """Say in a sentence whether models run here, and by what."""
+    """Say in one sentence whether models run on this machine, and with what."""
     if packages := [name for name, reason in missing.items() if reason == "not installed"]:
-        return f"install {', '.join(packages)}: what needs them does not run"
+        return f"install {', '.join(packages)}: some commands need them"
     if device.platform == "cpu":
-        return "models run here, on the CPU"
-    return f"models run here, on {device} by {'kernels' if device.has_kernels else 'XLA'}"
+        return "models run here on the CPU"
+    return f"models run here on {device}, with {'kernels' if device.has_kernels else 'XLA'}"
 
 
 def _version(package: str) -> str:

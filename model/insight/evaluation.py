@@ -1,19 +1,19 @@
-r"""The quality of a model's predictions of a text, and their distance from another model's.
+r"""How well a model predicts a text, and how far its predictions are from another model's.
 
-    loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats a token
+    loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats per token
     perplexity     exp(loss)
     bits per byte  n loss / ln 2 / bytes of the n tokens                          does not depend on the tokenizer
-    divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
+    divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats per position; p' is the base
 
 A text longer than the context is read in windows of the context's length. Each window begins `stride` tokens after the
-previous one, and a token is scored in the first window that holds it. So every token but the text's first is counted
-once, and after the first window every token is predicted from at least context - stride tokens. This is Hugging Face's
-definition (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of
-the context, is from the example there.
+previous one, and a token is scored in the first window that contains it. So every token except the first of the text is
+counted once, and after the first window every token is predicted from at least context - stride tokens. This is Hugging
+Face's definition (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens. The default stride,
+half of the context, is from the example on that page.
 
 llama.cpp's windows do not overlap: it scores the second half of each window, and puts BOS in front of every window
-(https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher, since it predicts some
-tokens from fewer tokens. Our divergence is the one of llama.cpp's `--kl-divergence`.
+(https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher, because it predicts some
+tokens from fewer tokens. Our divergence is defined as in llama.cpp's `--kl-divergence`.
 """
 
 import math
@@ -34,21 +34,21 @@ from llamaspec.model.tokenizers.of_model import tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.model.weights.loading import Progress, no_progress
 
-IN_MEMORY = 64 << 20  # bytes of logits that are kept in memory; more go into a file
+IN_MEMORY = 64 << 20  # bytes of logits that we keep in memory; the rest goes to a file
 
 Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model on either backend, ready to predict."""
+    """A model on either backend that computes logits."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
-        """Yield the logits [rows, vocab] after each of `ids` but the first `after`, some rows at a time."""
+        """Yield the logits [rows, vocab] after each of `ids` except the first `after`, some rows at a time."""
         ...
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor":
-        """Return the same model with the weights of another checkpoint of the same shapes."""
+        """Return the same model with the weights of another checkpoint, which has the same shapes."""
         ...
 
 
@@ -56,16 +56,16 @@ class EvalText(NamedTuple):
     """A tokenized text to evaluate a model on."""
 
     ids: list[int]
-    bytes: int  # of all tokens but the first, which nothing predicts
+    bytes: int  # bytes of all tokens except the first, which is not predicted
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that are predicted."""
+        """The number of tokens that are predicted: all except the first."""
         return len(self.ids) - 1
 
 
 class Window(NamedTuple):
-    """A part of a text: tokens `begin` to `end`. Only tokens `scored` to `end` are counted."""
+    """A part of a text: tokens `begin` to `end`, without `end`. We score only the tokens from `scored` on."""
 
     begin: int
     scored: int
@@ -77,7 +77,7 @@ class Evaluation(NamedTuple):
 
     tokens: int
     bytes: int
-    loss: float  # nats a token
+    loss: float  # nats per token
 
     @property
     def perplexity(self) -> float:
@@ -86,22 +86,22 @@ class Evaluation(NamedTuple):
 
     @property
     def bits_per_byte(self) -> float:
-        """The loss in bits, for each byte of the text."""
+        """The loss in bits per byte of the text."""
         return self.tokens * self.loss / math.log(2) / self.bytes
 
 
 class Divergence(NamedTuple):
-    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
+    """How far a model's predictions are from its base's: KL divergences over the positions of a text, in nats."""
 
     mean: float
     median: float
     p99: float
     most: float
-    same_top: float  # share of positions where both models have the same likeliest token
+    same_top: float  # share of positions at which both models have the same likeliest token
 
 
 class Comparison(NamedTuple):
-    """A model and its base on the same text."""
+    """The results of a model and of its base on the same text."""
 
     model: Evaluation
     base: Evaluation
@@ -111,9 +111,9 @@ class Comparison(NamedTuple):
 def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> EvalText:
     """Read and tokenize a text file for all of `models`.
 
-    `tokenizer` is the path of a tokenizer for all models; None means each model's own. Raises CheckpointError for a
-    file of fewer than two tokens, and ValueError if the models have different vocabularies or tokenize the text
-    differently.
+    `tokenizer` is the path of a tokenizer for all models; None means the tokenizer of each model. Raises
+    CheckpointError for a file of fewer than two tokens, and ValueError if the models have different vocabularies or
+    tokenize the text differently.
     """
     text, first = read_text(path), models[0]
     vocabularies = [tokenizer_of(model, tokenizer) for model in models]
@@ -121,38 +121,41 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     for model, ids in zip(models, encoded, strict=True):
         paths = f"{first.path} and {model.path}"
         if model.config.vocab != first.config.vocab:
-            raise ValueError(f"{paths} have different vocabularies, so we cannot compare their predictions")
+            raise ValueError(
+                f"{paths} have {first.config.vocab} and {model.config.vocab} tokens in their vocabularies, so we "
+                "cannot compare their predictions"
+            )
         if ids != encoded[0]:
             at = next(
                 (i for i, pair in enumerate(zip(ids, encoded[0], strict=False)) if pair[0] != pair[1]), len(encoded[0])
             )
-            what = f"cut the text into other tokens, from token {at:,} on: what they predict cannot be compared"
-            raise ValueError(f"{paths} {what}; --tokenizer names one for both")
+            what = f"tokenize the text differently, from token {at:,} on, so we cannot compare their predictions"
+            raise ValueError(f"{paths} {what}; --tokenizer sets one tokenizer for both")
     ids, start = encoded[0], vocabularies[0].bytes_of(encoded[0][0]) if encoded[0] else b""
     if vocabularies[0].dummy_prefix:
         start = start.removeprefix(b" ")
     if len(ids) < 2:
-        raise refused(path, "is a single token, so there is nothing to predict")
+        raise refused(path, "has only one token: expected at least two, because the first is not predicted")
     return EvalText(ids, len(text.encode()) - len(start))
 
 
 def choose_stride(stride: int | None, context: int) -> int:
     """Return the distance between the beginnings of two windows, by default half the context.
 
-    Raises ValueError out of range.
+    Raises ValueError if `context` or `stride` is out of range.
 
     >>> choose_stride(None, 1024)
     512
     """
     if context < 2:
-        raise ValueError(f"the context must be at least 2 to predict anything, got {context}")
+        raise ValueError(f"context must be at least 2, one token to read and one to predict, got {context}")
     if stride is not None and not 1 <= stride < context:
-        raise ValueError(f"stride must be between 1 and {context - 1}, one less than the context, got {stride}")
+        raise ValueError(f"stride must be between 1 and {context - 1}, so that windows overlap, got {stride}")
     return stride or context // 2
 
 
 def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
-    """Cut a text of `tokens` tokens into windows, so that every token but the first is scored once.
+    """Cut a text of `tokens` tokens into windows, so that every token except the first is scored once.
 
     >>> [tuple(window) for window in windows(9, context=4, stride=2)]
     [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
@@ -167,9 +170,9 @@ def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
 def scored_logits(
     model: Predictor, text: EvalText, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Iterator[Rows]:
-    """Yield the logits that predict every token of a text but the first, in order, some rows at a time.
+    """Yield the logits that predict every token of a text except the first, in order, some rows at a time.
 
-    `context` is at most the model's capacity. Raises ValueError out of range.
+    `context` is at most the model's capacity. Raises ValueError if `context` or `stride` is out of range.
     """
     done = 0
     for window in windows(len(text.ids), context=context, stride=choose_stride(stride, context)):
@@ -181,7 +184,7 @@ def scored_logits(
 
 
 class Recorded:
-    """Parts of logits that are kept in a file, so that they can be iterated more than once."""
+    """Logits in a file, in parts, so that we can iterate over them several times."""
 
     def __init__(self, parts: Iterable[Rows], file: IO[bytes]):
         self._file = file
@@ -201,9 +204,10 @@ class Recorded:
 
 @contextmanager
 def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
-    """Keep the `scored_logits` of a base model while several models are compared with it.
+    """Keep the `scored_logits` of a base model while we compare several models with it.
 
-    Up to `IN_MEMORY` bytes are kept in memory; more go into a temporary file. Raises CheckpointError on a full disk.
+    Up to `IN_MEMORY` bytes stay in memory; more than that go to a temporary file. Raises CheckpointError on a full
+    disk.
     """
     with os_errors(tempfile.gettempdir()), tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
         yield Recorded(parts, file)
@@ -212,7 +216,7 @@ def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
 def evaluate(
     model: Predictor, text: EvalText, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Evaluation:
-    """Measure perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError otherwise."""
+    """Measure perplexity and bits per byte. Raises ValueError if `context` or `stride` is out of range."""
     losses, targets = [], iter(text.ids[1:])
     for rows in scored_logits(model, text, context=context, stride=stride, progress=progress):
         losses.append(_losses(_log_softmax(rows), targets))
@@ -228,7 +232,7 @@ def compare(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Evaluate a model and its base, and measure the divergence of their predictions.
+    """Evaluate a model and its base, and measure how far their predictions are apart.
 
     `base` is a model, or the `recorded` logits of a model for the same text.
     """
@@ -240,7 +244,10 @@ def compare(
 def comparison(
     logits: Iterable[Rows], base_logits: Iterable[Rows], targets: Sequence[int], *, bytes: int
 ) -> Comparison:
-    """Compare a model and its base by the logits that predict `targets`; both come in parts of the same lengths."""
+    """Compare a model and its base by the logits that predict `targets`.
+
+    Both logits come in parts of the same lengths.
+    """
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)
     for rows, base_rows in zip(logits, base_logits, strict=True):
@@ -259,7 +266,7 @@ def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
 
 
 def _losses(log_p: Float64[np.ndarray, "rows vocab"], targets: Iterator[int]) -> Float64[np.ndarray, " rows"]:
-    """Take the next id of `targets` for each row, and return the row's loss for this id."""
+    """Take the next id of `targets` for each row, and return the row's loss for that id."""
     ids = np.array(list(islice(targets, len(log_p))))
     return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
 
@@ -267,7 +274,7 @@ def _losses(log_p: Float64[np.ndarray, "rows vocab"], targets: Iterator[int]) ->
 def _divergences(
     log_p: Float64[np.ndarray, "rows vocab"], log_q: Float64[np.ndarray, "rows vocab"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Compute the KL divergence of each row. Rounding can make equal predictions negative, so the least is 0."""
+    """Compute the KL divergence of each row. Where rounding makes it negative, returns 0."""
     return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
 
 

@@ -1,4 +1,5 @@
-"""The cost of each quantized tensor: we replace one tensor of the base model, and compare the result with the base.
+"""Measures the cost of each quantized tensor: replaces one tensor of the base model, and compares the result with the
+base.
 
 The cost is the divergence of the predictions, and replacing one tensor at a time shows which tensors cause it. The
 error of a tensor's weights, or of its op, does not show how much the later layers amplify or reduce the error.
@@ -23,7 +24,7 @@ from llamaspec.model.weights.loading import Progress, no_progress
 
 
 class TensorCost(NamedTuple):
-    """The cost of one tensor."""
+    """How much one tensor changes the model when it replaces that tensor of the base."""
 
     name: str
     relative_error: float  # rms of the weights' differences / rms of the weights
@@ -31,12 +32,12 @@ class TensorCost(NamedTuple):
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
-    """Make a checkpoint with all quantized matrices decoded to float32, as `with_weights` needs."""
+    """Return the checkpoint with all quantized matrices decoded to float32, as `with_weights` needs."""
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 
 def relative_error(base: np.ndarray, changed: np.ndarray) -> float:
-    """Divide the root mean square of the difference by the root mean square of `base`.
+    """Divide the root mean square of the difference by the root mean square of `base` (if that is 0, by 1).
 
     >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     0.1
@@ -57,9 +58,10 @@ def compare_by_tensor(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Comparison, list[TensorCost]]:
-    """Compare the whole `model` with its base, and then each tensor that differs, one at a time in the order of use.
+    """Compare the whole `model` with its base. Then compare each tensor that differs, one at a time in the order of
+    use.
 
-    `running` runs `model`, and `base_running` runs `decoded(base)`. The logits of the base are computed once. Then we
+    `running` runs `model`, and `base_running` runs `decoded(base)`. We compute the logits of the base once. Then we
     replace one tensor at a time in the weights of `base_running`, and read no other tensor again. Raises ValueError if
     the two checkpoints have tensors of different names or shapes.
     """
@@ -84,7 +86,7 @@ def compare_by_tensor(
 
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:
-    """Raise ValueError unless both checkpoints have tensors of the same names and shapes."""
+    """Raise ValueError unless both checkpoints have tensors with the same names and shapes."""
     for name in {**base.tensors, **model.tensors}:
         if name not in base.tensors or name not in model.tensors:
             raise ValueError(f"{base.path} and {model.path} are different models: only one of them has {name}")

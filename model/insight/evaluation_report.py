@@ -1,4 +1,4 @@
-"""An evaluation as JSON, and as text for a person."""
+"""Formats an evaluation as JSON, and as text for people."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from llamaspec.model.insight.evaluation_by_tensor import TensorCost
 def as_json(
     evaluation: Evaluation | Comparison, costs: Sequence[TensorCost] | None = None, **request: Any
 ) -> dict[str, Any]:
-    """Return the values of `request`, followed by all results. Divergences are in nats."""
+    """Return the values of `request` and all results, for JSON. Divergences are in nats."""
     if isinstance(evaluation, Evaluation):
         return {**request, **_evaluation(evaluation)}
     report = {

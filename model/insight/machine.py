@@ -24,34 +24,38 @@ from llamaspec.model.system import last_level_cache_bytes, nvidia_driver, proces
 from llamaspec.model.weights.groups import LANES
 from llamaspec.model.weights.loading import aligned_zeros
 
-COPIES = 16  # copies of the random numbers in an array: drawing the whole array would take a CPU longer than measuring
-PAGE = 4096  # bytes; the size of an array is a multiple of this, so that each copy has whole rows
+COPIES = (
+    16  # an array repeats its random numbers this often, because drawing more would take a CPU longer than measuring
+)
+PAGE = 4096  # bytes; array sizes are multiples of this, so that each copy has complete rows
 ROW = 1024  # numbers that a CPU reads for every `LANES` sums that it writes
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 RATES_FILE = "machine.json"  # the file of measured rates in a user's cache folder
 
 
 class ArraySizes(NamedTuple):
-    """The sizes of the arrays to measure with: larger than caches, and large enough to keep the device busy."""
+    """The sizes of the arrays for measuring: larger than caches, and large enough to keep the device busy."""
 
     bytes: int
-    side: int  # of the square matrices
+    side: int  # rows and columns of the square matrices
     effort: Effort
 
 
 SIZES = {"cpu": ArraySizes(256 << 20, 2048, Effort(7)), "gpu": ArraySizes(2 << 30, 8192, Effort(9, in_flight=10))}
-BEYOND_CACHE = 4  # times the last-level cache: a part of a smaller array would come from the cache
+BEYOND_CACHE = (
+    4  # an array has this many times the size of the last-level cache; part of a smaller one would stay in it
+)
 
 
 class Ceilings(NamedTuple):
-    """The highest rates of a machine, measured on random numbers, since zeros are faster."""
+    """The highest rates of a machine, measured with random numbers, because zeros are faster."""
 
-    copy: float  # bytes a second, read and written together
+    copy: float  # bytes per second, read and written together
     read: float
-    flops: dict[str, float]  # a second, of a product of two matrices, by dtype
+    flops: dict[str, float]  # dtype: operations per second of a product of two matrices
 
     def floor(self, *, bytes: int | float, flops: int | float, dtype: str) -> float:
-        """Return the least seconds of a computation that reads `bytes` and takes `flops` operations in `dtype`.
+        """Return the least seconds for a computation that reads `bytes` bytes and takes `flops` operations in `dtype`.
 
         >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
         2.0
@@ -60,7 +64,7 @@ class Ceilings(NamedTuple):
 
 
 def about() -> dict[str, Any]:
-    """Describe device, driver and versions, to print with every measurement."""
+    """Describe the device, the driver and the versions of packages, to print with every measurement."""
     return {
         **_identity(),
         "driver": nvidia_driver(),
@@ -71,7 +75,7 @@ def about() -> dict[str, Any]:
 
 
 def _identity() -> dict[str, str]:
-    """Name the device and the processor: a measured rate holds only for them."""
+    """Return the names of the device and the processor. A measured rate is valid only for the same names."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind}",
@@ -90,16 +94,16 @@ def this_machine(dtype: str) -> DeviceLimits:
 def last_level_cache() -> int | None:
     """Return the bytes of the last-level caches of all CPUs that this process may run on.
 
-    None for a GPU, and if the system does not say.
+    Returns None for a GPU, and if the system does not say.
     """
     return last_level_cache_bytes() if jax.default_backend() == "cpu" else None
 
 
 def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
-    """Whether data that is read repeatedly, each time in `seconds`, comes from a cache of `cache` bytes.
+    """Return whether data of `bytes` bytes that is read repeatedly, each time in `seconds`, comes from a cache.
 
-    It does if its `bytes` fit in the cache. If the size of the cache is not known, it does if it is read faster than
-    `read` bytes a second, the measured rate of memory.
+    It does if the data fits in the cache of `cache` bytes. If `cache` is None, the data comes from a cache if it is
+    read faster than `read` bytes per second, the measured rate of memory.
 
     >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
     True
@@ -110,12 +114,12 @@ def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, c
 
 
 def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
-    """Write the measured rate of reading to a file in `folder`, for commands that do not measure."""
+    """Write the measured rate of reading to a file in `folder`, for commands that do not measure it."""
     _keep(folder, read=ceilings["read"])
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """Read the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
+    """Return the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
     return _stored_rates(folder).get("read")
 
 
@@ -125,7 +129,10 @@ def keep_link(folder: Path, devices: int, link: Link) -> None:
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
-    """Read the link that `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
+    """Return the link that `keep_link` wrote for `devices` devices.
+
+    None without one, or if another machine wrote the file.
+    """
     links = _stored_rates(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
 
@@ -135,7 +142,7 @@ def _keep(folder: Path, **measured: Any) -> None:
 
 
 def _stored_rates(folder: Path) -> dict[str, Any]:
-    """Read all measurements of this machine; {} without a file, or if another machine wrote the file."""
+    """Return all measurements in the file, or {} without a file or if another machine wrote it."""
     try:
         stored = json.loads((folder / RATES_FILE).read_text())
     except (OSError, ValueError):
@@ -144,24 +151,24 @@ def _stored_rates(folder: Path) -> dict[str, Any]:
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
-    """Describe the rate at which `bytes` are read repeatedly, each time in `seconds`.
+    """Describe the rate at which `bytes` bytes are read repeatedly, each time in `seconds`.
 
-    Unless a cache holds the bytes, the description includes the share of the rate that `keep_read_rate` wrote to
-    `folder`. This function does not measure.
+    Unless the bytes come from a cache, the description includes the share of the rate that `keep_read_rate` wrote to
+    `folder`. This function measures nothing.
     """
     read = kept_read_rate(folder) if folder else None
     rate = bytes / seconds
     words = f"{rate / 1e9:.1f} GB/s"
     if from_cache(bytes=bytes, seconds=seconds, read=read or math.inf, cache=last_level_cache()):
         return f"{words}, from a cache"
-    return f"{words}, {100 * rate / read:.0f} % of what bench measured" if read else words
+    return f"{words}, {100 * rate / read:.0f} % of the bandwidth that bench measured" if read else words
 
 
 def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> Ceilings:
-    """Measure the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
+    """Measure the rates of the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
-    buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
-    # We copy between two existing buffers, since the system would have to map new memory first.
+    buffers = [jnp.tile(_random_array(sizes), (COPIES, 1)) for _ in range(2)]
+    # We copy between two existing buffers, because the system would first have to map new memory.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
 
     def copy() -> jax.Array:
@@ -176,15 +183,16 @@ def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> 
 
 
 class Reader:
-    """A function that measures how many bytes a second the default device reads.
+    """A function that measures how many bytes per second the default device reads.
 
-    Each call adds up parts of an array elementwise, on all cores of a CPU, and writes few sums; `bytes` counts both. A
-    CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all copies side by side.
+    Each call adds up parts of an array elementwise, on all cores of a CPU, and writes a few sums. `bytes` counts both
+    reads and writes. A CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all
+    copies in parallel.
     """
 
     def __init__(self, sizes: ArraySizes | None = None):
         sizes = sizes or _sizes()
-        drawn = _drawn(sizes)
+        drawn = _random_array(sizes)
         if jax.default_backend() == "cpu":
             array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
             array.reshape(COPIES, -1)[:] = drawn
@@ -193,7 +201,7 @@ class Reader:
         else:
             self._copies = jnp.tile(drawn, (COPIES, 1))
             parts = list(range(COPIES))
-        # We write the sums to the same buffer each time, since the system would have to map new memory first.
+        # We write the sums to the same buffer each time, because the system would first have to map new memory.
         summed = jax.jit(lambda a, into: sum(a[part] for part in parts), donate_argnums=1, keep_unused=True)
         self._sums = jnp.zeros_like(self._copies[parts[0]])
         self._summed, self._effort = summed, sizes.effort
@@ -208,17 +216,17 @@ class Reader:
 
 
 def _sizes() -> ArraySizes:
-    """Choose sizes for the default device.
+    """Choose array sizes for the default device.
 
-    Large servers have caches of hundreds of megabytes, but a process may have little memory there. So the two arrays
-    grow beyond the usual size only up to a quarter of the free memory.
+    Large servers have caches of hundreds of megabytes, but a process may have little memory on them. So beyond their
+    usual size, the two arrays may grow only up to a quarter of the free memory.
     """
     sizes = SIZES[jax.default_backend()]
     most = free_bytes() // 8 // PAGE * PAGE
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
-def _drawn(sizes: ArraySizes) -> jax.Array:
+def _random_array(sizes: ArraySizes) -> jax.Array:
     return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 
@@ -228,7 +236,7 @@ def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
-    """Draw normal numbers on the device."""
+    """Draw normally distributed numbers on the device."""
     return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
 
 

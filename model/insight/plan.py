@@ -1,7 +1,7 @@
 """A plan for running a model, made before anything is loaded: memory, work, and the highest possible speed.
 
-Memory is the most that a first run should take. Speeds are ceilings; `llamaspec bench` measures the share of the
-ceiling that a model reaches.
+The memory is the most that a first run should need. The speeds are upper limits. `llamaspec bench` measures how much of
+the limit a model reaches.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from llamaspec.reference.config import Config
 
 
 class Link(NamedTuple):
-    """The time of a message between two devices: alpha seconds, and beta seconds a byte."""
+    """The time of a message between two devices: `alpha` seconds, plus `beta` seconds per byte."""
 
     alpha: float
     beta: float
 
     def all_reduce_seconds(self, devices: int, size: int | float) -> float:
-        """Return the seconds to sum `size` bytes over devices, along a ring or a tree, the faster of the two.
+        """Return the seconds to sum `size` bytes over devices, with the faster of the ring and the tree algorithm.
 
         >>> round(Link(3e-6, 1 / 450e9).all_reduce_seconds(2, 16384) * 1e6, 2)
         6.04
@@ -35,8 +35,8 @@ class Link(NamedTuple):
         return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
-# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model each
-# of the 64 all-reduces takes about 20 us, the time of two messages; large ones move 140 GB/s. An all-reduce as a
+# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model, each
+# of the 64 all-reduces takes about 20 us, the time of two messages. Large ones move 140 GB/s. An all-reduce as a
 # separate program takes 44 us. `llamaspec bench --suite collectives` measures these times.
 NVLINK = Link(alpha=10e-6, beta=1 / 140e9)
 
@@ -46,13 +46,13 @@ class DeviceLimits(NamedTuple):
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes; for this machine, the free bytes
-    bandwidth: float  # bytes that the device reads a second
-    flops: Mapping[str, float]  # a second, in products of matrices, by dtype
+    memory: float  # bytes of memory; for this machine, free bytes
+    bandwidth: float  # bytes that the device reads per second
+    flops: Mapping[str, float]  # dtype: operations per second in matrix products
     cache: int = 0  # bytes of the last-level cache; 0 for the GPUs in `DEVICES`
 
     def seconds(self, cost: Cost, dtype: str) -> float:
-        """Return the least seconds that `cost` takes.
+        """Return the least seconds that a computation with this cost takes.
 
         >>> DeviceLimits("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
@@ -60,11 +60,11 @@ class DeviceLimits(NamedTuple):
         return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype], cache=self.cache)
 
     def waits_for(self, cost: Cost, dtype: str) -> str:
-        """Name what `cost` waits for: `memory` or `arithmetic`."""
+        """Return what a computation with this cost waits for: `memory` or `arithmetic`."""
         return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
 
 
-# Numbers from the makers' data sheets, without sparsity: bfloat16 with matrix units, float32 without.
+# Numbers from the makers' data sheets, without sparsity. The bfloat16 rates use matrix units, the float32 rates do not.
 DEVICES = {
     "h200": DeviceLimits("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
     "h100": DeviceLimits("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
@@ -78,18 +78,18 @@ DEVICES = {
 
 
 class Work(NamedTuple):
-    """A prompt or a step of decoding: its cost for all sequences, and the least time."""
+    """A prompt or a step of decoding: its cost, and the least time that it takes."""
 
     what: str
-    after: int  # earlier tokens of each sequence
-    tokens: int  # of all sequences
-    cost: Cost  # of one device
-    seconds: float  # the least time, with sums over devices
+    after: int  # number of earlier tokens of each sequence
+    tokens: int  # number of tokens of all sequences
+    cost: Cost  # cost for one device
+    seconds: float  # the least time, including sums over devices
     waits_for: str
-    sums: float = 0.0  # the part of `seconds` for sums over devices
+    sums: float = 0.0  # the part of `seconds` that sums over devices take
 
     def as_json(self) -> dict[str, Any]:
-        """Return the cost per token, for JSON."""
+        """Return the work for JSON, with costs per token."""
         return {
             "what": self.what,
             "after": self.after,
@@ -103,28 +103,28 @@ class Work(NamedTuple):
 
 
 class MemoryPlan(NamedTuple):
-    """Memory and speed of a model on a device."""
+    """The memory and the highest speed of a model on a device."""
 
     name: str
     dtype: str
     quantize: str | None
-    cache: str  # dtype
+    cache: str  # dtype of the KV cache
     context: int
     batch: int
-    experts: int  # experts of a layer; 0 for a model without experts
+    experts: int  # experts per layer; 0 for a model without experts
     device: DeviceLimits
-    memory: Memory  # of each device
+    memory: Memory  # memory on each device
     work: list[Work]
     devices: int = 1
-    link: Link = NVLINK  # between devices
+    link: Link = NVLINK  # link between two devices
 
     @property
     def fits(self) -> bool:
-        """Whether the memory of the device is enough."""
+        """Whether the device has enough memory."""
         return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole plan, for JSON."""
+        """Return the complete plan, for JSON."""
         return {
             "model": self.name,
             "dtype": self.dtype,
@@ -148,8 +148,8 @@ def make_plan(
 ) -> MemoryPlan:  # fmt: skip
     """Plan for `batch` sequences of up to `context` tokens. `params` are shapes from `abstract_params`.
 
-    With several devices, `params` and `config` describe the share of each, as `model.parallel` makes it. They exchange
-    two sums per layer over `link`.
+    With several devices, `params` and `config` describe the share of one device, as `model.parallel` makes it. The
+    devices exchange two sums per layer over `link`.
 
     The cache has the embedding's dtype, unless `cache_dtype` is given. Raises ValueError for a dtype that the device
     has no rate for.
@@ -157,7 +157,7 @@ def make_plan(
     dtype = params.embedding.dtype.name
     cache = cache_dtype or params.embedding.dtype
     if dtype not in device.flops:
-        raise ValueError(f"no speed of {device.name} is known for {dtype}")
+        raise ValueError(f"{device.name}: expected a dtype with a known speed ({', '.join(device.flops)}), got {dtype}")
 
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
         sums = 2 * config.layers * link.all_reduce_seconds(devices, 4 * tokens * batch * config.dim)
@@ -185,25 +185,25 @@ def make_plan(
 
 
 def as_text(plan: MemoryPlan) -> str:
-    """Format a plan for a person to read."""
+    """Format a plan for people to read."""
     device = plan.device
     scheme = f", matrices in {plan.quantize}" if plan.quantize else ""
-    scheme += f", a cache of {plan.cache}" if plan.cache != plan.dtype else ""
+    scheme += f", KV cache in {plan.cache}" if plan.cache != plan.dtype else ""
     lines = [
         f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
         f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
         f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}"
-        + (f", a cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
-        *([f"{plan.devices} devices, of which each has a share: the figures are those of one"] * (plan.devices > 1)),
+        + (f", last-level cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
+        *([f"{plan.devices} devices share the model; the figures below are for one device"] * (plan.devices > 1)),
         "",
     ]
     memory = plan.memory._asdict()
     compiling = memory.pop("compiling")
     lines += [f"{name:12}{count / 1e6:12,.1f} MB" for name, count in memory.items() if count]
     lines += [
-        f"{'in all':12}{sum(memory.values()) / 1e6:12,.1f} MB",
-        *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
-        f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN THERE IS'}",
+        f"{'total':12}{sum(memory.values()) / 1e6:12,.1f} MB",
+        *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the rest is allocated"] if compiling else []),
+        f"{'peak':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', MORE THAN THE DEVICE HAS'}",
         "",
         f"{'':7}{'after':>8}{'MFLOP':>12}{'MB':>12}{'FLOP/byte':>11}{'tokens/s':>12}  waits for",
     ]
@@ -213,21 +213,25 @@ def as_text(plan: MemoryPlan) -> str:
             f"{work.what:7}{work.after:8,}{row['flops_per_token'] / 1e6:12,.2f}{row['bytes_per_token'] / 1e6:12,.3f}"
             f"{row['flops_per_byte']:11,.1f}{_rate(row['tokens_per_second']):>12}  {work.waits_for}"
         )
-    lines.append("FLOP and bytes are those of a token, tokens/s the most that is possible.")
+    lines.append("MFLOP and MB are per token. tokens/s is the highest possible rate of all sequences together.")
     if plan.devices > 1:
         step = plan.work[-1]
         alpha, beta = plan.link
         lines.append(
-            f"Sums over devices take {step.sums / step.seconds:.0%} of a step, at {alpha * 1e6:,.1f} us a message and "
+            f"Sums over devices take {step.sums / step.seconds:.0%} of a decode step, with {alpha * 1e6:,.1f} us per "
+            "message and "
             f"{1 / beta / 1e9:,.1f} GB/s."
         )
     if plan.experts:
-        lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
+        lines.append(
+            f"The bytes of the {plan.experts} experts are the expected number if tokens choose all experts equally "
+            "often."
+        )
     return "\n".join(lines) + "\n"
 
 
 def _rate(tokens_per_second: float) -> str:
-    """Format a rate: one decimal below 1000, none above.
+    """Format a rate with one decimal below 1000, and with none from 1000 on.
 
     >>> _rate(12.34), _rate(177_458_945.8)
     ('12.3', '177,458,946')

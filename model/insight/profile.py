@@ -1,4 +1,4 @@
-"""The time of a program by part of the model, from a trace of XLA's profiler.
+"""Measures the time of a program by part of the model, from a trace of XLA's profiler.
 
 We trace each part of the model in a name scope, and XLA keeps these names in all its passes. So an instruction belongs
 to the part that its name contains. An instruction without a name, such as a copy that XLA adds, belongs to the part of
@@ -20,18 +20,19 @@ import jax
 
 from llamaspec.model.ops.table import Ops
 
-PRODUCT = "product"  # the scope of a matrix product inside of an op
-SAMPLE = "sample"  # the scope of drawing a token, in `model.sampling`
+PRODUCT = "product"  # name scope of a matrix product inside an op
+SAMPLE = "sample"  # name scope of drawing a token, in `model.sampling`
 REMAINDER = "rest"
-CONTROL_FLOW = ("while", "conditional", "call")  # the profiler records the instructions inside of these
+CONTROL_FLOW = ("while", "conditional", "call")  # the profiler records the instructions inside these instructions
 
-CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
+# The computations that an instruction calls.
+CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
 
-Trace = dict[str, Any]  # in the format of Chrome's trace viewer, which Perfetto opens
+Trace = dict[str, Any]  # JSON in the format of Chrome's trace viewer, which Perfetto opens
 
 
 class Event(NamedTuple):
-    """One run of an instruction, or on a GPU of one of its kernels; times are in microseconds."""
+    """One run of an instruction, or on a GPU of one of its kernels. Times are in microseconds."""
 
     thread: int
     start: float
@@ -41,7 +42,7 @@ class Event(NamedTuple):
 
 
 def named(ops: Ops) -> Ops:
-    """Wrap each op in a name scope with its name, and the matrix products inside in the scope `PRODUCT`."""
+    """Wrap each op in a name scope with its name, and the matrix products inside it in the scope `PRODUCT`."""
 
     def scoped(op: Callable[..., Any], name: str) -> Callable[..., Any]:
         if isinstance(op, partial) and PRODUCT in op.keywords:
@@ -52,9 +53,9 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Profile the calls one after the other, each in a span with its name that ends when its arrays are ready."""
+    """Profile the calls one after the other. Each gets a span with its name, which ends when its arrays are ready."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # calls of Python would be most of the trace
+    options.python_tracer_level = 0  # Python calls would fill most of the trace
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             for name, call in calls.items():
@@ -65,13 +66,13 @@ def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
 
 
 def save(trace: Trace, file: Path, *, packed: bool) -> None:
-    """Write a trace to a file that Perfetto can open, compressed with gzip if `packed`."""
+    """Write a trace to a file that Perfetto can open. If `packed`, compresses it with gzip."""
     text = json.dumps(trace).encode()
     file.write_bytes(gzip.compress(text) if packed else text)
 
 
 def parts_of(hlo: str) -> dict[str, str]:
-    """Map each instruction of an optimized program, except control flow, to the part of the model that it belongs to.
+    """Map each instruction of an optimized program to its part of the model. Leaves out control flow.
 
     >>> parts_of('''%body {
     ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}
@@ -82,10 +83,10 @@ def parts_of(hlo: str) -> dict[str, str]:
     ... }''')
     {'a': 'project_add product', 'd': 'attend'}
     """
-    own: dict[str, str] = {}  # by instruction
-    inside: dict[str, str] = {}  # computation of each instruction
-    called: dict[str, str] = {}  # computation to the instruction that calls it
-    parts: dict[str, str] = {}  # computation to the part that something in it names
+    own: dict[str, str] = {}  # instruction: the part in its name
+    inside: dict[str, str] = {}  # instruction: its computation
+    called: dict[str, str] = {}  # computation: the instruction that calls it
+    parts: dict[str, str] = {}  # computation: the part that an instruction in it names
     kinds: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
@@ -113,14 +114,14 @@ def parts_of(hlo: str) -> dict[str, str]:
 
 
 def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
-    """Return the instructions that started in the first span named `span`, and the start and end of the span.
+    """Return the instructions that started in the first span named `span`, and the span's start and end.
 
     Raises ValueError for a trace without such a span.
     """
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
     if began is None:
-        raise ValueError(f"the trace has no span named {span}")
+        raise ValueError(f"the profiler's trace has no span named {span}")
     start, end = map(float, began)
     ran = [
         Event(
@@ -136,7 +137,7 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
 
 
 def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, end: float) -> dict[str | None, float]:
-    """Divide the seconds of a span by kind of instruction; the key None has the time when nothing ran.
+    """Divide the seconds of a span among kinds of instructions. The key None gets the time when nothing ran.
 
     `kinds` maps instructions to kinds. Instructions that run at the same time share the time equally. If an instruction
     runs on several threads, XLA's profiler records only one of them. So if the next instruction starts later on another
@@ -172,19 +173,19 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
 def seconds_in_graphs(
     ran: Sequence[Event], named: Sequence[Event], parts: Mapping[str, str], *, start: float, end: float
 ) -> dict[str | None, float]:
-    """Divide the seconds of a span by part of the model, if its kernels ran in CUDA graphs; None has all other time.
+    """Divide the seconds of a span among parts of the model, for kernels in CUDA graphs. None gets all other time.
 
-    XLA's profiler does not name the instruction of a kernel in a graph, and it records only the last round of a loop in
-    a graph. So we also need `named`: the kernels of the same program, compiled without graphs, with instructions and
-    all rounds. The n-th kernel of a name belongs to the same part in both runs. We take the durations from the graphs,
-    since a kernel that the host launches may wait longer for the previous kernel.
+    XLA's profiler does not name the instruction of a kernel in a graph, and it records only the last iteration of a
+    loop in a graph. So we also need `named`: the kernels of the same program, compiled without graphs, with
+    instructions and all iterations. The n-th kernel with a name belongs to the same part in both runs. We take the
+    durations from the graphs, because a kernel that the host launches may wait longer for the previous kernel.
 
     >>> named = [Event(1, 3e6 * i, 3e6 * i + 2e6, op, "gemv") for i, op in enumerate("abab")]
     >>> ran = [Event(1, 0.0, 1e6, "command_buffer", "gemv"), Event(1, 1e6, 4e6, "command_buffer", "gemv")]
     >>> seconds_in_graphs(ran, named, {"a": "A", "b": "B"}, start=0.0, end=10e6)
     {'A': 2.0, 'B': 6.0, None: 2.0}
     """
-    order: dict[str, list[str]] = defaultdict(list)  # by kernel name: the part of the first kernel, the second, …
+    order: dict[str, list[str]] = defaultdict(list)  # kernel name: the part of its first kernel, of its second, …
     named = [event for event in named if event.instruction in parts]
     for event in named:
         order[event.kernel].append(parts[event.instruction])
@@ -195,14 +196,14 @@ def seconds_in_graphs(
         recorded = in_graphs.get(label, (seconds, count))
         total[label[1]] += recorded[0] / recorded[1] * count
     span = (end - start) / 1e6  # seconds
-    # The recorded round may be a little slower than the average one.
+    # The recorded iteration may be a little slower than the average.
     scale = min(1.0, span / sum(total.values())) if total else 1.0
     spent: dict[str | None, float] = {part: seconds * scale for part, seconds in total.items()}
     return {**spent, None: max(0.0, span - sum(spent.values()))}
 
 
 def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Sum the seconds of the kernels by name and part, and count them; `order` lists the parts for each name."""
+    """Sum the seconds of the kernels by name and part, and count the kernels. `order` lists the parts for each name."""
     labels, passed = [], Counter[str]()
     for event in events:
         parts = order[event.kernel]
@@ -216,7 +217,7 @@ def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> d
 
 
 def _part(scopes: list[str]) -> str | None:
-    """Return the part of the model that the scopes of an instruction name, or None.
+    """Return the part of the model that an instruction's scopes name, or None.
 
     >>> _part(["jit(decode)", "while", "body", "jit(_block)", "norm_qkv", "product", "add"])
     'norm_qkv product'

@@ -1,4 +1,4 @@
-"""The shapes of published Llamas, under the names that `bench --shape` takes."""
+"""The shapes of published Llamas, under the names that `bench --shape` accepts."""
 
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import Llama3Scaling
@@ -27,7 +27,7 @@ def _stories(dim: int, layers: int, heads: int, ffn: int, *, context: int) -> Co
     return Config(dim, layers, heads, heads, head_dim, ffn, 32_000, context=context, eps=1e-5, theta=1e4, tied=True)
 
 
-# These shapes are from each model's config.json or, for llama2.c's models, from the header of the file.
+# These shapes are from each model's config.json. The shapes of llama2.c's models are from the headers of their files.
 SHAPES: dict[str, Config] = {
     "stories-15m": _stories(288, 6, 6, 768, context=256),
     "stories-42m": _stories(512, 8, 8, 1376, context=1024),

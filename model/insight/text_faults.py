@@ -1,4 +1,4 @@
-"""Faults of a checkpoint's tokenizer, control tokens and chat template."""
+"""Finds faults of a checkpoint's tokenizer, control tokens and chat template."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role":
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer of a checkpoint; None with a fault if the checkpoint has none, or if it cannot be used."""
+    """Open the tokenizer of a checkpoint. Returns None and a fault if the tokenizer is missing or cannot be used."""
     try:
         if chosen := tokenizer_if_any(checkpoint, tokenizer):
             return chosen, []
@@ -23,26 +23,34 @@ def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tupl
             Fault("tokenizer", "the model has no tokenizer, so it can neither read nor write", measured, mend)
         ]
     except OtherVocabulary as error:
-        mend = "take the tokenizer that the model was trained with; --tokenizer names it"
-        return None, [Fault("tokenizer", "the tokenizer cannot be this model's", str(error), mend)]
+        mend = "use the tokenizer that the model was trained with: --tokenizer PATH"
+        return None, [Fault("tokenizer", "the tokenizer does not belong to this model", str(error), mend)]
     except CheckpointError as error:
-        mend = "take another file of the same tokenizer; --tokenizer names it"
+        mend = "use an undamaged file of the same tokenizer: --tokenizer PATH"
         return None, [Fault("tokenizer", "the tokenizer cannot be read", str(error), mend)]
 
 
 def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> list[Fault]:
-    """List faults of the BOS and stop ids, and of the chat template at `place`, if there is a template."""
+    """Return faults of the BOS and stop ids, and of the chat template at `place`, if there is a template."""
     faults = []
     bos = tokenizer.bos
     if bos is not None and checkpoint.bos is not None and bos != checkpoint.bos:
-        measured = f"{bos} ({tokenizer.piece(bos)}) by the tokenizer, {checkpoint.bos} by the model"
+        measured = f"the BOS id is {bos} ({tokenizer.piece(bos)}) in the tokenizer, {checkpoint.bos} in the model"
         mend = f'"bos_token_id": {bos} in generation_config.json, or another tokenizer'
         faults.append(Fault("tokenizer", "model and tokenizer begin texts with different tokens", measured, mend))
     try:
         template = template_of(tokenizer, place)
         rendered = template.render(CONVERSATION, add_generation_prompt=False) if template else ""
     except CheckpointError as error:
-        return [*faults, Fault("template", "the chat template cannot be used", str(error), "--template names another")]
+        return [
+            *faults,
+            Fault(
+                "template",
+                "the chat template cannot be used",
+                str(error),
+                "use another template: --template NAME or FILE",
+            ),
+        ]
     if ANSWER in rendered and (fault := _fault_of_ending(checkpoint, tokenizer, rendered)):
         faults.append(fault)
     return faults
@@ -55,12 +63,15 @@ def _fault_of_ending(checkpoint: Checkpoint, tokenizer: Tokenizer, rendered: str
     if checkpoint.stops.intersection(ids):
         return None
     stops = ", ".join(f"{id} ({tokenizer.piece(id)})" for id in sorted(checkpoint.stops)) or "none"
-    measured = f"an answer is followed by {after[:40]!r}, and the stops are {stops}"
+    measured = f"{after[:40]!r} follows an answer in the template, and the stop ids are {stops}"
     special = next((id for id in ids if id in tokenizer.special.values()), None)
     if special is None:
-        what, mend = "the chat template ends no answer, so the model learns no stop", "--stop names a text to stop at"
+        what, mend = (
+            "the chat template writes no token after an answer, so the model may not stop",
+            "stop at a string: --stop TEXT",
+        )
     else:
-        what = "the token that ends an answer in the chat template is no stop"
+        what = "the token that ends an answer in the chat template is not a stop token of the model"
         ends = sorted({*checkpoint.stops, special})
         mend = f'"eos_token_id": {ends[0] if len(ends) == 1 else ends} in generation_config.json'
     return Fault("stops", what, measured, mend)

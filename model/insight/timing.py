@@ -1,4 +1,4 @@
-"""The time of a call: the median, the least and the most of several measurements."""
+"""Measures the time of a call: the median, the fastest and the slowest of several measurements."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-MOST_TURNS = 1 << 24  # if this number of turns takes no time, we cannot measure a turn
+MOST_TURNS = 1 << 24  # largest number of turns in one measurement
 
 
 class Seconds(NamedTuple):
@@ -20,7 +20,7 @@ class Seconds(NamedTuple):
     most: float
 
     def over(self, count: int | float) -> "Seconds":
-        """Return the seconds of one of `count` equal parts of a call.
+        """Return the seconds of one part, if the call consists of `count` equal parts.
 
         >>> Seconds(4.0, 2.0, 8.0).over(2)
         Seconds(median=2.0, least=1.0, most=4.0)
@@ -28,7 +28,7 @@ class Seconds(NamedTuple):
         return Seconds(*(value / count for value in self))
 
     def rates(self, amount: int | float) -> tuple[float, float, float]:
-        """Return `amount` per second: the median, the least and the most.
+        """Return the rates `amount` per second: the median, the lowest and the highest.
 
         >>> Seconds(4.0, 2.0, 8.0).rates(8)
         (2.0, 1.0, 4.0)
@@ -39,13 +39,13 @@ class Seconds(NamedTuple):
 class Effort(NamedTuple):
     """The numbers of calls in a measurement of time."""
 
-    repeats: int  # measurements
-    warm: int = 2  # calls before the first measurement: one to compile, one to warm up
-    in_flight: int = 1  # calls in a measurement
+    repeats: int  # number of measurements
+    warm: int = 2  # number of calls before the first measurement: one to compile, one to warm up
+    in_flight: int = 1  # number of calls in a measurement
 
 
 def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
-    """Return the median, the least and the most of `values`.
+    """Return the median, the minimum and the maximum of `values`.
 
     >>> spread([3.0, 9.0, 4.0])
     (4.0, 3.0, 9.0)
@@ -54,7 +54,7 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
 
 
 def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Return pairs: the seconds of `call`, and the mean of the results of `second_call` before and after it.
+    """Return pairs: the seconds of `call`, and the mean of `second_call`'s results before and after that call.
 
     The speed of a shared machine may change within seconds, so we measure both numbers of a ratio close together.
     """
@@ -71,7 +71,7 @@ def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: E
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """Time `call`, which returns arrays.
 
-    With several calls in flight, the host launches the next call before the previous one has ended, so a GPU never
+    With several calls in flight, the host launches the next call before the previous one has ended. So a GPU never
     waits for the host.
     """
     for _ in range(effort.warm):
@@ -87,19 +87,19 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
 
 
 def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
-    """Time one turn of a loop: `call(turns)` runs `turns` turns, and a measurement takes about `span` seconds.
+    """Time one turn of a loop. `call(turns)` runs `turns` turns, and one measurement takes about `span` seconds.
 
-    A GPU takes some milliseconds to reach its full speed, so we measure many turns. A host takes up to a millisecond to
-    launch a program of hundreds of arguments: we measure `call(0)` and subtract its time. Raises RuntimeError if turns
-    take no time.
+    A GPU needs some milliseconds to reach its full speed, so we measure many turns at once. A host needs up to a
+    millisecond to launch a program with hundreds of arguments, so we also measure `call(0)` and subtract its time.
+    Raises RuntimeError if the turns take no time.
     """
     jax.block_until_ready(call(1))
     launching = measure(partial(call, 0), effort).least
     turns = 1
-    # We use the least of several measurements, since the host may be interrupted in any of them.
+    # We use the fastest of several measurements, because other work may interrupt the host in any of them.
     while (net := measure(partial(call, turns), effort).least - launching) < span / 2:
         turns *= max(2, int(span / 2 / max(net, launching)))
         if turns >= MOST_TURNS:
-            raise RuntimeError(f"{turns:,} turns would not take {span} s")
+            raise RuntimeError(f"cannot measure a turn: {turns:,} turns take less than {span} s")
     turns = max(turns, ceil(turns * span / net))
     return Seconds(*(seconds - launching for seconds in measure(partial(call, turns), effort))).over(turns)

@@ -1,4 +1,4 @@
-r"""Changes that may mend a checkpoint, each tried on a text: a correct model predicts ordinary text well.
+r"""Changes that may repair a checkpoint, each tried on a text: a correct model predicts ordinary text well.
 
 We report a change if it makes the text `ODDS` times as likely. If the unchanged model had generated the text, Markov's
 inequality says that any other model makes the text that much likelier with a probability of at most 1 / ODDS. But no
@@ -7,7 +7,7 @@ than the frequencies of the text's own tokens do. The loss of the frequencies is
 
     -sum_v c_v / n ln(c_v / n)        c_v: how often token v is among the n tokens
 
-A model with random weights, or for another language or tokenizer, never meets the second condition.
+A model with random weights, or a model for another language or tokenizer, never meets the second condition.
 """
 
 import math
@@ -26,11 +26,12 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import halves_to_interleaved, interleaved_to_halves
 
 ODDS = 1e9  # a change must make the text this many times as likely
-THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
+THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the RoPE bases of most released models
 EPS = (1e-6, 1e-5)
 
-# Formats of checkpoints with a configuration file other than config.json: the file, and its names of keys. A format
-# with configuration and weights in one file is missing here: the user must convert such a file first.
+# Formats of checkpoints whose configuration is not in config.json: the file with the configuration, and the names of
+# its keys. Formats with configuration and weights in one file are missing here, because the user must convert such a
+# file first.
 FILES = {
     "mistral": (
         "params.json",
@@ -38,7 +39,7 @@ FILES = {
     )
 }
 
-# A text for models that know English; its words are simple enough for the built-in model.
+# A text for models that know English. Its words are simple enough for the built-in model.
 TEXT = """Far, far away, in a round house under a big oak, lived a little lamb named Luna. Luna had a purple ball from \
 her mother. On a warm afternoon, Luna took the ball to the meadow. She wanted to play with her ball. Luna threw the \
 ball up and caught it again. But the ball bounced away. The ball landed at the top of a tall tree. Luna was very sad. \
@@ -47,31 +48,31 @@ help you." The squirrel ran up the tree as fast as it could. A moment later, Lun
 
 
 class Change(NamedTuple):
-    """A change of a checkpoint, and the fault that it would mend."""
+    """A change to a checkpoint, and the fault that the change would repair."""
 
-    fault: str  # the kind of fault; we report only the best change for each kind
+    fault: str  # the kind of fault; we report only the best change of each kind
     what: str  # the fault in words
-    mend: str  # the switch, or the way to convert again
+    mend: str  # how the user can make the change
     config: Config
     layer: Callable[[Any], Any] | None = None  # changes a `reference.llama.Layer`
     outside: Callable[[Any], Any] | None = None  # changes a `reference.llama.Params`, except its layers
 
 
 class LossTrial(NamedTuple):
-    """The loss on the text, in nats a token, of the checkpoint with one change, or unchanged if `change` is None."""
+    """The loss on the text, in nats per token, of the checkpoint with one change, or unchanged if `change` is None."""
 
     change: Change | None
     loss: float
 
 
 class Trials(NamedTuple):
-    """The results of all trials on a text. Each round keeps the best change of the previous round."""
+    """The results of all trials on a text. Each round starts from the best change of the previous round."""
 
     tokens: int
     frequencies: float  # the loss of a predictor that knows only how often each token is in the text
     before: float  # the loss of the unchanged checkpoint
-    best: list[LossTrial]  # the changes to report, in order; each loss is with all changes so far
-    tried: list[LossTrial]  # of the first round
+    best: list[LossTrial]  # the changes to report, in order; each loss includes all changes up to it
+    tried: list[LossTrial]  # the trials of the first round
 
     @property
     def judged(self) -> bool:
@@ -80,7 +81,7 @@ class Trials(NamedTuple):
 
 
 def frequency_loss(ids: Sequence[int]) -> float:
-    """Return the loss of predicting each id by its frequency among `ids`, in nats.
+    """Return the loss in nats of predicting each id with its frequency among `ids`.
 
     >>> round(frequency_loss([5, 5, 7, 7]) / math.log(2), 6)
     1.0
@@ -90,7 +91,7 @@ def frequency_loss(ids: Sequence[int]) -> float:
 
 
 def setting(format: str, key: str, value: str) -> str:
-    """Describe how to set one of config.json's keys for a checkpoint of this format.
+    """Describe how to set a key of config.json for a checkpoint of this format.
 
     >>> setting("mistral", "rms_norm_eps", "1e-05")
     '"norm_eps": 1e-05 in params.json'
@@ -104,17 +105,20 @@ def setting(format: str, key: str, value: str) -> str:
 
 
 def changes(config: Config, format: str) -> list[Change]:
-    """List the changes to try on a checkpoint of this configuration and format."""
+    """Return the changes to try on a checkpoint with this configuration and format."""
     pairs = "reorder the rows of q and k, as `llamaspec.reference.rope.{}` does, and convert again"
     candidates = [
         Change(
-            *("rope pairing", "q and k hold RoPE's pairs side by side, expected in halves"),
+            *(
+                "rope pairing",
+                "the rows of q and k that RoPE rotates together are neighbors; expected them in two halves",
+            ),
             pairs.format("interleaved_to_halves"),
             config,
             layer=lambda layer: _reordered(layer, config, interleaved_to_halves),
         ),
         Change(
-            *("rope pairing", "q and k were reordered for RoPE once too often"),
+            *("rope pairing", "the rows of q and k were reordered for RoPE twice instead of once"),
             pairs.format("halves_to_interleaved"),
             config,
             layer=lambda layer: _reordered(layer, config, halves_to_interleaved),
@@ -122,32 +126,45 @@ def changes(config: Config, format: str) -> list[Change]:
         *(
             Change("norms", f"the weights of norms are stored {how}", mend, config, *_shifted(by))
             for by, how, mend in (
-                (1.0, "less 1, as Gemma's are", "add 1 to the weights of every norm"),
-                (-1.0, "with 1 added, which this family does not expect", "subtract 1 from the weights of every norm"),
+                (1.0, "minus 1, as Gemma's are", "add 1 to the weights of every norm"),
+                (-1.0, "plus 1, which this family does not expect", "subtract 1 from the weights of every norm"),
             )
         ),
     ]
     if not config.tied:
         tied = {"outside": lambda params: params._replace(head=params.embedding)}
-        mend = setting(format, "tie_word_embeddings", "true") + ", without the weights of its head"
+        mend = setting(format, "tie_word_embeddings", "true") + ", and remove the weights of the head"
         candidates.append(
-            Change("head", "the head does not belong to this model: its embedding does better", mend, config, **tied)
+            Change(
+                "head",
+                "the head does not belong to this model: its embedding as the head predicts better",
+                mend,
+                config,
+                **tied,
+            )
         )
     if config.scaling is not None:
         mend = setting(format, "rope_scaling", "null")
         plain = replace(config, scaling=None)
-        candidates.append(Change("rope scaling", "RoPE is rescaled, which the weights do not expect", mend, plain))
+        candidates.append(
+            Change(
+                "rope scaling", "config.json sets rope_scaling, but the weights were trained without it", mend, plain
+            )
+        )
     for name, key, values in (("eps", "rms_norm_eps", EPS), ("theta", "rope_theta", THETAS)):
         for value in values:
             if value != getattr(config, name):
                 mend = setting(format, key, f"{value:g}")
-                what = f"{name} is {getattr(config, name):g}, which the weights do not expect"
+                what = f"{name} is {getattr(config, name):g}, but the weights were trained with another value"
                 candidates.append(Change(name, what, mend, replace(config, **{name: value})))
     return candidates
 
 
 def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = no_progress) -> Trials:
-    """Try the changes on a text in float64, and keep the best one; repeat until no change meets both conditions."""
+    """Try the changes on a text in float64, and keep the best one.
+
+    Repeats this until no change meets both conditions.
+    """
     params = load_reference_params(checkpoint, lazily=True)
     frequencies = frequency_loss(text.ids[1:])
     before = _loss(params, checkpoint.config, text)
@@ -171,7 +188,7 @@ def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = 
 
 
 def _loss(params: Any, config: Config, text: EvalText) -> float:
-    """Return the loss on a text, infinite if the logits are not finite."""
+    """Return the loss on a text, or infinity if the logits are not finite."""
     backend = ReferenceBackend(params, config, capacity=max(config.context, len(text.ids)))
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -181,7 +198,7 @@ def _loss(params: Any, config: Config, text: EvalText) -> float:
 
 
 def _changed(params: Any, change: Change) -> Any:
-    """Return the weights with a change; layers are still read one at a time."""
+    """Return the weights with a change. Layers are still read one at a time."""
     if layer := change.layer:
         layers = params.layers
         params = params._replace(layers=LazyLayers(len(layers), lambda i: layer(layers[i])))
@@ -189,7 +206,7 @@ def _changed(params: Any, change: Change) -> Any:
 
 
 def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
-    """Return a layer with the rows, biases and norms of q and k in another order."""
+    """Return a layer in which the rows, biases and norms of q and k are in another order."""
 
     def linear(projection: Any, heads: int) -> Any:
         bias = None if projection.bias is None else order(projection.bias, heads=heads)
@@ -201,7 +218,7 @@ def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> 
 
 
 def _shifted(by: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return two functions that add `by` to the weights of norms: one for a layer, one for the final norm."""
+    """Return two functions that add `by` to the weights of norms: one for a layer, and one for the final norm."""
 
     def shifted(fields: Any) -> Any:
         return fields._replace(**{name: norm + by for name, norm in _norms(fields)})

@@ -27,7 +27,7 @@ def norm_qkv(
     mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerStore]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
-    n = _normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
+    n = _apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
     q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -54,7 +54,7 @@ def norm_gate_up(
 ) -> Float[Array, "batch seq ffn"]:
     """Normalize x, project it to gate and up, and apply SwiGLU or another gate; without a gate, an activation of up."""
     assert isinstance(layer.ffn, FeedForward)
-    n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
     g = _gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)
     return g.astype(x.dtype)
@@ -82,7 +82,7 @@ def moe_add(
     chooses almost every expert. An expert has weight 0 for a token that did not choose the expert.
     """
     assert isinstance(layer.ffn, Experts)
-    n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     p = jax.nn.softmax(_linear(n, Linear(layer.ffn.router, layer.ffn.router_bias), product), axis=-1)  # of all experts
     weights, chosen = lax.top_k(p, config.experts_per_token)
     if config.renormalize_experts:
@@ -119,7 +119,7 @@ def norm_logits(
     x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
 ) -> Float[Array, "*batch vocab"]:
     """Normalize x, and give one logit per token of the vocabulary, in float32."""
-    logits = product(_normed(x, params.norm, params.norm_bias, config=config), params.head)
+    logits = product(_apply_norm(x, params.norm, params.norm_bias, config=config), params.head)
     logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, config.logit_cap)
 
@@ -219,7 +219,7 @@ def _linear(
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
 
 
-def _normed(
+def _apply_norm(
     x: Float[Array, "*batch dim"],
     weight: Float[Array, " dim"] | None,
     bias: Float[Array, " dim"] | None,

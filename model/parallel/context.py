@@ -1,11 +1,11 @@
-"""Context parallelism, as a function from a table of ops to a table of ops: the rows of the cache lie on all devices.
+"""Context parallelism: turns a table of ops into one for a cache that is sharded by positions over all devices.
 
 With n devices, position p is row p // n of the cache on device p mod n, so all devices hold equally many positions of a
-sequence. A device appends the keys and values of its own positions, and attends to these. The softmax over all
-positions is combined from each device's largest score, sum and weighted values, as `reference.softmax.running_update`
-combines blocks.
+sequence. A device appends the keys and values of its own positions, and attends to these positions. The softmax over
+all positions is combined from each device's largest score, sum and weighted values, as
+`reference.softmax.running_update` combines blocks.
 
-Every device computes everything else, so it needs all weights, and a cache of `capacity / n` positions.
+Every device computes everything else completely. So it needs all weights, and a cache of `capacity / n` positions.
 """
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from llamaspec.reference.config import Config
 
 
 def context_parallel(ops: Ops) -> Ops:
-    """Make a table of ops for a device that holds every n-th position, from the table `ops`."""
+    """Make a table of ops for a device that holds every n-th position of the cache, from the table `ops`."""
 
     def norm_qkv(
         x: Float[Array, "batch seq dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
@@ -39,8 +39,8 @@ def context_parallel(ops: Ops) -> Ops:
 def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
     """Write the keys or values at this device's positions into its rows.
 
-    Positions of other devices get an index past the end, so XLA drops them. A negative index would not be dropped: it
-    would count from the end.
+    Positions of other devices get an index past the end, so XLA drops them. XLA would not drop a negative index,
+    because it counts from the end.
     """
     devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
     index = jnp.where(at % devices == device, at // devices, rows.shape[2])  # [batch, seq]
@@ -58,20 +58,20 @@ def attend_across(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the positions of all devices; `cache` holds every n-th of them."""
+    """Attend to the positions of all devices. `cache` contains every n-th position."""
     batch, seq = q.shape[:2]
     dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
-    row = jnp.arange(cache.k.shape[2]) * devices + device  # the position of each row
+    row = jnp.arange(cache.k.shape[2]) * devices + device  # the position in each row of the cache
     at = positions.at[:, None, None, :, None]
     visible = row <= at if window is None else (row <= at) & (row > at - window)
     scores = transform_visible(scores_by_dot(q, cache.k, visible), visible, config)
     largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
     z = None if sinks is None else sink_scores(sinks, config)
     largest = largest if z is None else jnp.maximum(largest, z)
-    p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
+    p = jnp.exp(scores - largest)  # a query attends to itself, so the largest score is finite
     total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
-    total = total if z is None else total + jnp.exp(z - largest)  # after the sum over devices, so a sink is added once
+    total = total if z is None else total + jnp.exp(z - largest)  # after the sum, so that each sink is added once
     h = lax.psum(weighted_by_dot(p, cache.v), AXIS) / total  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)

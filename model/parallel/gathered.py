@@ -1,8 +1,8 @@
-"""Fully sharded data parallelism (FSDP), as a function from a table of ops to a table of ops.
+"""Fully sharded data parallelism (FSDP): turns a table of ops into one whose ops gather sharded matrices.
 
-Each device holds a part of the rows of every matrix, and computes on different sequences. An op gathers the matrix that
-it needs, and drops the matrix afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a matrix
-is cut into the same parts, and summed over devices (ZeRO, https://arxiv.org/abs/1910.02054).
+Each device stores a part of the rows of every matrix, and computes on different sequences. An op gathers the matrix
+that it needs, and drops the matrix afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a
+matrix is summed over devices, and cut into the same parts (ZeRO, https://arxiv.org/abs/1910.02054).
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,10 @@ from llamaspec.reference.config import Config
 
 
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
-    """Return the layout of each tensor by name.
+    """Return the sharding of each tensor by name.
 
-    Matrices are cut by rows if `devices` divides the rows of every matrix in their stack. All other tensors are whole.
+    Matrices are sharded by rows if `devices` divides the rows of every matrix in their stack. Each device has a copy of
+    all other tensors.
     """
     layouts = {}
     for stack in stacks(config):
@@ -35,9 +36,9 @@ def row_layouts(config: Config, devices: int) -> dict[str, P]:
 
 
 def gathered(ops: Ops, config: Config) -> Ops:
-    """Make the table of ops of one device out of the table `ops` that computes with whole matrices.
+    """Make the table of ops of one device from the table `ops`, which computes with complete matrices.
 
-    `config` describes the whole model. A matrix that already has all its rows on each device is not gathered.
+    `config` describes the complete model. A matrix that already has all its rows on each device is not gathered.
     """
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
@@ -86,7 +87,10 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Gather a stack of matrices: `part` has this device's rows of each, `rows` the number of rows of each matrix."""
+    """Gather a stack of matrices.
+
+    `part` has this device's rows of each matrix, and `rows` the number of rows of each matrix.
+    """
     if part.shape[0] == sum(rows):
         return part
     devices = sum(rows) // part.shape[0]

@@ -1,4 +1,4 @@
-"""A model loaded onto several devices: the counterpart of `model.running.load`."""
+"""Loads a model onto several devices. `model.running.load` does the same for one device."""
 
 from functools import partial
 
@@ -37,17 +37,19 @@ def load_parallel(
     """Load a model onto the first of JAX's devices, which may belong to several processes.
 
     Each process reads and checks the shares of its own devices. `layout` and `dtype` are chosen as for one device, and
-    `device` describes each device. `clock` measures the phases. Raises ValueError if the devices cannot share the
-    model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
+    `device` describes each device. `clock` records the time of each phase. Raises ValueError if the devices cannot
+    share the model, MemoryError if a share does not fit, and CheckpointError for files that cannot be used.
     """
     devices, sharding = options.devices, sharding_named(options.parallel)
     parts, over = Parts(checkpoint, devices, options.quantize, sharding), mesh(devices)
     local = [i for i, device_of_mesh in enumerate(over.devices) if device_of_mesh.process_index == jax.process_index()]
     if not local:
-        raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
+        raise ValueError(
+            f"--devices {devices}: none of the first {devices} devices belongs to process {jax.process_index()}"
+        )
     shares = [parts.of(i) for i in local]
     config = sharding.config(checkpoint.config, devices)
-    # Context parallelism holds all attention scores of a chunk in memory, so it does not use wider chunks.
+    # Context parallelism keeps all attention scores of a chunk in memory, so it does not use wider chunks.
     layout = layout._replace(devices=sharding.rows_spread(devices), wide=layout.wide if sharding.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
@@ -58,14 +60,14 @@ def load_parallel(
         memory = plan_memory(shapes, config, layout, device.platform, widest)
         if not sharding.cuts_weights:
             scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # scores and probabilities
-            angles = 4 * layout.rows * config.head_dim  # every device has the angles of all positions
+            angles = 4 * layout.rows * config.head_dim  # every device has the RoPE angles of all positions
             cache = -(-(memory.cache - angles) // devices) + angles
             memory = memory._replace(cache=cache, activations=memory.activations + scores)
         return in_one_memory(memory, len(local), device)
 
     free, other_programs = room()
     layout = layout.fitted(plan, free)
-    layout = layout._replace(wide=layout.wide[: all_min(len(layout.wide))])  # all processes run the same programs
+    layout = layout._replace(wide=layout.wide[: all_min(len(layout.wide))])  # all processes must run the same programs
     memory = plan(layout.widest)
     check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
     if len(local) == devices:
@@ -116,7 +118,7 @@ def plan_parallel(
     kernels: str,
     sharding: Sharding = TENSOR,
 ) -> tuple[Partition, OpsChoice]:
-    """Choose how arrays are cut and which ops run on each device; `shapes` are the weights of one device's share."""
+    """Choose how to shard arrays, and which ops run on each device. `shapes` are the weights of one device's share."""
     choice = ops_for(
         kernels,
         config,
@@ -126,8 +128,8 @@ def plan_parallel(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
-    if choice.kernels and not sharding.cuts_weights:  # attention kernels need the whole cache
-        plain = dict.fromkeys(("norm_qkv", "attend"), "its rows lie on several devices")
+    if choice.kernels and not sharding.cuts_weights:  # attention kernels need the complete cache
+        plain = dict.fromkeys(("norm_qkv", "attend"), "the cache is sharded over several devices")
         choice = choice._replace(
             ops=choice.ops._replace(norm_qkv=XLA.norm_qkv),
             kernels=tuple(name for name in choice.kernels if name not in plain),
@@ -138,7 +140,7 @@ def plan_parallel(
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:
-    """Multiply a share's memory by `devices` on a CPU, where all devices share one memory."""
+    """Multiply a share's memory by `devices` on a CPU, because its virtual devices use the same memory."""
     if device.platform != "cpu":
         return memory
     shared = ("weights", "cache", "activations", "logits")

@@ -1,8 +1,8 @@
-"""A model on several devices: how each array is cut, and programs that run on all devices at once.
+"""A model on several devices: how each array is sharded, and programs that run on all devices at once.
 
-Every program is one `jax.shard_map`. Inside, each device sees its own part of each array, and ops call collectives
-explicitly. We do not use XLA's partitioner: it cannot look into a kernel, so it would gather a whole matrix before each
-kernel.
+Every program is one `jax.shard_map`. In it, each device sees its own part of each array, and ops call collectives
+explicitly. We do not use XLA's partitioner, because it cannot look into a kernel. It would therefore gather a complete
+matrix before each kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,27 +24,27 @@ from llamaspec.model.tensors import weights
 from llamaspec.model.weights.params import Names, Params, array_names
 from llamaspec.reference.config import Config
 
-CACHE = 2  # the index of the cache among the arguments of a program, which donates the cache
-HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
+CACHE = 2  # index of the cache among a program's arguments; the program donates the cache
+HEADS = P(None, AXIS)  # sharding of keys and values [batch, kv_heads, rows, head_dim] by heads
 
 
 def mesh(devices: int) -> Mesh:
-    """Make a mesh of the first `devices` of JAX's devices. Raises ValueError if JAX has fewer."""
+    """Make a mesh of the first `devices` of JAX's devices. Raises ValueError if JAX has fewer devices."""
     available = all_devices()
     if len(available) < devices:
-        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
+        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N virtual devices of a CPU"
         raise ValueError(
-            f"expected {devices} devices, JAX has {len(available)}{hint * (available[0].platform == 'cpu')}"
+            f"expected {devices} devices, but JAX has {len(available)}{hint * (available[0].platform == 'cpu')}"
         )
     return Mesh(np.array(available[:devices]), (AXIS,))
 
 
 def layouts(params: Params, config: Config) -> Params:
-    """Return a PartitionSpec for each array of `params`; `config` describes a device's share.
+    """Return a PartitionSpec for each array of `params`. `config` describes the share of one device.
 
-    `params` are the weights of a share, or their shapes. Codes, scales, zero points and minima of a matrix are cut
-    along the same axis. If columns are cut, each device has a copy of a scale for a whole row. Norms of single heads
-    are stacked, and cut between heads.
+    `params` are the weights of a share, or their shapes. Codes, scales, zero points and minima of a matrix are sharded
+    along the same axis. If columns are sharded, each device has a copy of a scale that belongs to a complete row. Norms
+    of single heads are stacked, and sharded by heads.
     """
     axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 
@@ -60,24 +60,24 @@ def _replicated(tree: Any) -> Any:
 
 
 class Partition(NamedTuple):
-    """The devices that one model lies on, and how its weights and its cache are cut."""
+    """The devices that share one model, and how its weights and its cache are sharded."""
 
     mesh: Mesh
-    weights: Params  # a PartitionSpec in the place of each array
-    cache: Cache  # likewise
+    weights: Params  # a PartitionSpec in place of each array
+    cache: Cache  # a PartitionSpec in place of each array
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
+        """The total number of devices."""
         return self.mesh.size
 
     @property
     def local(self) -> list[int]:
-        """The indices in the mesh of this process's devices."""
+        """The indices of this process's devices in the mesh."""
         return [i for i, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
 
     def joined(self, layout: Any, parts: Sequence[Any]) -> Any:
-        """Make a tree of global arrays; `parts` has one tree for each device of this process."""
+        """Make a tree of global arrays. `parts` has one tree for each device of this process."""
 
         def join(spec: P, *shards: jax.Array) -> jax.Array:
             shape = self._global_shape(shards[0].shape, spec)
@@ -95,7 +95,7 @@ class Partition(NamedTuple):
         return jax.tree.map(shape, layout, local)
 
     def replicated(self, tree: Any) -> Any:
-        """Copy whole arrays to every device; every process must pass the same arrays."""
+        """Copy complete arrays to every device. Every process must pass the same arrays."""
         sharding = NamedSharding(self.mesh, P())
 
         def place(array: Any) -> jax.Array:
@@ -123,14 +123,14 @@ class Partition(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program for all devices, to be lowered for the shapes that one device sees."""
+    """A program for all devices, which we lower for the shapes that one device sees."""
 
     partition: Partition
     program: partial
 
     @property
     def jitted(self) -> Any:
-        """The jitted function of global arrays; it donates the cache."""
+        """The jitted function of global arrays. It donates the cache."""
         mesh, weights, cache = self.partition.mesh, self.partition.weights, self.partition.cache
         arguments, results = {
             prefill: (4, cache),
@@ -145,7 +145,7 @@ class Program(NamedTuple):
         return jax.jit(spread, donate_argnums=CACHE)
 
     def lower(self, params: Params, *arguments: Any) -> jax.stages.Lowered:
-        """Lower for arguments that have these shapes on each device."""
+        """Lower the program for arguments that have these shapes on each device."""
         partition = self.partition
         first, cache, *more = arguments
         layout_of_all = partition.shapes(_replicated((first, more)), (first, more))
@@ -164,7 +164,7 @@ def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, leng
 def _agreeing(run: Callable) -> Callable:
     """Make all processes take the same number of steps: the smallest that any process asks for.
 
-    Processes may ask for different numbers, since each measures how long a token takes by its own clock.
+    Processes may ask for different numbers, because each process measures by its own clock how long a token takes.
     """
     if jax.process_count() == 1:
         return run
@@ -172,5 +172,5 @@ def _agreeing(run: Callable) -> Callable:
 
 
 def cache_layout(layers: int, rows: P = HEADS) -> Cache:
-    """Return the layout of a cache: by default each device holds its own kv heads."""
+    """Return the sharding of a cache. By default each device holds its own kv heads."""
     return Cache([LayerCache(rows, rows)] * layers, P())  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ Every process connects to process 0 and sends its settings. If the settings of a
 the same one-line error. Otherwise process 0 sends the port for `jax.distributed`, and the connections stay open.
 
 A collective waits for every device. If one process ended, the others would wait forever, or abort with pages of C++
-output. So each process sends a beat twice a second. If a connection closes, or is silent for `timeout` seconds, every
-process ends with one line and exit code 1.
+output. So each process sends a heartbeat twice a second. If a connection closes, or is silent for `timeout` seconds,
+every process ends with one line and exit code 1.
 """
 
 import atexit
@@ -25,26 +25,26 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-BEAT = 0.5  # seconds
-GRACE = 2.0  # seconds to wait after an error, so that the watch can name a process that is gone
+BEAT = 0.5  # seconds between two heartbeats
+GRACE = 2.0  # seconds to wait after an error, so that the watch can report a process that has ended
 
 
 class ProcessGroup(NamedTuple):
-    """The processes that run a model, and the number of this one among them."""
+    """The processes that run a model together, and the number of this process."""
 
     coordinator: str  # HOST:PORT of process 0
     processes: int
     process: int
-    timeout: float  # seconds of silence after which a process counts as gone
-    settings: Mapping[str, str] = {}  # options that must be the same in every process, by name
+    timeout: float  # seconds of silence after which we treat a process as ended
+    settings: Mapping[str, str] = {}  # name: value of each option that must be the same in every process
 
 
 @contextmanager
 def joined(group: ProcessGroup) -> Iterator["Watch"]:
-    """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
+    """Join the processes of `group` while the body runs. In the body, JAX lists the devices of all processes.
 
-    Yields the `Watch`, which holds the connections to the other processes. Raises ConnectionError if some process does
-    not connect within the group's timeout, ValueError if the processes have different settings.
+    Yields the `Watch`, which has the connections to the other processes. Raises ConnectionError if a process does not
+    connect within the group's timeout, and ValueError if the processes have different settings.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -55,20 +55,20 @@ def joined(group: ProcessGroup) -> Iterator["Watch"]:
     )
     with _silent_stdout():  # Gloo prints a line when devices first communicate
         agreed(0)
-    # JAX waits at exit for all processes. After a failure the others will not come, so this handler, which runs before
-    # JAX's, ends the process at once.
+    # JAX waits at exit for all processes. After a failure, the other processes will not reach that point. So this
+    # handler, which runs before JAX's, ends the process at once.
     atexit.register(watch.end)
     try:
         yield watch
     except Exception:
-        time.sleep(GRACE)  # the watch ends the process meanwhile if another one is gone
+        time.sleep(GRACE)  # if another process has ended, the watch ends this one during the sleep
         raise
     watch.leave()
 
 
 @contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Drop what C++ writes to standard output while the body runs."""
+    """Discard what C++ code writes to standard output while the body runs."""
     sys.stdout.flush()
     stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -86,36 +86,36 @@ def agreed(number: int) -> int:
 
 
 def all_min(number: int) -> int:
-    """Return the smallest `number` of all processes, in every process."""
+    """Return the smallest `number` over all processes, in every process."""
     return int(multihost_utils.process_allgather(np.uint32(number)).min())
 
 
 class Watch:
-    """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
+    """A thread with connections to other processes: process 0 is connected to all, every other process to process 0."""
 
     def __init__(self, group: ProcessGroup):
-        """Connect, and start to send beats. Raises as `joined` does."""
+        """Connect, and start to send heartbeats. Raises the errors of `joined`."""
         self._group = group
         self._finished = False
-        self._done: set[int] = set()  # processes that have said that they are done
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # lines that process 0 has sent, then None
+        self._done: set[int] = set()  # processes that have announced their normal end
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # lines from process 0, then None
         try:
             port, self._connections = self._work() if group.process else self._coordinate()
         except OSError as error:
-            what = f"not all of {group.processes} processes came to {group.coordinator} within {group.timeout:g} s"
+            what = f"not all of {group.processes} processes connected to {group.coordinator} in {group.timeout:g} s"
             raise ConnectionError(what) from error
-        self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
-        self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each process last sent something
-        self._begun = dict.fromkeys(self._connections, b"")  # an incomplete message
+        self.meeting = f"{self._host}:{port}"  # address at which `jax.distributed` connects
+        self._heard = dict.fromkeys(self._connections, time.monotonic())  # time of the last message of each process
+        self._begun = dict.fromkeys(self._connections, b"")  # the beginning of an incomplete message of each process
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self) -> None:
-        """Tell the others that this process is done, so that they do not treat its end as a failure."""
+        """Tell the other processes that this one is done, so that they do not treat its end as a failure."""
         self._finished = True
         self._send(b"done\n")
 
     def shared(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines of process 0 in every process, as they come. Only process 0 reads its argument `lines`."""
+        """Yield the lines of process 0 in every process, as they arrive. Only process 0 reads its argument `lines`."""
         if not self.first:
             yield from iter(self._lines.get, None)
             return
@@ -125,7 +125,7 @@ class Watch:
         self._send(b"line null\n")
 
     def end(self) -> None:
-        """End the process at once if it has not left."""
+        """End the process at once, unless it has called `leave`."""
         if not self._finished:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -145,15 +145,15 @@ class Watch:
         return int(self._group.coordinator.rpartition(":")[2])
 
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
-        """Wait for all other processes to connect, then send each of them a free port of this machine.
+        """Wait until all other processes have connected, and send each of them a free port of this machine.
 
-        If the settings of some process differ, send an error message instead. A connection that does not send settings,
-        such as a port scan, is closed.
+        If the settings of a process differ, sends an error message instead. Closes connections that do not send
+        settings, such as those of a port scan.
         """
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         connections: dict[int, socket.socket] = {}
-        settings_of: dict[int, Mapping[str, str]] = {}  # the settings that each process sent
+        settings_of: dict[int, Mapping[str, str]] = {}  # number of a process: the settings that it sent
         until = time.monotonic() + self._group.timeout
         with socket.create_server(("", self._port)) as server:
             while len(connections) < self._group.processes - 1:
@@ -197,7 +197,7 @@ class Watch:
             ready, _, _ = select.select(list(self._connections.values()), [], [], BEAT)
             now = time.monotonic()
             if now - beaten >= BEAT:
-                # If this process itself was suspended, the silence meanwhile is no fault of the others.
+                # If this process itself was suspended, the other processes are not to blame for the silence.
                 if beaten and now - beaten > self._group.timeout / 2:
                     self._heard = dict.fromkeys(self._connections, now)
                 beaten = now
@@ -228,11 +228,11 @@ class Watch:
                 self._fail(int(peer), why)
         if not message:
             if number not in self._done:
-                self._fail(number, "is gone")
+                self._fail(number, "has ended")
             del self._connections[number]
 
     def _fail(self, number: int, what: str) -> NoReturn:
-        """Tell the others and the user which process ended the work, and end this one."""
+        """Report to the other processes and to the user which process failed and why, and end this process."""
         if self.first:
             self._send(bytes(f"fail {number} {what}\n", "ascii"))
         sys.stdout.flush()
@@ -244,11 +244,11 @@ class Watch:
             try:
                 connection.sendall(message)
             except OSError:
-                pass  # `_hear` notices the closed connection
+                pass  # `_hear` will notice the closed connection
 
 
 def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]) -> str | None:
-    """Name the first option that differs between process 0 and another process; None if there is none.
+    """Describe the first option that differs between process 0 and another process. Returns None if none differs.
 
     >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
     'the processes differ: --seed is 7 in process 0 and 8 in process 1'
@@ -269,10 +269,10 @@ def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read a line, and nothing after it. Raises ConnectionError if the connection closes before the line ends."""
+    """Read one line, and nothing after it. Raises ConnectionError if the connection closes before the line ends."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := connection.recv(1)):
-            raise ConnectionError("the connection has ended")
+            raise ConnectionError("the connection was closed before a complete line arrived")
         line += byte
     return line

@@ -1,7 +1,8 @@
-"""A checkpoint with one device's share of a model, which reads only this share from the files.
+"""A checkpoint with one device's share of a model. It reads only this share from the files.
 
-Consecutive rows of a matrix are one range of a file. Columns are not: a device's part of each row is read separately.
-We turn off the system's read-ahead (`Checkpoint.scattered`), which would read megabytes of other devices' parts.
+Consecutive rows of a matrix are one range of a file. Columns are not, so we read a device's part of each row
+separately. We turn off the system's read-ahead (`Checkpoint.scattered`), which would read megabytes of other devices'
+parts.
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from llamaspec.reference.config import Config
 
 
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
-    """Make the checkpoint of device number `device` of `devices`: `share` makes its configuration, `cut` its tensors.
+    """Make the checkpoint of device number `device` out of `devices`. `share` gives its configuration, `cut` its
+    tensors.
 
-    No weight is read yet. Raises ValueError as `share` does, and CheckpointError if a cut would split a group of
+    Reads no weight yet. Raises ValueError as `share` does, and CheckpointError if a cut would split a group of
     quantized columns.
     """
     if devices == 1:
@@ -37,7 +39,7 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
 
 
 def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tensor]:
-    """Make the tensors of one device's share if there is no checkpoint: shapes without values, not quantized."""
+    """Make the tensors of one device's share without a checkpoint: shapes without values, not quantized."""
     untied = replace(config, tied=False) if devices > 1 else config
     return {
         name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
@@ -66,7 +68,11 @@ def _part(name: str, tensor: Tensor, part: Cut | None, checkpoint: Checkpoint) -
     if codes:
         if part.axis == 1 and codes.group < tensor.shape[1] and part.size % codes.group:
             columns = f"{tensor.shape[1]} columns in groups of {codes.group}"
-            raise refused(checkpoint.path, f"{name} has {columns}, which {_times(tensor, part)} devices would cut")
+            raise refused(
+                checkpoint.path,
+                f"{name} has {columns}, which cannot be divided over {_times(tensor, part)} devices without "
+                "splitting a group",
+            )
         codes = _codes_part(codes, tensor.shape[1], part, prod(shape) / prod(tensor.shape))
     return tensor._replace(shape=shape, read=read, codes=codes)
 
@@ -84,7 +90,9 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             if span.start < span.stop:
                 yielded += span.stop - span.start
                 missing = part.size - yielded if stop >= part.stop else 0
-                yield part_of_codes._make(a[span] if not missing else _more(a[span], missing) for a in part_of_codes)
+                yield part_of_codes._make(
+                    a[span] if not missing else _add_rows(a[span], missing) for a in part_of_codes
+                )
             start = stop
             if start >= part.stop:
                 break
@@ -96,14 +104,15 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             values, *scales_and_more = part_of_codes
             yield part_of_codes._make((values[:, part.start : part.stop], *(a[:, groups] for a in scales_and_more)))
 
-    # `source` is None, so a share is cut from the codes of the whole matrix: a scale may belong to a whole row.
+    # `source` is None, so that we cut a share from the codes of the complete matrix: a scale may belong to a complete
+    # row.
     cut = columns if part.axis else rows
     return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    return rows if len(rows) == size else _more(rows, size - len(rows))
+    return rows if len(rows) == size else _add_rows(rows, size - len(rows))
 
 
-def _more(rows: np.ndarray, count: int) -> np.ndarray:
+def _add_rows(rows: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)])

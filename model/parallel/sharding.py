@@ -1,4 +1,4 @@
-"""Ways for devices to share a model that generates: by heads and columns, or by the rows of the cache."""
+"""Ways to share a model between devices for generation: by heads and columns, or by the rows of the cache."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,36 +24,38 @@ from llamaspec.reference.quantizers.schemes import scheme
 
 
 class Sharding(NamedTuple):
-    """A way for devices to share a model: the parts of arrays that each holds, and the ops that join their results."""
+    """A way to share a model between devices: which parts of arrays each device holds, and the ops that join the
+    results.
+    """
 
     name: ParallelName
-    ops: Callable[[Ops], Ops]  # adds communication to a table of ops that computes on a share
-    kv_layout: P  # the layout of keys and values [batch, kv_heads, rows, head_dim]
-    hidden: P  # the layout of queries and of the results of attention and of gate and up [batch, seq, ...]
+    ops: Callable[[Ops], Ops]  # adds communication to a table of ops that compute on a share
+    kv_layout: P  # sharding of keys and values [batch, kv_heads, rows, head_dim]
+    hidden: P  # sharding of queries, of attention's results, and of gate and up [batch, seq, ...]
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether devices split the matrices. If not, they split the rows of the cache."""
+        """Whether the matrices are sharded. If not, the rows of the cache are."""
         return self.name == "tensor"
 
     def config(self, config: Config, devices: int) -> Config:
-        """Return the configuration that each device computes with. Raises ValueError as `share` does."""
+        """Return the configuration with which each device computes. Raises ValueError as `share` does."""
         return share(config, devices) if self.cuts_weights else config
 
     def part(self, checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
-        """Return the part of a checkpoint that a device reads. Raises as `share_of` does."""
+        """Return the part of a checkpoint that a device reads. Raises the errors of `share_of`."""
         return share_of(checkpoint, device=device, devices=devices) if self.cuts_weights else checkpoint
 
     def weights(self, params: Params, config: Config) -> Params:
-        """Return a PartitionSpec for each array of `params`, the weights (or shapes) that a device holds."""
+        """Return a PartitionSpec for each array of `params`, the weights (or shapes) that one device holds."""
         return layouts(params, config) if self.cuts_weights else jax.tree.map(lambda _: P(), params)
 
     def cache(self, layers: int) -> Cache:
-        """Return the layout of a cache of `layers` layers."""
+        """Return the sharding of a cache with `layers` layers."""
         return cache_layout(layers, self.kv_layout)
 
     def rows_spread(self, devices: int) -> int:
-        """Return the number of devices that split the rows of a cache."""
+        """Return the number of devices over which the rows of a cache are sharded."""
         return 1 if self.cuts_weights else devices
 
 
@@ -62,18 +64,18 @@ CONTEXT = Sharding("context", context_parallel, kv_layout=P(None, None, AXIS), h
 
 
 def sharding_named(name: str) -> Sharding:
-    """Find a sharding by name. Raises ValueError for an unknown name."""
+    """Return the sharding with this name. Raises ValueError for an unknown name."""
     for sharding in (TENSOR, CONTEXT):
         if sharding.name == name:
             return sharding
-    raise ValueError(f"no sharding named {name}: choose tensor or context")
+    raise ValueError(f"parallel must be tensor or context, got {name}")
 
 
 class Parts:
-    """The parts of a checkpoint that each device reads; with `quantize`, they are quantized while being read."""
+    """The parts of a checkpoint that the devices read. With `quantize`, they are quantized while we read them."""
 
     def __init__(self, checkpoint: Checkpoint, devices: int, quantize: str | None, sharding: Sharding = TENSOR):
-        """Raises ValueError if `devices` cannot share the model."""
+        """Store the arguments. Raises ValueError if `devices` cannot share the model."""
         self._checkpoint, self._devices, self._quantize, self._sharding = checkpoint, devices, quantize, sharding
         sharding.config(checkpoint.config, devices)
 
@@ -81,15 +83,15 @@ class Parts:
         """Return the share of a device. Raises CheckpointError if a cut would split a group of quantized columns.
 
         If the scheme has groups of columns, the codes of a share do not depend on the other columns, so we read only
-        the share. If the scheme has one scale for a whole row, we must read the whole row.
+        the share. If the scheme has one scale per row, we must read complete rows.
         """
         cut = partial(self._sharding.part, device=device, devices=self._devices)
         if self._quantize is None:
             return cut(self._checkpoint)
-        share_of_codes = cut(quantized(self._checkpoint, self._quantize))  # also refuses a cut within a group
+        share_of_codes = cut(quantized(self._checkpoint, self._quantize))  # this also refuses a cut within a group
         if scheme(self._quantize).group is None:
             return share_of_codes
         part = cut(self._checkpoint)
-        # If the whole model ties the head to the embedding, the head is not quantized.
+        # If the complete model ties the head to the embedding, we do not quantize the head.
         tied = replace(part, config=replace(part.config, tied=self._checkpoint.config.tied))
         return replace(quantized(tied, self._quantize), config=part.config)

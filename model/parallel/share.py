@@ -1,8 +1,8 @@
-"""A device's share of a model: its heads and its columns of the feed-forward layers.
+"""The share of a model that one device holds: its heads and its columns of the feed-forward layers.
 
 Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) cuts the first matrix of each pair by rows and the
-second by columns, so that devices exchange nothing between the two. The logical axes of a weight in `model.tensors`
-decide which axis is cut.
+second one by columns, so that devices exchange nothing between the two products. The logical axes of a weight in
+`model.tensors` decide which axis is cut.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ MOST = 64  # the largest number of devices that an error message suggests
 
 
 class Cut(NamedTuple):
-    """The part of a weight that a device holds: indices from `start` to `stop` of `axis`, padded to `size`."""
+    """The part of a weight that a device holds: the indices from `start` to `stop` of `axis`, padded to `size`."""
 
     axis: int
     start: int
@@ -25,11 +25,11 @@ class Cut(NamedTuple):
 
 
 def share(config: Config, devices: int) -> Config:
-    """Make the configuration that each of `devices` computes with.
+    """Make the configuration with which each of `devices` devices computes.
 
     If there are fewer kv heads than devices, several devices hold the same kv head. The output head is cut, so it is a
-    separate array even if the model ties it to the embedding. Raises ValueError if `devices` cannot share the model;
-    the message lists the numbers of devices that can.
+    separate array even if the model ties it to the embedding. Raises ValueError if `devices` cannot share the model.
+    The message lists the numbers of devices that can.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
@@ -53,17 +53,17 @@ def share(config: Config, devices: int) -> Config:
 
 
 def possible(config: Config) -> list[int]:
-    """List the numbers of devices that can share a model, up to 64."""
+    """Return the numbers of devices up to 64 that can share a model."""
     return [devices for devices in range(1, MOST + 1) if not _refusal(config, devices)]
 
 
 def _refusal(config: Config, devices: int) -> str | None:
     if devices < 1:
-        return f"{devices} devices are none"
+        return f"expected at least 1 device, got {devices}"
     for what, size in (
         ("heads", config.heads),
         ("columns of the feed-forward layers", config.ffn),
-        ("columns of the expert that every token passes", config.shared_ffn),
+        ("columns of the shared expert", config.shared_ffn),
     ):
         if size % devices:
             return f"{size} {what} cannot be cut into {devices} equal parts"
@@ -78,16 +78,16 @@ def _in_words(numbers: Sequence[int]) -> str:
 
 
 def cut_axis(weight: Weight) -> int | None:
-    """Return the axis along which devices split a weight; None: every device holds the whole weight."""
+    """Return the axis along which devices share a weight, or None if every device holds the complete weight."""
     shared = ("heads", "kv_heads", "each_head", "ffn", "shared", *(("vocab",) if weight.role is Role.HEAD else ()))
     return next((i for i, axis in enumerate(weight.axes) if axis in shared), None)
 
 
 def weights_on(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
-    """Yield the weights of the whole model that device number `device` holds, in whole or in part.
+    """Yield the weights of the complete model that device number `device` holds, completely or in part.
 
-    A pair is the weight's name on the device, and the weight. Only norms of single heads have another name there, since
-    every device counts its heads from 0.
+    A pair is the weight's name on the device, and the weight. Only norms of single heads have a different name on the
+    device, because every device counts its heads from 0.
     """
     for weight in weights(config):
         if weight.head is None:
@@ -100,9 +100,9 @@ def weights_on(config: Config, *, device: int, devices: int) -> Iterator[tuple[s
 
 
 def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:
-    """Return the part of a weight of the whole model that device number `device` holds; None: the whole weight.
+    """Return the part of a weight that device number `device` holds, or None if it holds the complete weight.
 
-    `config` describes the whole model. If the vocabulary cannot be cut into equal parts, the last part is padded.
+    `config` describes the complete model. If the vocabulary cannot be cut into equal parts, the last part is padded.
     """
     axis = cut_axis(weight)
     if axis is None:

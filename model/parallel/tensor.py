@@ -1,4 +1,4 @@
-"""Tensor parallelism, as a function from a table of ops to a table of ops.
+"""Tensor parallelism: turns a table of ops into one for devices that each compute with a share of the weights.
 
 Inside `jax.shard_map`, the code of `model.forward` computes on each device's heads and columns. The configuration is
 from `share`, and the weights are cut as `layouts` says. Two sums per block join the devices:
@@ -28,7 +28,7 @@ AXIS = "devices"
 
 
 def tensor_parallel(ops: Ops) -> Ops:
-    """Make the table of ops of one device out of the table `ops` that computes on its share."""
+    """Make the table of ops of one device from the table `ops`, which computes on the device's share."""
     return ops._replace(
         norm_qkv=partial(ops.norm_qkv, mean=mean),
         project_add=partial(ops.project_add, total=total),
@@ -44,12 +44,12 @@ def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows
 
 
 def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
-    """Average a value over all devices. Kv heads count equally, since each is held by the same number of devices."""
+    """Average a value over all devices. Kv heads count equally, because each is held by the same number of devices."""
     return lax.pmean(of_mine, AXIS)
 
 
 def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:
-    """Extend an op that gives the logits of a device's part of the vocabulary to the whole vocabulary."""
+    """Extend an op that computes logits for a device's part of the vocabulary to the complete vocabulary."""
 
     def all_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
         logits = norm_logits(x, params, config=config)

@@ -1,7 +1,7 @@
-"""A model on several devices for `verify.judging.walk`: each op is a program for all devices.
+"""A model on several devices for `verify.judging.walk`. Each op is a program for all devices.
 
-The walk passes whole arrays to the ops and reads whole results, so it judges several devices as it judges one. If
-several devices hold the same kv head, its keys and values are read from the first device.
+The walk passes complete arrays to the ops and reads complete results, so it judges several devices as it judges one. If
+several devices hold the same kv head, its keys and values are read from the first of these devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,16 +28,21 @@ from llamaspec.model.weights.loading import abstract_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-OpsFor = Callable[[Config, Params, int], Ops]  # from a share's configuration and weights, and rows of the cache
+OpsFor = Callable[
+    [Config, Params, int], Ops
+]  # makes a table from a share's configuration and weights, and the cache's length
 
 
 @dataclass(frozen=True)
 class ShardedCache:
-    """The cache of a layer on several devices. Iterating gives keys and values with each kv head once, in order."""
+    """The cache of a layer on several devices.
+
+    Iterating over it gives keys and values with each kv head once, in order.
+    """
 
     cache: LayerCache
-    copies: int  # the number of devices that hold each kv head
-    dealt: int  # the number of devices that split the positions
+    copies: int  # number of devices that hold each kv head
+    dealt: int  # number of devices over which the positions are sharded
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for a in self.cache:
@@ -58,7 +63,7 @@ def walkable_on(
 ) -> WalkableModel:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
-    The ops of `table` compute on one share; `sharding` adds the communication between devices.
+    The ops of `table` compute on one share. `sharding` adds the communication between devices.
     """
     parts, over = Parts(checkpoint, devices, quantize, sharding), mesh(devices)
     config = sharding.config(checkpoint.config, devices)
@@ -69,11 +74,11 @@ def walkable_on(
     ops = sharding.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
     copies = max(1, devices // checkpoint.config.kv_heads) if sharding.cuts_weights else 1
     dealt = sharding.rows_spread(devices)
-    of_weights = {id(params): partition.weights}  # layouts of weights, by `id` of the tree that the walk passes
+    of_weights = {id(params): partition.weights}  # `id` of a tree that the walk passes: shardings of its weights
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
     def spread(op: Callable, *layout: Any, results: Any) -> Callable:
-        """Turn an op into a program for all devices; `layout` has the layout of each argument, None for weights."""
+        """Turn an op into a program for all devices. `layout` has the sharding of each argument, None for weights."""
         compiled: dict[Any, Callable] = {}
 
         def call(*arguments: Any, **static: Any) -> Any:

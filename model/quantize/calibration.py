@@ -178,13 +178,13 @@ class _Layer:
 
         qkv, o = (_names(self._fields[field]) for field in ("qkv", "o"))
         norm = "attention_norm"
-        self._quantize(qkv, lambda x, layer: _normed(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
+        self._quantize(qkv, lambda x, layer: _rmsnorm(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
         self._quantize(o, attended, streams, rows=qkv[2])
         layer = self._layer()
         streams = [_projected(attended(x, layer), layer, x) for x in streams]
 
         entering = [name for ffn in self._ffns for name in _names(ffn["gate_up"])]
-        self._quantize(entering, lambda x, layer: _normed(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
+        self._quantize(entering, lambda x, layer: _rmsnorm(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
         for e, ffn in enumerate(self._ffns):
 
             def gated(x: Array, layer: Layer, e: int = e) -> Array:
@@ -285,7 +285,7 @@ def _names(stack: Stack) -> list[str]:
 
 
 @partial(jax.jit, static_argnames="eps")
-def _normed(x: Float[Array, "1 seq dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "1 seq dim"]:
+def _rmsnorm(x: Float[Array, "1 seq dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "1 seq dim"]:
     return rmsnorm(x, weight, eps=eps)
 
 

@@ -1,4 +1,4 @@
-"""A Llama on JAX's default device, one sequence at a time."""
+"""A Llama model on JAX's default device, which runs one sequence at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -29,30 +29,31 @@ class Drawing(NamedTuple):
     """A completion in progress, on the device."""
 
     text: DecodeState
-    fixed: tuple[Any, ...]  # arguments of `decode` that stay the same: keys, sampling options, stops
+    fixed: tuple[Any, ...]  # arguments of `decode` that do not change: keys, sampling options, stops
     greedy: bool
 
 
 def describe_run(dtype: np.dtype, device: Device, choice: OpsChoice) -> str:
-    """Say in one line how a model runs: its dtype, the device, and on a GPU how many ops are plain."""
+    """Describe in one line how a model runs: its dtype, the device, and on a GPU how many ops run without a kernel."""
     running = f"{dtype} on {device}"
     return running if device.platform == "cpu" else f"{running}; {summarize(choice)}"
 
 
 class JaxBackend:
-    """A `Backend` of compiled programs, for a batch of one sequence."""
+    """A `Backend` that runs compiled programs, for a batch of one sequence."""
 
     def __init__(
         self, params: Params, programs: Programs, config: Config, *, choice: OpsChoice, layout: Layout, device: Device
     ):
-        """Run `programs` of `layout`, compiled with the ops of `choice` for `device`, on `params`.
+        """Run `programs`, compiled for `layout` with the ops of `choice` for `device`, with the weights `params`.
 
         Raises ValueError for a layout of several sequences.
         """
         if layout.batch != 1:
-            raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
+            raise ValueError(f"layout.batch: expected 1, because a backend runs one sequence, got {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
-        # With 0, a GPU would idle for the milliseconds that the host takes to launch a burst. A CPU is the host itself.
+        # With 0, a GPU would be idle for the milliseconds that the host takes to launch a burst. On a CPU, the host is
+        # the device.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
         self._layout = layout
@@ -61,11 +62,13 @@ class JaxBackend:
         self._put: Callable[[Any], Any] = jax.device_put  # copies from the host to the device
 
     def describe(self) -> str:
-        """Say in one line how the model runs: its dtype, the device, and on a GPU how many ops are plain."""
+        """Describe in one line how the model runs: its dtype, the device, and on a GPU how many ops run without a
+        kernel.
+        """
         return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:
-        """Count the bytes that a step of decoding must read after `position` tokens."""
+        """Count the bytes that a decoding step after `position` tokens must read."""
         layout = self._layout
         cost = decode_cost(
             self._params, self._config, position=position, batch=layout.batch, cache_dtype=layout.cache_dtype
@@ -73,18 +76,18 @@ class JaxBackend:
         return cost.bytes
 
     def start(self) -> Cache:
-        """Make an empty cache. Raises MemoryError if the device has no room for it."""
+        """Make an empty cache. Raises MemoryError if the device has too little memory for it."""
         layout = self._layout
         size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):
             return layout.empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
-        """Return the cache cut to its first `length` positions."""
+        """Return the cache, cut to its first `length` positions."""
         return cache._replace(lengths=self._put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append the keys and values of `ids` to the cache, in the parts of `Layout.parts`."""
+        """Append the keys and values of `ids` to the cache, in the parts that `Layout.parts` gives."""
         start = 0
         for width, count in self._layout.parts(len(ids)):
             part = ids[start : start + count]
@@ -97,13 +100,16 @@ class JaxBackend:
     ) -> Drawing:
         """Start a completion after `token` that ends at one of `stops`. Raises ValueError for more than `STOPS` ids."""
         if len(stops) > STOPS:
-            raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
+            raise ValueError(f"expected at most {STOPS} ids that end a text, got {len(stops)}")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
         fixed = self._put((random_key(seed)[None], as_arrays(options), ends))
         return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start drawing up to `steps` tokens, at most `burst`; call the first result to wait for them."""
+        """Start to draw up to `steps` tokens, at most `burst`.
+
+        The first result is a function that waits for the tokens.
+        """
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
@@ -114,7 +120,7 @@ class JaxBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Yield `logits` a chunk at a time, without the logits for the first `after` ids."""
+        """Yield `logits` one chunk at a time, without the logits for the first `after` ids."""
         cache, chunk = self.start(), self._layout.chunk
         for start in range(0, after, self.chunk):
             cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
@@ -124,10 +130,10 @@ class JaxBackend:
             yield check_logits(np.asarray(logits)[0, : len(part)])
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
-        """Return a backend with the same programs and the weights of `checkpoint`.
+        """Return a backend with the same programs and with the weights of `checkpoint`.
 
-        The tensors of `checkpoint` must have the same shapes and forms as before. If `read_from`, the checkpoint of the
-        current weights, is given, tensors that both checkpoints share are not read again.
+        The tensors of `checkpoint` must have the same shapes and types of codes as before. If `read_from`, the
+        checkpoint of the current weights, is given, we do not read tensors again that both checkpoints share.
         """
         clone, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
@@ -142,5 +148,5 @@ def _padded(ids: Sequence[int], chunk: int) -> Int[np.ndarray, "1 chunk"]:
 
 
 def _counts(count: int) -> Int[np.ndarray, "1"]:
-    """Make the array of token counts that programs take: one count per sequence."""
+    """Make the array of token counts that programs take, with one count per sequence."""
     return np.array([count], np.int32)

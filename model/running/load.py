@@ -1,6 +1,6 @@
-"""Loading of a model onto one device: weights are read while programs are compiled, if memory has room for both.
+"""Loads a model onto one device. If there is enough memory, we read weights while programs are compiled.
 
-`model.parallel.load` is the counterpart for several devices.
+`model.parallel.load` does the same for several devices.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from llamaspec.model.weights.loading import Progress, abstract_params, check_wei
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-COMPILERS_ROOM = 4 << 30  # bytes of a GPU's memory to leave for the compiler while weights are read
-READERS = 8  # threads that read weights for a GPU
+COMPILERS_ROOM = 4 << 30  # bytes of GPU memory that we leave for the compiler while we read weights
+READERS = 8  # number of threads that read weights for a GPU
 
 
 def load_on_one_device(
@@ -42,11 +42,11 @@ def load_on_one_device(
     progress: Progress,
     clock: StartClock,
 ) -> JaxBackend:
-    """Load `run`, which is `checkpoint` or its quantized form, onto `device`, the default one.
+    """Load `run`, which is `checkpoint` itself or quantized, onto `device`, the default device.
 
-    `roundings` come from `model.ops.emulated`, and are empty unless activations are emulated. `layout` and `dtype` are
-    chosen by `model.llama.load_backend`. Raises ValueError for kernels that the device lacks, MemoryError for
-    a model that does not fit, CheckpointError for files that cannot be used.
+    `roundings` come from `model.ops.emulated`, and are empty unless activations are emulated.
+    `model.llama.load_backend` chooses `layout` and `dtype`. Raises ValueError for kernels that the device lacks,
+    MemoryError for a model that does not fit, and CheckpointError for files that cannot be used.
     """
     config, platform, (free, other_programs) = checkpoint.config, device.platform, room()
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors, device=device)
@@ -67,7 +67,8 @@ def load_on_one_device(
     memory = plan(layout.widest)
     check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
 
-    # On a GPU we compile while weights are read only if there is memory for the compiler, too; on a CPU we never do.
+    # On a GPU we compile while we read weights, but only if there is enough memory for the compiler. On a CPU we never
+    # do.
     on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free
     prompt = None if on_cpu and is_large(config) else options.prompt
     store = None
@@ -75,7 +76,8 @@ def load_on_one_device(
         store = _store(Path(options.compile_cache), params, config, layout, choice, options.kernels, roundings)
     stored = are_stored(store, first_programs(layout, greedy=options.greedy, prompt=prompt))
     beside = stored or (roomy and not on_cpu)
-    # We check the stored weights. If codes are decoded and quantized again, reading `run` would not check them.
+    # We check the stored weights. If codes are decoded and quantized again, reading `run` would not check the stored
+    # ones.
     requantized = run is not checkpoint and any(tensor.codes for tensor in checkpoint.tensors.values())
     checked = not beside or requantized
     if checked:
@@ -113,7 +115,7 @@ def load_on_one_device(
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
-    """Plan the memory of a layout, if the widest chunk of a prompt has `widest` tokens."""
+    """Plan the memory of a layout in which the widest chunk of a prompt has `widest` tokens."""
     return memory_of(
         params,
         config,
@@ -135,7 +137,7 @@ def _store(
     kernels: str,
     roundings: dict[str, str],
 ) -> ProgramStore:
-    """Open the store in `folder` for the programs that all of these arguments decide."""
+    """Open the store in `folder` for programs that depend on all of these arguments."""
     about = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice.kernels, choice.plain, kernels)
     return ProgramStore(folder, facts(*about, roundings))
 
@@ -143,7 +145,7 @@ def _store(
 def _in_sequence(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
-    """Compile, then read the weights, so the compiler can use the memory that the weights will take."""
+    """Compile first, and then read the weights. So the compiler can use the memory that the weights will need."""
     progress("compiling", 0.0)
     clock.begin("compile")
     programs = compiling()
@@ -157,10 +159,10 @@ def _in_sequence(
 def _in_parallel(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
-    """Compile programs, or load them from the store, in another thread while weights are read."""
+    """Compile programs, or load them from the store, in another thread while this thread reads the weights."""
 
     def compiled() -> Programs:
-        with clock.beside("compile"):
+        with clock.parallel_work("compile"):
             return compiling()
 
     with ThreadPoolExecutor(1) as pool:

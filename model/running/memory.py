@@ -1,4 +1,4 @@
-"""The memory that a model takes, planned and checked before any memory is allocated."""
+"""The memory that a model needs, planned and checked before we allocate any of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,42 +15,43 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.params import Params, weight_bytes
 from llamaspec.reference.config import Config
 
-# On a CPU a process holds the interpreter and JAX, and the compiler's memory while both programs are compiled. Some of
-# this memory is never returned. `python -m llamaspec.benchmarks.audits.process_memory` measures it for models of 2, 8
-# and 24 layers; these constants are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
+# On a CPU a process contains the interpreter and JAX, and needs memory for the compiler while both programs are
+# compiled. Some of that memory is never returned. `python -m llamaspec.benchmarks.audits.process_memory` measures it
+# for models of 2, 8 and 24 layers. These constants are within 50 MB of benchmarks/results/process-memory.md (jax
+# 0.12.0.1, Linux).
 PROCESS = 180_000_000
-COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
+COMPILING = (280_000_000, 4_000_000)  # bytes for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
-CONTEXT = 1 << 30  # bytes, more than CUDA itself takes in this process
+CONTEXT = 1 << 30  # bytes; CUDA itself needs less than this in a process
 
 
 class Memory(NamedTuple):
-    """Bytes that a running model takes, by part."""
+    """The bytes that each part of a running model needs."""
 
     weights: int
-    cache: int  # and the table of RoPE's angles
+    cache: int  # the KV cache and the table of RoPE angles
     activations: int
     logits: int
-    process: int  # the interpreter, JAX and programs, on a CPU; 0 on a GPU, where we count arrays only
-    compiling: int  # the most in use while compiling, before weights and cache are allocated
+    process: int  # interpreter, JAX and programs on a CPU; 0 on a GPU, where we count only arrays
+    compiling: int  # the peak while compiling, before weights and cache are allocated
 
     @property
     def running(self) -> int:
-        """The bytes in use at once while a token is computed."""
+        """The bytes in use at the same time while a token is computed."""
         return self.process + self.weights + self.cache + self.activations + self.logits
 
     @property
     def peak(self) -> int:
-        """The most bytes in use at once."""
+        """The largest number of bytes in use at the same time."""
         return max(self.running, self.compiling)
 
     @property
     def process_bytes(self) -> int:
-        """The bytes that the process holds before it loads a model, which free memory does not include."""
+        """The bytes that the process uses before it loads a model. Free memory does not include them."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:
-        """Whether the plan fits in a process that has started JAX, if `free` bytes are free.
+        """Return whether the plan fits in a process that has already started JAX, if `free` bytes are free.
 
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
@@ -69,16 +70,17 @@ def memory_of(
     cache_dtype: np.dtype,
     wide: int | None = None,
 ) -> Memory:
-    """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
+    """Plan for `batch` sequences of up to `context` tokens. `params` may be shapes only.
 
-    A prompt is read `chunk` tokens at a time, or a long prompt up to `wide` tokens at a time.
+    We prefill a prompt in chunks of `chunk` tokens, or a long prompt in chunks of up to `wide` tokens.
     """
     chunk = min(chunk, context)
     widest = wide or chunk
     capacity = cache_rows(context, chunk)
     layers = config.layers
     codes = _quantized(params)
-    # With quantized matrices, the programs decode codes, so each layer takes more memory while compiling and after.
+    # With quantized matrices, the programs decode codes, so each layer needs more memory during compilation and
+    # afterwards.
     compiling, decoding = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
@@ -92,73 +94,79 @@ def memory_of(
 
 
 def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
-    """Count the bytes alive at once in the widest op of a prompt's chunk: attention, or the feed-forward layer."""
+    """Count the bytes in use at the same time in the widest op of a prompt's chunk: attention, or the feed-forward
+    layer.
+    """
     longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
     def attention(queries: int, longest: int) -> int:
         span = min(capacity, longest)
         scores = 2 * queries * config.heads * span  # scores and probabilities
-        return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
+        return scores + 2 * batch * config.kv_heads * span * config.head_dim  # copies of keys and values from the cache
 
     matrices = _matrices([params.layers, params.head])
-    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for a step's widest product
-    attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, for a step
+    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for the widest product of a decoding step
+    attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, and for a decoding step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and their product
     largest = max((len(m.codes) * m.cols for m in _quantized(params)), default=0)
-    # XLA holds decoded weights in float32 twice. Kernels decode a whole matrix into bfloat16, half as many bytes.
+    # XLA holds decoded weights in float32 twice. Kernels decode a complete matrix into bfloat16, which needs half as
+    # many bytes.
     decoded = 2 * min(largest, most) if on_cpu else max(2 * min(largest, most), largest // 2)
     stream = 4 * tokens * config.dim
     return 4 * (stream + max(attended, hidden + decoded, sums))
 
 
 def _matrices(tree: Any) -> list[Any]:
-    """List all matrices in a tree: each `QuantizedMatrix`, and each array of two axes."""
+    """Return all matrices in a tree: each `QuantizedMatrix`, and each array with two axes."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedMatrix) or leaf.ndim == 2]
 
 
 def _quantized(params: Params) -> list[QuantizedMatrix]:
-    """List the quantized matrices of the layers."""
+    """Return the quantized matrices of the layers."""
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
 def check_fits(memory: Memory, *, context: int, available: int, other_programs: int = 0) -> None:
-    """Raise MemoryError if a plan does not fit in `available` bytes; the message lists the bytes at the peak.
+    """Raise MemoryError if a plan does not fit in `available` bytes. The message lists the bytes at the peak.
 
-    `other_programs` is the number of bytes that other programs hold, 0 if unknown.
+    `other_programs` is the number of bytes that other programs hold, or 0 if unknown.
     """
     if memory.fits(available):
         return
-    free = f"the {gigabytes(available)} of memory that are free"
+    free = f"{gigabytes(available)} of free memory"
     if other_programs > CONTEXT:
-        free += f": other programs hold {gigabytes(other_programs)} of this device"
+        free += f": other programs use {gigabytes(other_programs)} on this device"
     if memory.compiling > memory.running:
         raise MemoryError(
-            f"compiling takes up to {gigabytes(memory.compiling - memory.process_bytes)} and does not fit in {free}"
+            f"compiling needs up to {gigabytes(memory.compiling - memory.process_bytes)}, which does not fit in {free}"
         )
     remainder = memory.running - memory.process_bytes - memory.weights - memory.cache
     raise MemoryError(
-        f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
-        f"and {gigabytes(remainder)} to compute do not fit in {free}"
+        f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of KV cache for a context of {context} "
+        "tokens "
+        f"and {gigabytes(remainder)} for computing do not fit in {free}"
     )
 
 
 @contextmanager
 def shortage_named(what: str) -> Iterator[None]:
-    """Turn JAX's error about a full device into a one-line MemoryError that says that `what` did not fit.
+    """Turn JAX's error about a full device into a one-line MemoryError, which says that `what` did not fit.
 
-    This may happen although a plan fits, if another program takes memory after the check.
+    JAX may raise this error although a plan fits, if another program takes memory after the check.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise MemoryError(f"the device has no room for {what}: another program may hold its memory") from error
+        raise MemoryError(
+            f"the device has too little free memory for {what}: another program may be using it"
+        ) from error
 
 
 def gigabytes(count: int) -> str:
-    """Format a number of bytes.
+    """Format a number of bytes in gigabytes.
 
     >>> gigabytes(44_000_000_000), gigabytes(372_000_000)
     ('44.0 GB', '0.37 GB')

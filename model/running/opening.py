@@ -1,4 +1,4 @@
-"""Opening of the GPU while modules are imported: each takes about a second."""
+"""Opens the GPU while modules are imported. Each of the two takes about a second."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +14,8 @@ from llamaspec.model.system import nvidia_driver
 def opening_device() -> Iterator[None]:
     """Open an NVIDIA GPU in another thread while the body runs, which imports modules.
 
-    Without an NVIDIA driver only the body runs. If the GPU cannot be opened, nothing is raised here: the next use of
-    JAX's devices raises the error.
+    Without an NVIDIA driver, we only run the body. If the GPU cannot be opened, this function raises nothing; the next
+    use of JAX's devices raises the error.
     """
     if not nvidia_driver():
         yield

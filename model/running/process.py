@@ -1,4 +1,4 @@
-"""Settings of the whole process. Only commands change them; the library leaves its caller's process as it is.
+"""Settings of the process. Only commands change them. The library leaves the process of its caller as it is.
 
 Importing this module imports neither NumPy nor JAX, so that a command can prepare its process first.
 """
@@ -23,33 +23,33 @@ AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
 MEMORY = (AHEAD, *FRACTIONS)
 ON_DEMAND = ("false", "False", "0")  # JAX treats any other value as true, even "no"
-# The share of a GPU's memory that JAX may take. By default that is 0.75 if JAX takes memory on demand. CUDA's
-# context, code and graphs need some of the rest.
+# The share of a GPU's memory that JAX may use. If JAX allocates memory on demand, its default is 0.75. CUDA's context,
+# code and graphs need some of the rest.
 MOST = "0.92"
-SMALL = 1 << 28  # number of weights; with this many, a CPU reads a chunk of a prompt in a quarter of a second
+SMALL = 1 << 28  # number of weights with which a CPU prefills a chunk in a quarter of a second
 BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
 
 
 def prepare_process(*, debug: bool = False) -> None:
-    """Have JAX take a GPU's memory on demand, and keep XLA's messages and NumPy's warnings off stderr unless `debug`.
+    """Make JAX allocate GPU memory on demand. Unless `debug` is set, hide XLA's messages and NumPy's warnings.
 
     NumPy warns about numbers that are not finite. We check such numbers ourselves, and refuse them in one line.
 
-    Importing JAX sets a log level, so a command must call this function before it imports JAX. Variables that the user
-    has set win; an empty variable for memory counts as not set. If the user lets JAX take memory at the start, JAX
-    takes its default share.
+    Importing JAX sets a log level, so a command must call this function before it imports JAX. Environment variables
+    that the user has set take precedence; an empty variable for memory counts as not set. If the user lets JAX allocate
+    memory at the start, JAX takes its default share.
     """
     os.environ[AHEAD] = os.environ.get(AHEAD) or ON_DEMAND[0]
     if os.environ[AHEAD] in ON_DEMAND and not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = MOST
     if not debug:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fatal errors only
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # print fatal errors only
         os.environ.setdefault("TF_CPP_MAX_VLOG_LEVEL", "0")
         warnings.filterwarnings("ignore", category=RuntimeWarning)
 
 
 def keep_compiled(folder: Path) -> None:
-    """Have JAX keep compiled programs in `folder` between runs, and replace programs that cannot be read.
+    """Make JAX keep compiled programs in `folder` between runs, and replace programs that it cannot read.
 
     If a process is killed or the disk is full, an incomplete file may remain. JAX would warn about the file at every
     start, and never write the program again.
@@ -66,7 +66,7 @@ def keep_compiled(folder: Path) -> None:
 def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `warnings.showwarning` so that JAX's warning about an unreadable program removes the program's files.
 
-    JAX warns before it compiles the program again, and afterwards writes the program if no such file exists.
+    JAX warns before it compiles the program again. Afterwards it writes the program if no such file exists.
     """
 
     def drop_or_show(message: Warning | str, *about: Any, **more: Any) -> None:
@@ -80,20 +80,27 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 
 def is_large(config: Config) -> bool:
-    """Whether a model has more than `SMALL` weights, so that reading them takes a CPU most of a step's time."""
+    """Return whether a model has more than `SMALL` weights, so that reading them takes most of the time of a step on a
+    CPU.
+    """
     from llamaspec.model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:
-    """Return blocks as they are freed, for a large model on a CPU: see `return_blocks_when_freed`."""
+    """For a large model on a CPU, make the process return blocks when they are freed (see
+    `return_blocks_when_freed`).
+    """
     if _counts_its_memory(config, platform):
         return_blocks_when_freed()
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return the compiler's memory to the system; for a large model on a CPU, also the memory of its code."""
+    """Return the compiler's memory to the system.
+
+    For a large model on a CPU, also drop the compiler's code from memory.
+    """
     return_freed_memory()
     if _counts_its_memory(config, platform):
         import jaxlib
@@ -102,5 +109,5 @@ def give_back_compilers_memory(config: Config, *, platform: str) -> None:
 
 
 def _counts_its_memory(config: Config, platform: str) -> bool:
-    """Whether to save memory at the price of some milliseconds: for a large model on a CPU."""
+    """Return whether to save memory at the cost of some milliseconds: for a large model on a CPU."""
     return platform == "cpu" and is_large(config)

@@ -1,4 +1,4 @@
-"""Compiled programs on disk, found without tracing: a second start neither traces nor lowers them.
+"""Compiled programs on disk, found without tracing: a second start does not trace or lower them.
 
 JAX's own cache looks up a program by its lowered form. Tracing and lowering take a second on a CPU, and several seconds
 with the kernels of a GPU. This store looks up a program by everything that its lowered form depends on: our source, the
@@ -25,22 +25,22 @@ from llamaspec.model.system import instructions, usable_cpus
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
 SERVING_SOURCES = (*SOURCES, "serving")  # packages that decide what a program of the server computes
 ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # prefixes of environment variables that may change a program
-NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # parts of names of settings without an effect
+NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # matches settings without an effect on programs
 DIGEST = 32  # bytes of a SHA-256
-MOST = 64  # files of the store; beyond them we remove the least recently used ones
+MOST = 64  # largest number of files; beyond it we remove the least recently used file
 SUFFIX = ".program"
 
 
 class ProgramStore(NamedTuple):
-    """Programs of one model in one layout. Programs of other models may be in the same folder."""
+    """The stored programs of one model in one layout. Programs of other models may be in the same folder."""
 
     folder: Path
     about: str  # everything that the programs depend on
 
     def load(self, name: str, arguments: Any, results: Any) -> Compiled | None:
-        """Load the program `name`; None if there is no file, or if it cannot be used.
+        """Load the program `name`. Returns None if there is no file, or if the file cannot be used.
 
-        `arguments` is a tuple of pytrees with the structure of the program's arguments; `results` has the structure of
+        `arguments` is a tuple of pytrees with the structure of the program's arguments. `results` has the structure of
         its results.
         """
         path = self._path(name)
@@ -48,7 +48,7 @@ class ProgramStore(NamedTuple):
             stored = path.read_bytes()
             digest, program = stored[:DIGEST], stored[DIGEST:]
             if hashlib.sha256(program).digest() != digest:
-                raise ValueError("the file is damaged or incomplete")
+                raise ValueError("the stored program is damaged or incomplete")
             trees = jax.tree.structure((arguments, {})), jax.tree.structure(results)
             device = jax.devices()[0]
             loaded = serialize_executable.deserialize_and_load(
@@ -57,17 +57,17 @@ class ProgramStore(NamedTuple):
             os.utime(path)
         except FileNotFoundError:
             return None
-        except Exception:  # a file of another machine, or an incomplete one, may fail in any way
+        except Exception:  # a file from another machine, or an incomplete file, may fail in any way
             _remove(path)
             return None
         return loaded
 
     def has(self, name: str) -> bool:
-        """Whether there is a file for the program `name`."""
+        """Return whether there is a file for the program `name`."""
         return self._path(name).exists()
 
     def compile(self, name: str, lower: Callable[[str], Lowered], options: dict[str, Any]) -> Callable[[], Compiled]:
-        """Lower the program `name` now; the returned function compiles and stores it.
+        """Lower the program `name` now. The returned function compiles and stores it.
 
         `lower` gets a unique name, so that JAX's cache cannot contain the program: on a CPU, XLA cannot store a program
         that was loaded from a cache.
@@ -84,7 +84,7 @@ class ProgramStore(NamedTuple):
         return finish
 
     def _store(self, name: str, compiled: Compiled) -> None:
-        """Write a program. If the device cannot store programs, or the disk is full, nothing is written."""
+        """Write a program to a file. Writes nothing if the device cannot store programs, or if the disk is full."""
         path = self._path(name)
         staged = path.with_suffix(f".{secrets.token_hex(4)}.partial")
         try:
@@ -101,9 +101,11 @@ class ProgramStore(NamedTuple):
 
 
 def facts(*about: object, sources: tuple[str, ...] = SOURCES) -> str:
-    """Describe what every program depends on: our source, versions, settings and the device; and add `about`."""
+    """Return a string with everything that a program depends on: our source, versions, settings, the device, and
+    `about`.
+    """
     device = jax.devices()[0]
-    # We prefer attributes, which have the values of this thread, but some settings of JAX have no attribute.
+    # We prefer attributes, because they have the values of this thread, but some settings of JAX have no attribute.
     values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
     settings = {name: getattr(jax.config, name, value) for name, value in values}
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
@@ -113,7 +115,7 @@ def facts(*about: object, sources: tuple[str, ...] = SOURCES) -> str:
 
 
 def _source(packages: tuple[str, ...]) -> str:
-    """Digest the source of these packages, and the tables that kernels are tuned by."""
+    """Compute a digest of the source of these packages, and of the tables with the kernels' tile sizes."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for package in packages:
         for path in sorted((root / package).rglob("*")):
@@ -124,7 +126,7 @@ def _source(packages: tuple[str, ...]) -> str:
 
 
 def _forget(name: str) -> None:
-    """Remove a program from JAX's cache, since we never ask for this name again."""
+    """Remove a program from JAX's cache, because we never ask for this name again."""
     if folder := jax.config.jax_compilation_cache_dir:
         for entry in Path(folder).glob(f"jit_{name}-*"):
             _remove(entry)

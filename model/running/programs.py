@@ -1,8 +1,8 @@
-"""The compiled programs of a model: two programs serve prompts and completions of every length.
+"""The compiled programs of a model. Two programs serve prompts and completions of every length.
 
-One reads a chunk of a prompt, and one decodes, either at temperature 0 or above 0. Decoding the other way is a third
-program, since a branch between the two would cost a GPU 25 us a token. It is compiled when first needed, and so are the
-programs for wider chunks of a prompt, which a GPU has.
+One program prefills a chunk of a prompt, and one decodes, either at temperature 0 or at a higher one. The other kind of
+decoding is a third program, because a branch between the two would cost a GPU 25 us per token. We compile it at its
+first use, and also the programs for wider chunks of a prompt, which a GPU has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,41 +27,44 @@ from llamaspec.model.sampling import as_arrays
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-CACHE = 2  # the index of the cache among the arguments of a program, which donates the cache
-MIDDLE, WIDE, WIDE_OF_CODES = 512, 1024, 2048  # tokens
-STOPS = 64  # ids that may end a text, at most
+CACHE = 2  # index of the cache among a program's arguments; the program donates the cache
+MIDDLE, WIDE, WIDE_OF_CODES = 512, 1024, 2048  # tokens per chunk
+STOPS = 64  # largest number of ids that end a text
 
 
 class Layout(NamedTuple):
-    """Sizes that programs are compiled for."""
+    """The sizes for which programs are compiled."""
 
-    batch: int  # sequences at once
-    capacity: int  # tokens of a sequence
-    chunk: int  # tokens of a prompt that are read at once
-    burst: int  # the most tokens that a call of `decode` draws
-    cache_dtype: np.dtype  # of keys and values
-    wide: tuple[int, ...] = ()  # wider chunks for longer prompts, if they are faster; ascending
-    devices: int = 1  # the number of devices that split the rows of the cache
+    batch: int  # number of sequences
+    capacity: int  # tokens per sequence
+    chunk: int  # tokens of a prompt that are prefilled at once
+    burst: int  # largest number of tokens per call of `decode`
+    cache_dtype: np.dtype  # dtype of keys and values
+    wide: tuple[int, ...] = ()  # wider chunks for longer prompts, in ascending order; (): they are not faster
+    devices: int = 1  # number of devices over which the rows of the cache are sharded
 
     @property
     def rows(self) -> int:
-        """Positions of a sequence in the cache, with room for the padding of a prompt's last chunk."""
+        """The number of positions of a sequence in the cache, including room for the padding of a prompt's last
+        chunk.
+        """
         return cache_rows(self.capacity, self.chunk)
 
     @property
     def rows_held(self) -> int:
-        """Positions of a sequence that a device holds."""
+        """The number of positions of a sequence that one device holds."""
         return -(-self.rows // self.devices)
 
     @property
     def widest(self) -> int:
-        """The most tokens of a prompt that are read at once."""
+        """The largest number of prompt tokens that are prefilled at once."""
         return max((self.chunk, *self.wide))
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Cut `count` tokens of a prompt into parts: the width of the chunk for each part, and its number of tokens.
+        """Cut `count` tokens of a prompt into parts. Yields the width of the chunk for each part, and the part's number
+        of tokens.
 
-        A wide chunk is used only if its padding is less than `chunk` tokens, since the cache has no room for more.
+        We use a wide chunk only if its padding is less than `chunk` tokens, because the cache has no room for more.
 
         >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
         >>> [*layout.parts(256)], [*layout.parts(257)], [*layout.parts(1600)]
@@ -73,7 +76,7 @@ class Layout(NamedTuple):
             count -= width
 
     def fitted(self, plan: Callable[[int], Memory], free: int) -> "Layout":
-        """Drop wide chunks, the widest first, until the `plan` for the widest remaining one fits in `free` bytes.
+        """Drop wide chunks, starting with the widest, until the `plan` for the widest one left fits in `free` bytes.
 
         >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
         >>> layout.fitted(lambda widest: Memory(0, 0, widest, 0, process=0, compiling=0), 1000).wide
@@ -85,15 +88,16 @@ class Layout(NamedTuple):
         return layout
 
     def empty_cache(self, config: Config) -> Cache:
-        """Make the cache that programs of this layout take, or a device's part of it."""
+        """Make the cache that programs of this layout take, or one device's part of it."""
         return empty_cache(config, batch=self.batch, capacity=self.rows_held, dtype=self.cache_dtype)
 
 
 def prompt_chunk(config: Config, platform: str) -> int:
-    """Choose how many tokens of a prompt are read at once.
+    """Return how many tokens of a prompt are prefilled at once.
 
-    A larger chunk reuses each weight more often, but wastes time on the padding of a short prompt. On a CPU a long
-    prompt takes a tenth longer in chunks of 64 than of 128; for a large model the padding would cost more than that.
+    A larger chunk reuses each weight more often, but wastes time on the padding of a short prompt. On a CPU, a long
+    prompt takes a tenth longer with chunks of 64 than with chunks of 128. For a large model, the padding would cost
+    more than that.
     """
     if platform != "cpu":
         return 256
@@ -101,20 +105,20 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Choose the widths of the wider chunks for longer prompts; none on a CPU, where they are not faster.
+    """Return the widths of the wider chunks for longer prompts. On a CPU there are none, because they are not faster.
 
-    On an H100, Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms in chunks of 256 and in 15.6 ms at once. It reads
-    4,096 tokens in 145 ms in chunks of 256, in 108 ms in chunks of 1,024 and in 107 ms in chunks of 2,048. With
-    quantized matrices (`codes`), every chunk decodes each matrix once, which takes longer than reading the matrix, so
-    we add a chunk of 2,048. If 512 were the widest, 1,024 or 1,536 tokens in q8 would take 1.5 times as long as in
-    bfloat16 with chunks of 1,024.
+    On an H100, Llama 3.1 8B in bfloat16 prefills 512 tokens in 18.9 ms with chunks of 256, and in 15.6 ms at once. It
+    prefills 4,096 tokens in 145 ms with chunks of 256, in 108 ms with chunks of 1,024, and in 107 ms with chunks of
+    2,048. With quantized matrices (`codes`), every chunk decodes each matrix once. That takes longer than reading the
+    matrix, so we add a chunk of 2,048. If 512 were the widest, 1,024 or 1,536 tokens in q8 would take 1.5 times as long
+    as in bfloat16 with chunks of 1,024.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
     return tuple(width for width in widths if platform != "cpu" and capacity >= width)
 
 
 def longest_burst(platform: str) -> int:
-    """Choose the most tokens that decoding draws before it returns to the host.
+    """Return the largest number of tokens that decoding draws before it returns to the host.
 
     A session asks for as many tokens as it wants to show at once, up to this number. The host takes 1.2 ms to launch a
     burst of TinyLlama on a GPU, and the GPU takes 12 ms for 16 tokens.
@@ -123,10 +127,13 @@ def longest_burst(platform: str) -> int:
 
 
 class Programs(NamedTuple):
-    """Compiled programs of one layout. Both fields are functions that return a program, and compile it if needed."""
+    """The compiled programs of one layout.
 
-    prefill: Callable[[int], Callable[..., Cache]]  # by the width of a chunk, `Layout.chunk` or one of `wide`
-    decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # greedy or not
+    Each field is a function that returns a program, and compiles it if needed.
+    """
+
+    prefill: Callable[[int], Callable[..., Cache]]  # takes the width of a chunk: `Layout.chunk` or one of `wide`
+    decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # takes whether decoding is greedy
 
 
 def compile_programs(
@@ -144,10 +151,10 @@ def compile_programs(
 ) -> Programs:
     """Compile the programs of a model for JAX's default device.
 
-    `params` are shapes from `model.weights.loading.abstract_params`. `greedy` and `prompt`, the number of tokens in the
-    first prompt, choose the programs to compile now (`first_programs`); the others are compiled when first needed.
-    `compiled` is called after compiling. Programs that `store` has are loaded from there, and the others are stored.
-    `jit` wraps a function like `jax.jit`, its default, so that it can be lowered for these shapes.
+    `params` are shapes from `model.weights.loading.abstract_params`. `greedy`, and `prompt`, the number of tokens in
+    the first prompt, decide which programs we compile now (`first_programs`). We compile the others at their first use.
+    We call `compiled` after compiling. If `store` has a program, we load it from there; otherwise we store it. `jit`
+    wraps a function like `jax.jit`, its default, so that it can be lowered for these shapes.
     """
     compiled = compiled or (lambda: None)
     if jit is None:
@@ -155,7 +162,7 @@ def compile_programs(
     else:  # for several devices
         options = compiler_options(platform)
     makers = _makers(params, config, ops=ops, layout=layout, options=options, jit=jit)
-    # XLA compiles the first program, which is larger, while Python traces the other.
+    # XLA compiles the first program, which is larger, while Python traces the other program.
     first = first_programs(layout, greedy=greedy, prompt=prompt)
     with ThreadPoolExecutor(len(first)) as pool:
         loading = {name: pool.submit(makers[name].load, store) for name in first}
@@ -175,17 +182,17 @@ def compile_programs(
 
 
 def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -> list[str]:
-    """Name the programs that the first completion needs, the largest first.
+    """Return the names of the programs that the first completion needs, the largest program first.
 
-    `prompt` is the number of tokens of the first prompt; None means a short prompt. All tokens but the last are read in
-    chunks, so a prompt of one token needs only the program that decodes.
+    `prompt` is the number of tokens in the first prompt. None means a short prompt. All tokens except the last are
+    prefilled in chunks, so a prompt of one token needs only the program that decodes.
     """
     read = layout.chunk if prompt is None else prompt - 1
     return [_decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]
 
 
 def are_stored(store: ProgramStore | None, names: Sequence[str]) -> bool:
-    """Whether `store` has all programs of these names, so that `compile_programs` compiles nothing."""
+    """Return whether `store` has all programs with these names, so that `compile_programs` compiles nothing."""
     return store is not None and all(map(store.has, names))
 
 
@@ -198,12 +205,12 @@ def _decoder(greedy: bool) -> str:
 
 
 class _Maker(NamedTuple):
-    """One program: loaded from a store, or lowered and compiled."""
+    """One program, which is loaded from a store, or lowered and compiled."""
 
     name: str
     program: Callable[..., Any]
-    arguments: tuple[Any, ...]  # shapes
-    results: Any  # a pytree of their structure
+    arguments: tuple[Any, ...]  # shapes of the program's arguments
+    results: Any  # a pytree with the structure of the program's results
     options: dict[str, Any]
     jit: Callable[..., Any]
 
@@ -211,7 +218,7 @@ class _Maker(NamedTuple):
         return store.load(self.name, self.arguments, self.results) if store else None
 
     def lower(self, store: ProgramStore | None) -> Callable[[], Compiled]:
-        """Lower the program now; the returned function compiles it."""
+        """Lower the program now. The returned function compiles it."""
 
         def lower(name: str) -> Lowered:
             named = partial(self.program)
@@ -248,15 +255,15 @@ def _makers(
 
 
 def prefill_shapes(layout: Layout, cache: Cache, width: int | None = None) -> tuple[Any, ...]:
-    """Return the shapes of `prefill`'s arguments after the weights; `cache` has the shapes of the cache.
+    """Return the shapes of `prefill`'s arguments after the weights. `cache` has the shapes of the cache.
 
-    `width` is the number of tokens of a chunk, by default `layout.chunk`.
+    `width` is the number of tokens per chunk, by default `layout.chunk`.
     """
     return _shape(layout.batch, width or layout.chunk), cache, _shape(layout.batch)
 
 
 def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
-    """Return the shapes of `decode`'s arguments after the weights; `cache` has the shapes of the cache."""
+    """Return the shapes of `decode`'s arguments after the weights. `cache` has the shapes of the cache."""
     (batch,) = cache.lengths.shape
     return (
         DecodeState(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),

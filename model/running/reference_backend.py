@@ -1,4 +1,4 @@
-"""The NumPy reference as a `Backend`, to compare other backends with, and to learn from."""
+"""The NumPy reference as a `Backend`, for comparison with other backends, and to learn from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -38,13 +38,13 @@ from llamaspec.reference.moe import Biases
 from llamaspec.reference.quantizers import kv_cache
 from llamaspec.reference.sampling import distribution, draw
 
-CHUNK = 512  # prompt tokens computed at once
-BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # how a model of this backend runs, in words
-PART = 64  # prompt tokens computed at once if each gives logits for the whole vocabulary
+CHUNK = 512  # prompt tokens that are computed at once
+BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # describes how a model with this backend runs
+PART = 64  # tokens that are computed at once if each needs logits for the vocabulary
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:
-    """Plan the memory for sequences of up to `context` tokens in float64; nothing is compiled."""
+    """Plan the memory for sequences of up to `context` tokens in float64. Nothing is compiled."""
     float64 = np.dtype(np.float64)
     tokens = min(CHUNK, context)
     scores = 4 * config.heads * tokens * context  # masked scores, minus the largest, exponentials, probabilities
@@ -62,14 +62,14 @@ def reference_memory(config: Config, *, context: int) -> Memory:
 class Drawing(NamedTuple):
     """A completion in progress."""
 
-    token: int  # the newest token, which is not fed yet
-    seen: np.ndarray  # bool [vocab]: the ids that the repetition penalty applies to
+    token: int  # the newest token, which was not fed yet
+    seen: np.ndarray  # bool [vocab]: whether the repetition penalty applies to an id
     seed: int
     options: SamplingOptions
 
 
 class ReferenceBackend:
-    """`reference.llama` in float64, one sequence at a time, with the random numbers of JAX."""
+    """A backend that runs `reference.llama` in float64, one sequence at a time, with the random numbers of JAX."""
 
     burst = 1
     ahead = 0
@@ -82,10 +82,10 @@ class ReferenceBackend:
         self._uniform = jax.jit(uniform)
 
     def bytes_read(self, position: float) -> None:
-        """Return None: we do not count bytes for the reference, which is not made for speed."""
+        """Return None, because we do not count bytes for the reference: it is not made for speed."""
 
     def describe(self) -> str:
-        """Say in one line how the model runs."""
+        """Describe in one line how the model runs."""
         return BY_REFERENCE
 
     def start(self) -> Cache:
@@ -93,7 +93,7 @@ class ReferenceBackend:
         return [self._layer_cache(*layer) for layer in empty_cache(self._config)]
 
     def rewind(self, cache: Cache, length: int) -> Cache:
-        """Return the cache cut to its first `length` positions."""
+        """Return the cache, cut to its first `length` positions."""
         return [self._layer_cache(layer.k[:length], layer.v[:length]) for layer in cache]
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
@@ -103,12 +103,12 @@ class ReferenceBackend:
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Start a completion after `token`. `stops` are not used, since each call of `decode` draws only one token."""
+        """Start a completion after `token`. `stops` are not used, because `decode` draws one token per call."""
         del stops
         return Drawing(token, seen.copy(), seed, options)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Feed the newest token and draw one token; `steps` is not used."""
+        """Feed the newest token and draw one token. `steps` is not used."""
         x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config)
         options = drawing.options
         p = distribution(
@@ -133,9 +133,9 @@ class ReferenceBackend:
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """Return a backend like this one with the weights of `checkpoint`, which must have tensors of the same shapes.
+        """Return a copy of this backend with the weights of `checkpoint`, which must have tensors of the same shapes.
 
-        All weights are read; `read_from` is not used.
+        We read all weights. `read_from` is not used.
         """
         del read_from
         clone = copy(self)
@@ -144,7 +144,7 @@ class ReferenceBackend:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers that are read each time they are indexed, and not kept: in float64 they may not all fit in memory."""
+    """Layers that we read each time they are indexed, and do not keep: in float64, they may not fit in memory."""
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read
@@ -153,7 +153,7 @@ class LazyLayers(Sequence[Layer]):
         return self._count
 
     def __getitem__(self, i: Any) -> Any:
-        """Read layer `i`, or the layers of a slice. Raises IndexError beyond the last."""
+        """Read layer `i`, or the layers of a slice. Raises IndexError beyond the last layer."""
         chosen = range(self._count)[i]
         return self._read(chosen) if isinstance(chosen, int) else [self._read(index) for index in chosen]
 
@@ -161,10 +161,10 @@ class LazyLayers(Sequence[Layer]):
 def load_reference_params(
     checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None, *, lazily: bool = False
 ) -> Params:
-    """Read every tensor of `checkpoint` in float64; quantized tensors are decoded exactly.
+    """Read every tensor of `checkpoint` in float64. Quantized tensors are decoded exactly.
 
-    `roundings`, from `model.ops.emulated`, maps names of matrices to the rounding of the vectors that are multiplied by
-    them. If `lazily`, a layer is read each time it is indexed.
+    `roundings`, from `model.ops.emulated`, maps names of matrices to the rounding of the vectors that they multiply.
+    With `lazily`, a layer is read each time it is indexed.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 

@@ -1,4 +1,4 @@
-"""A sequence that grows: the tokens in the cache, and the tokens drawn after them."""
+"""A sequence that grows: the tokens in the cache, and the tokens that are drawn after them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,31 +12,31 @@ from llamaspec.model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# The longest time of a burst, so that a token is shown soon after it is drawn. On a CPU each burst has about a
-# millisecond of overhead: with bursts half as long, a model of 134M parameters decodes 5 % slower.
+# The longest time of a burst, so that a token is shown soon after it was drawn. On a CPU each burst has about a
+# millisecond of overhead. With bursts half as long, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cache as far as both begin with the same tokens."""
+    """One sequence on a backend. A new prompt reuses the cache for the first tokens that both have in common."""
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
         self._vocab = vocab
         self._ids: list[int] = []  # the tokens in the cache
         self._cache: Cache | None = None
-        self._beyond = False  # whether the cache may hold more tokens than `_ids`
+        self._beyond = False  # whether the cache may contain more tokens than `_ids`
         self._generations = 0
 
     @property
     def ids(self) -> list[int]:
-        """The tokens with keys and values in the cache."""
+        """The tokens whose keys and values are in the cache."""
         return list(self._ids)
 
     def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Extend the cache to all tokens of `prompt` but the last. Returns False if `interrupted` returned True."""
+        """Extend the cache to all tokens of `prompt` except the last. Returns False if `interrupted` returned True."""
         if len(prompt) > self._backend.capacity:
-            raise ValueError(f"the prompt is {len(prompt)} tokens, the context {self._backend.capacity}")
+            raise ValueError(f"the prompt has {len(prompt)} tokens, but the context has {self._backend.capacity}")
         shared = _common_prefix(self._ids, prompt[:-1])
         cache = self._take(shared)
         for start in range(shared, len(prompt) - 1, self._backend.chunk):
@@ -57,11 +57,11 @@ class Session[Cache, Drawing]:
         stops: frozenset[int],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
-        """Yield bursts of tokens drawn after `prompt`; the last burst comes with the reason for the end.
+        """Yield bursts of tokens drawn after `prompt`. The last burst comes with the reason why the text ended.
 
-        A stop token is included, but its keys and values are not computed. Raises ValueError for a prompt
-        longer than the context, FloatingPointError if logits are not finite, RuntimeError if another generation has
-        begun on this session meanwhile.
+        A stop token is included, but its keys and values are not computed. Raises ValueError for a prompt longer than
+        the context, FloatingPointError if logits are not finite, and RuntimeError if another generation has begun on
+        this session in the meantime.
         """
         self._generations += 1
         generation = self._generations
@@ -75,15 +75,15 @@ class Session[Cache, Drawing]:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
-        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # unread bursts, and their numbers of steps
-        # The time of the latest burst decides the size of the next one; the first bursts are single tokens.
+        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # unread bursts, with their numbers of steps
+        # The time of the latest burst decides the size of the next one. The first bursts have one token each.
         step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
                 yield [], "interrupted"
                 return
             if self._generations != generation:
-                raise RuntimeError("another generation has begun on this session")
+                raise RuntimeError("this generation cannot continue: another generation has begun on its session")
             ids, room = self._ids, self._backend.capacity - len(self._ids)
             if room == 0:
                 yield [], "context"
@@ -113,7 +113,7 @@ class Session[Cache, Drawing]:
             yield drawn, None
 
     def _take(self, length: int | None = None) -> Cache:
-        """Remove the cache from the session until `_put`, so that a failed call leaves no stale cache.
+        """Remove the cache from the session until `_put` is called, so that a failed call leaves no stale cache behind.
 
         If `length` is given, the cache is cut to this number of positions.
         """
@@ -128,7 +128,7 @@ class Session[Cache, Drawing]:
 
 
 def tokens_at_once(step_seconds: float, most: int) -> int:
-    """Choose how many tokens a burst draws, up to `most`, if each token takes `step_seconds`.
+    """Return how many tokens a burst draws, at most `most`, if each token takes `step_seconds`.
 
     >>> tokens_at_once(0.004, 128), tokens_at_once(0.0005, 128), tokens_at_once(1.0, 128)
     (20, 128, 1)

@@ -1,4 +1,4 @@
-"""The time from a command to the first token, by phase. Importing this module does not import JAX."""
+"""The time from the start of a command to the first token, by phase. Importing this module does not import JAX."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ Phase = Literal["import", "device", "read", "compile", "upload", "first token"]
 
 
 class StartClock:
-    """Seconds of each phase, as the main thread spends them, so that they add up to the whole time.
+    """The seconds that the main thread spends in each phase. They add up to the total time.
 
     - import: Python, and the modules that the command imports
     - device: waiting for JAX to open the device
@@ -24,7 +24,7 @@ class StartClock:
     """
 
     def __init__(self, *, began: float | None = None):
-        """Start with the phase `import` at `began`, a time of `perf_counter`; by default now."""
+        """Start with the phase `import` at the time `began` of `perf_counter`, by default now."""
         self._now: Phase | None = "import"
         self._since = perf_counter() if began is None else began
         self._seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
@@ -32,16 +32,19 @@ class StartClock:
 
     @classmethod
     def of_process(cls) -> "StartClock":
-        """Make a clock that started when this process did."""
+        """Make a clock that started when this process started."""
         return cls(began=perf_counter() - process_age())
 
     def begin(self, phase: Phase) -> None:
-        """End the current phase, if there is one, and begin `phase`. A phase may be begun several times."""
+        """End the current phase, if there is one, and begin `phase`. A phase may begin several times."""
         self.end()
         self._now = phase
 
     def end(self, at: float | None = None) -> None:
-        """End the current phase at a time of `perf_counter`, by default now. Without a phase, only note the time."""
+        """End the current phase at the time `at` of `perf_counter`, by default now.
+
+        Without a phase, only notes the time.
+        """
         at = perf_counter() if at is None else at
         if self._now is not None:
             self._seconds[self._now] += at - self._since
@@ -54,7 +57,7 @@ class StartClock:
         return self
 
     @contextmanager
-    def beside(self, phase: Phase) -> Iterator[None]:
+    def parallel_work(self, phase: Phase) -> Iterator[None]:
         """Count the time of the body, which runs in another thread, as parallel work for `phase`."""
         began = perf_counter()
         try:
@@ -73,7 +76,10 @@ class StartClock:
         return dict(self._beside)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the seconds of the phases, their sum, and the parallel seconds, with underscores in the names."""
+        """Return the seconds of the phases, their sum, and the parallel seconds.
+
+        Names have underscores instead of spaces.
+        """
         phases = {phase.replace(" ", "_"): seconds for phase, seconds in self._seconds.items()}
         parallel = {phase.replace(" ", "_"): seconds for phase, seconds in self._beside.items()}
         return {**phases, "total": sum(self._seconds.values()), "parallel": parallel}

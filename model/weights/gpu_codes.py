@@ -93,7 +93,7 @@ def _arranged(leaf: Any) -> Any:
         return leaf if leaf.zeros is None else _with_minima(leaf)
     if leaf.form in APART:
         _, group = APART[leaf.form]
-        return leaf if leaf.group != group or leaf.cols % int4.WIDE_BLOCK else _apart(leaf)
+        return leaf if leaf.group != group or leaf.cols % int4.WIDE_BLOCK else _split_bits(leaf)
     return leaf if leaf.form not in WORDS or leaf.cols % int4.BLOCK else _in_words(leaf)
 
 
@@ -104,7 +104,7 @@ def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 @jax.jit
-def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
+def _split_bits(matrix: QuantizedMatrix) -> QuantizedMatrix:
     """Pack the upper four bits of codes into one array of words, and the low bits into another array."""
     form = matrix.form
     bits, group = APART[form]

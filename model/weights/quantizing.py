@@ -119,10 +119,10 @@ def quantized_on_device(weights: Float[Array | np.ndarray, "rows cols"], codes: 
     with jax.enable_x64(True):
         # `largest` is an argument, because XLA replaces division by a constant with a product that rounds differently.
         largest = np.float64(CLASS_OF_FORM[codes.form].largest)
-        return _quantized(weights, largest, codes=codes._replace(bytes=0, parts=_none, source=None))
+        return _quantized(weights, largest, codes=codes._replace(bytes=0, parts=_no_parts, source=None))
 
 
-def _none() -> Any:
+def _no_parts() -> Any:
     """Replace `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
     raise AssertionError("the codes are made from weights")
 

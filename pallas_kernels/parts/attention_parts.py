@@ -1,4 +1,4 @@
-"""Attention while decoding, for all sequences and heads, with one thread block per part of a key head's keys."""
+"""Attention while decoding, for all sequences and heads. Each thread block has a part of the keys of one key head."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,7 +114,7 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Count the tiles of keys, and equally many tiles of values, that a block loads at once."""
+    """Return how many tiles of keys a block loads at once; it loads the same number of tiles of values."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
@@ -155,7 +155,9 @@ def check_attention(
     if head_dim not in (64, 128):
         raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
     if heads % kv_heads:
-        raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
+        raise ValueError(
+            f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"
+        )
     group = heads // kv_heads
     if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
         more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"

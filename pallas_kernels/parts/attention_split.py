@@ -45,7 +45,7 @@ class SplitAttention:
 
     @property
     def columns(self) -> int:
-        """The columns of the tensor cores' product: the queries, padded."""
+        """Return the columns of the tensor cores' product: the number of queries, padded to 8."""
         return -(-self.group // 8) * 8
 
     @property
@@ -68,7 +68,7 @@ class SplitAttention:
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
         """Attend from q [group, head_dim], and write o [columns, head_dim] and stats [2, columns].
 
-        For one split, stats_ref is None, and o has as many rows as q.
+        For one split, stats_ref is None, and o has the same number of rows as q.
         """
         # The box has 8 rows, and a group may have fewer. Beyond them, the copy engine reads zeros and writes nothing.
         box = pl.ds(0 * ring.split, self.columns)

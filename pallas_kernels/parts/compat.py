@@ -1,4 +1,4 @@
-"""The target of a kernel, and all code that uses jax's internals or differs between its versions (0.11.2 to 0.12).
+"""The target of a kernel, and all code that uses jax's internals or differs between jax 0.11.2 and 0.12.
 
 Code that uses Mosaic directly is elsewhere: in `staging.py`, and in `inline.py` and the modules that use it.
 

@@ -57,9 +57,9 @@ def pack(
     """
     _, cols = codes.shape
     if cols % BLOCK:
-        raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols}")
+        raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols} columns")
     if np.any((codes < lowest) | (codes > lowest + 15)):
-        raise ValueError(f"int4 codes are {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
+        raise ValueError(f"int4 codes must be {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
     return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""The matrices that kernels multiply vectors by, floats or codes with scales, and the loop for each kind."""
+"""Matrices for products with vectors, as floats or as codes with scales, and the loop for each kind of matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -113,10 +113,11 @@ def product_of(
     rows: int | None = None,
     beside: int = 0,
 ) -> ProductOf:
-    """Choose the loop for W and vectors x [batch, cols], with `rows` rows in each of the runs of a thread block.
+    """Choose the loop that multiplies W by vectors x [batch, cols], in a thread block with runs of `rows` rows.
 
-    By default, the runs share the rows of the tile. The kernel has `beside` more thread blocks, which leave less room
-    for the ring. Raises ValueError for shapes that do not fit together, and Unsupported if there is no loop for them.
+    By default, the runs share the rows of the tile. The kernel also has `beside` other thread blocks, which leave less
+    room for the ring. for the ring. Raises ValueError for shapes that do not fit together, and Unsupported if there is
+    no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
@@ -152,7 +153,7 @@ def product_of(
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
-        if measured is None and tile.rows > MOST_ROWS:  # measured for codes without minima, which need less memory
+        if measured is None and tile.rows > MOST_ROWS:  # measured for codes without minima, and minima need more memory
             narrow = Tile(rows=MOST_ROWS)
             return product_of(op, w, x, normed=normed, tile=narrow, runs=runs, rows=of_run, beside=beside)
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
@@ -169,7 +170,7 @@ def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: An
 
 
 def key_of(op: str, w: AnyMatrix) -> str:
-    """Make the name of an op for `tile_for` from the op, the matrix's kind of codes and its group size."""
+    """Make the key of `tile_for` from the op, the kind of the matrix's codes and their group size."""
     if isinstance(w, ScaledE4M3):
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
@@ -210,9 +211,11 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
-        raise Unsupported(f"{op} takes minima per group, got minima per row")
+        raise Unsupported(f"{op} takes minima only with scales per group, got scales per row")
     if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
-        raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
+        raise Unsupported(
+            f"{op} takes these levels in groups of {w.levels.group} columns without minima, got other codes"
+        )
     check_low_bits(op, w)
 
 
@@ -234,7 +237,7 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
             raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
     if tile.chunks:
-        raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
+        raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks} chunks")
     # Copies need complete 128-byte lines of codes, and 16-byte rows of scales.
     multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:

@@ -39,7 +39,10 @@ FEW_STEPS = 4  # with up to this many steps, wait for all at once: a loop iterat
 
 @dataclass(frozen=True)
 class QuantizedProduct(ABC):
-    """The product of some runs of rows of W with all vectors, in one thread block. A subclass has the layout of W."""
+    """The loop of a thread block, which multiplies runs of adjacent rows of W by all vectors.
+
+    Subclasses define W's layout.
+    """
 
     tiles: int  # tiles of W
     blocks: int  # number of thread blocks
@@ -59,7 +62,7 @@ class QuantizedProduct(ABC):
 
     @property
     def steps(self) -> int:
-        """The steps of a row. The last one may be partial; copies pad it with zeros."""
+        """Return the number of steps of a row. The last step may be partial; copies pad it with zeros."""
         return -(-self.cols // CHUNK)
 
     @property
@@ -69,12 +72,12 @@ class QuantizedProduct(ABC):
 
     @property
     def columns(self) -> int:
-        """The columns of a vector with a common exponent."""
+        """Return the number of columns of a vector that share an exponent."""
         return self.group or max(GROUPS)
 
     @property
     def step_scales(self) -> int:
-        """The scales of a row in a step."""
+        """Return the number of scales of a row in a step."""
         return CHUNK // self.group if self.group else 0
 
     @property
@@ -84,12 +87,12 @@ class QuantizedProduct(ABC):
 
     @property
     def kinds(self) -> int:
-        """How many numbers a group has: 2 for a scale and a minimum, otherwise 1."""
+        """Return how many numbers each group stores: 2 (a scale and a minimum) or 1 (a scale)."""
         return 1 + self.minima
 
     @property
     def step_bytes(self) -> int:
-        """The bytes of a step in shared memory."""
+        """Return the bytes of a step in shared memory."""
         return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.kinds * self.step_scales)
 
     def scratch_bytes(self, *, normed: bool) -> int:
@@ -244,7 +247,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _passes(self) -> list[int]:
-        """The first group of each pass. The last pass may repeat some groups of the pass before."""
+        """Return the first group of each pass. The last pass may repeat some groups of the previous pass."""
         groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
@@ -260,7 +263,7 @@ class QuantizedProduct(ABC):
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
         """Stage vector b in shared memory, times the norm if any. `norms` are its `_first_norms`.
 
-        With a norm, returns the sum of squares of the vector, unless that needs a second read, as in `_squares`.
+        With a norm, returns the sum of the vector's squares, for which `_squares` may read the vector again.
         """
         x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
         units_layout = layout.reduce(2).reduce(1)

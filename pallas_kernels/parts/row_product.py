@@ -41,7 +41,7 @@ SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lane
 
 @dataclass(frozen=True)
 class RowProduct:
-    """The product of some runs of rows of W with all vectors, in one thread block."""
+    """The loop of a thread block, which multiplies runs of adjacent rows of W by all vectors."""
 
     tiles: int  # tiles of W
     blocks: int  # number of thread blocks
@@ -59,12 +59,12 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """The elements per load of a thread: 16 bytes, or fewer for many vectors, because each vector needs a sum."""
+        """Return the elements per load of a thread: 16 bytes, or less with many vectors, because each needs a sum."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property
     def chunk(self) -> int:
-        """The columns that the lanes of a warp load at once."""
+        """Return the number of columns that the lanes of a warp load at once."""
         return LANES * self.vector
 
     @property
@@ -73,7 +73,7 @@ class RowProduct:
 
     @property
     def step_bytes(self) -> int:
-        """The bytes of a step in shared memory."""
+        """Return the bytes of a step in shared memory."""
         return self._copies * self.rows * self.chunk * self._stored.itemsize
 
     @property
@@ -224,7 +224,7 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """The numbers of a vector per load of a thread: 16 bytes, if all threads get the same number."""
+        """Return how many numbers of a vector a thread loads at once: up to 16 bytes, evenly divided among threads."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:

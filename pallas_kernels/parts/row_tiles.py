@@ -1,14 +1,14 @@
-"""The frame of matrix-vector kernels: the rows of W for a thread block, and the order of its copies.
+"""The outer loop of matrix-vector kernels: which rows of W a thread block has, and in which order it copies them.
 
 W is divided into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. If more tiles
-exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A head of
-a gigabyte still has a block per tile, so that a slow processor gets fewer tiles.) A block goes through the steps of its
+exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A large
+head still has one block per tile, so that a slow processor gets fewer tiles.) A block goes through the steps of its
 tiles with a ring in shared memory. The copy engine keeps the ring filled across the borders of tiles.
 
-Between two kernels, memory would idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this one
-run: its blocks fill their rings where a processor has room, and wait. They would not spread evenly, and a processor
-with four blocks is slower than a processor with one. So we make rings long enough to leave room only for an even share
-(`even_share`).
+Between two kernels, memory would be idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this
+kernel run: its blocks fill their rings where a processor has room, and wait. But they would not spread evenly, and a
+processor with four blocks is slower than a processor with one. So we make rings long enough to leave room only for an
+even share (`even_share`).
 """
 
 from collections.abc import Callable
@@ -114,7 +114,7 @@ class RowTiles:
 
 
 def even_share(blocks: int) -> int:
-    """Return the bytes of shared memory per block with which `blocks` blocks spread evenly over the processors.
+    """Return the bytes of shared memory per block that make `blocks` blocks spread evenly over the processors.
 
     Blocks that start while others run fill any free room. So a processor only gets room for its share, but for at least
     two blocks, so that the next kernel's blocks also fit.

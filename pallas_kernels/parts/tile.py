@@ -29,7 +29,7 @@ def _table(device: str) -> dict[str, list[Any]]:
 
 
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
-    """Choose the tile for a matrix of this shape: the measured one, or 16 rows, or 8 if 16 does not divide.
+    """Choose the tile for a matrix of this shape: the measured tile, or 16 rows, or 8 if 16 does not divide.
 
     Tiles are measured for one vector. Several vectors leave less room for a ring, so their stages follow the rule, and
     so do their rows if the measured number is too large.

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 def embedding_backward(
     tokens: Int[np.ndarray, "*batch"], dx: Float[np.ndarray, "*batch dim"], *, vocab: int
 ) -> Float[np.ndarray, "vocab dim"]:
-    """Gradient of `reference.embedding.embedding` for its table of `vocab` rows, in float64.
+    """Compute the gradient for the table, with `vocab` rows, of `reference.embedding.embedding`, in float64.
 
     Raises IndexError for an id outside the vocabulary.
 
@@ -23,7 +23,7 @@ def embedding_backward(
            [4.]])
     """
     if np.any(tokens < 0) or np.any(tokens >= vocab):
-        raise IndexError(f"token ids lie in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
+        raise IndexError(f"token ids must lie in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
     table = np.zeros((vocab, dx.shape[-1]))
     np.add.at(table, tokens.reshape(-1), dx.reshape(-1, dx.shape[-1]).astype(np.float64))
     return table

@@ -52,13 +52,13 @@ class AttentionValues(NamedTuple):
 def loss_and_gradient(
     params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
 ) -> tuple[float, Params]:
-    """The cross entropy of `tokens`, each predicted from the tokens before it, and its gradient for every weight.
+    """Compute the cross entropy of `tokens`, each predicted from the earlier tokens, and its gradient for every weight.
 
     `weights[i]` multiplies the loss of `tokens[i]`; the first token is not predicted, so `weights[0]` is not used. The
     gradient has the shape of `params`. If the head is tied, `head` and `embedding` have separate parts, and the
     gradient of the shared matrix is their sum. Raises ValueError for a switch that no Llama has.
 
-    A model without layers and with a head of zeros, so that both ids are equally likely:
+    This model has no layers and a head of zeros, so both ids are equally likely:
 
     >>> config = Config(dim=2, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=2, context=9, eps=0.0, theta=1.0)
     >>> params = Params(np.eye(2), [], np.ones(2), np.zeros((2, 2)))
@@ -91,7 +91,7 @@ def loss_and_gradient(
 
 
 def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> AttentionValues:
-    """`reference.llama.attend` without a cache, up to the output projection."""
+    """Compute `reference.llama.attend` without a cache, up to the output projection."""
     seq = len(x)
     assert layer.attention_norm is not None
     normed = rmsnorm(x, layer.attention_norm, eps=config.eps)
@@ -107,7 +107,7 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
 def _attend_backward(
     saved: AttentionValues, layer: Layer, dy: np.ndarray, *, config: Config
 ) -> tuple[np.ndarray, Layer]:
-    """The gradient through attention for the block's input, and a `Layer` with the gradients of its weights."""
+    """Compute the gradient for the block's input through attention, and a `Layer` with the gradients of its weights."""
     seq = len(dy)
     dheads, o = _linear_backward(saved.heads, layer.o, dy)
     dq, dk, dv = attention_backward(saved.q, saved.k, saved.v, saved.mask, dheads.reshape(saved.q.shape))
@@ -127,7 +127,7 @@ def _attend_backward(
 
 
 def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, config: Config):
-    """The gradients through the feed-forward half for its input, norm and matrices."""
+    """Compute the gradients for the input, the norm and the matrices of the feed-forward half."""
     assert layer.ffn_norm is not None
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):

@@ -24,9 +24,9 @@ def qk_norm_backward(
     Float[np.ndarray, " head_dim"],
     Float[np.ndarray, " head_dim"],
 ]:
-    """Gradients of `reference.qk_norm.qk_norm` for q, k and their two weights, in float64.
+    """Compute the gradients for q, k and their two weights of `reference.qk_norm.qk_norm`, in float64.
 
-    `dq` and `dk` are the gradients that reach the normalized q and k.
+    `dq` and `dk` are the gradients for the normalized q and k.
 
     >>> one = np.ones((1, 1, 1))
     >>> qk_norm_backward(one, one, np.ones(1), np.ones(1), one, 2 * one, eps=0.0)

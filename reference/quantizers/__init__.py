@@ -1,4 +1,4 @@
-"""Quantizers: fewer bits per weight. One family per file.
+"""Quantizers: formats with fewer bits per weight. One family per file.
 
 Read `blocks`, `symmetric` and `packing` first: the groups of weights with a common scale, the simplest codes, and the
 layout of codes in bytes. Every other page applies one of these ideas:

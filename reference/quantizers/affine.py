@@ -51,7 +51,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
     array([[-1.,  0.,  0.,  2.]])
     """
     if not 2 <= bits <= 8:
-        raise ValueError(f"affine codes have 2 to 8 bits, not {bits}")
+        raise ValueError(f"affine codes have 2 to 8 bits, got {bits}")
     highest = 2**bits - 1
     blocks = split(finite(w), block)
     lo = np.minimum(np.min(blocks, axis=-1), 0)

@@ -67,7 +67,7 @@ def search(
     """
     w, x = w.astype(np.float64), x.astype(np.float64)
     if not np.isfinite(x).all():
-        raise ValueError("inputs must be finite")
+        raise ValueError("inputs must be finite, but some of x are NaN or infinite")
     means = np.mean(np.abs(x), axis=0)
     exact = x @ w.T
     least, best = np.inf, np.ones_like(means)
@@ -90,7 +90,7 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
 
 
 def pack(q: Affine) -> PackedTensors:
-    """Pack for a checkpoint. Scales are rounded to float16, as in autoawq: to 0 below 2^-25.
+    """Pack codes and scales for a checkpoint. As in autoawq, scales are rounded to float16; below 2^-25 they become 0.
 
     Raises ValueError if the number of rows is not a multiple of 8, or a scale exceeds float16.
     """

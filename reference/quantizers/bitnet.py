@@ -84,5 +84,5 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter col
 
 
 def unpack(packed: UInt8[np.ndarray, "quarter cols"]) -> Int8[np.ndarray, "rows cols"]:
-    """Restore the codes from `pack`. The unused bits 11 give 2."""
+    """Restore the codes from `pack`. The bits 11, which `pack` never writes, give 2."""
     return packing.unpack(packed.T, bits=2, stride=packed.shape[0]).T.astype(np.int8) - np.int8(1)

@@ -72,9 +72,9 @@ def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shape
 
 
 def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"]:
-    """Round `x` to float16 for storage. Raises ValueError if the result would be infinite."""
+    """Round `x` to float16 for storage. Raises ValueError if a number is too large for float16."""
     with np.errstate(over="ignore"):
         stored = x.astype(np.float16)
     if not np.isfinite(stored).all():
-        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, and float16 ends at 65504")
+        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, but float16 ends at 65504")
     return stored

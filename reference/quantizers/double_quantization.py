@@ -43,7 +43,7 @@ class Scales(NamedTuple):
 
 
 def dynamic_levels() -> Float32[np.ndarray, "256"]:
-    """The levels in order, each rounded once. (22 levels of bitsandbytes, computed in float32, are neighbors of ours.)
+    """Return the levels in order, each rounded once. (bitsandbytes computes 22 of them in float32, with errors.)
 
     >>> levels = dynamic_levels()
     >>> levels[127:129], levels[-2:]

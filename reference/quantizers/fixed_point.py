@@ -41,9 +41,9 @@ def gemv_fixed_point(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """`gemv_quantized` for implementations that may use x in fixed point.
+    """Compute `gemv_quantized`, for implementations that convert x to fixed point.
 
-    The exact product is the same, but the allowed error is larger.
+    The exact result is the same as for `gemv_quantized`, but the allowed error is larger.
 
     >>> scales = np.array([[0.5]], np.float32)
     >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")

@@ -204,7 +204,7 @@ def unpack_codes(packed: UInt8[np.ndarray, "*batch bytes"], bits: int) -> UInt8[
 
 
 def bytes_of(x: Float16[np.ndarray, "*batch"]) -> UInt8[np.ndarray, "*batch 2"]:
-    """The bytes of `x`, little-endian on every machine."""
+    """Return the bytes of `x`, little-endian on every machine."""
     return x.astype("<f2")[..., None].view(np.uint8)
 
 

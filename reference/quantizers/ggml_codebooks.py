@@ -122,7 +122,7 @@ class Microscaling:
 
 
 def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
-    """The index of the IQ4_NL level nearest to `x`, the upper one on ties.
+    """Return the index of the IQ4_NL level nearest to `x`, the upper one on ties.
 
     >>> nearest_level(np.array([-4.6, -4.5, 7.0], np.float32))
     array([7, 8, 9])

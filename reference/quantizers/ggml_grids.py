@@ -1,4 +1,4 @@
-"""The points that ggml's types of 1 to 3 bits use, among all points with such coordinates.
+"""The grids of ggml's types of 1 to 3 bits: for each type, the points that a code can select.
 
 Eight (or four) neighboring weights form one point of a grid. A point's coordinates are the digits of its number n, the
 first weight's digit the lowest: n, n // 3, n // 9, ... modulo 3 for 3^8 points, or modulo 8 for 8^4 points. The tables

@@ -105,10 +105,10 @@ def _signed(magnitudes: np.ndarray, minus: UInt8[np.ndarray, "*batch weights"]) 
     return magnitudes.reshape(minus.shape) * (1 - 2 * minus.astype(np.int8))
 
 
-def _even(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*batch weights"]:
+def _even_signs(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*batch weights"]:
     """Return eight signs from seven bits each. The last sign makes the number of minus signs even.
 
-    >>> _even(np.array([0b0000001]))
+    >>> _even_signs(np.array([0b0000001]))
     array([1, 0, 0, 0, 0, 0, 0, 1], dtype=uint8)
     """
     bits = (sevens[..., None] >> np.arange(7) & 1).astype(np.uint8)  # [*batch, eights, 7]
@@ -136,25 +136,25 @@ def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq2_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read pairs of words: four one-byte codes, then four times seven signs and the scale."""
+    """Read the levels from pairs of words: four one-byte codes, then four groups of seven signs and the scale."""
     codes = np.ascontiguousarray(packed[..., 2:]).reshape(*packed.shape[:-1], 8, 8)[..., :4]
-    signs = _even(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
+    signs = _even_signs(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
     return _signed(_IQ2_XXS_GRID[codes], signs)
 
 
 def _iq2_xs_levels(packed: Bytes) -> np.ndarray:
-    """Read 16-bit words: a nine-bit code and seven signs."""
+    """Read the levels from 16-bit words: a nine-bit code and seven signs."""
     words = _words(packed[..., 2:66], "u2")
-    return _signed(_IQ2_XS_GRID[words & 511], _even(words >> 9))
+    return _signed(_IQ2_XS_GRID[words & 511], _even_signs(words >> 9))
 
 
 def _halves_of_scales(packed: Bytes, start: int, divisor: int) -> np.ndarray:
-    """Read four-bit scales, the low half of a byte first: d (2 s + 1) / divisor."""
+    """Read four-bit scales s, the low half of a byte first, and return d (2 s + 1) / divisor."""
     return _d(packed) * (2 * packing.unpack(packed[..., start:], bits=4).astype(np.int64) + 1) / divisor
 
 
 def _iq2_s_levels(packed: Bytes) -> np.ndarray:
-    """Read the low eight bits of 32 codes, signs, and the high two bits of the codes."""
+    """Read the levels: the low eight bits of 32 codes, then signs, then the high two bits of the codes."""
     high = packing.unpack(packed[..., 66:74], bits=2).astype(np.int64)
     codes = packed[..., 2:34].astype(np.int64) + 256 * high
     return _signed(_IQ2_S_GRID[codes], packing.unpack(packed[..., 34:66], bits=1))
@@ -165,13 +165,13 @@ def _iq3_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq3_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read 64 one-byte codes, then words with four times seven signs and a scale."""
-    signs = _even(_fields(_words(packed[..., 66:], "u4"), _SEVENS, 0x7F))
+    """Read the levels: 64 one-byte codes, then words with four groups of seven signs and a scale."""
+    signs = _even_signs(_fields(_words(packed[..., 66:], "u4"), _SEVENS, 0x7F))
     return _signed(_IQ3_XXS_GRID[packed[..., 2:66]], signs)
 
 
 def _iq3_s_levels(packed: Bytes) -> np.ndarray:
-    """Read the low eight bits of 64 codes, their ninth bits, and signs."""
+    """Read the levels: the low eight bits of 64 codes, then the ninth bits of these codes, then signs."""
     high = packing.unpack(packed[..., 66:74], bits=1).astype(np.int64)
     codes = packed[..., 2:66].astype(np.int64) + 256 * high
     return _signed(_IQ3_S_GRID[codes], packing.unpack(packed[..., 74:106], bits=1))
@@ -188,7 +188,7 @@ def _iq1_s_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_s_levels(packed: Bytes) -> np.ndarray:
-    """Read the low eight bits of 32 codes, then words: four times the high three, a scale, and the sign of 1/8."""
+    """Read the levels: the low bits of 32 codes, then words with the high bits of four codes, a scale and a sign."""
     words = _words(packed[..., 34:], "u2")
     codes = packed[..., 2:34].astype(np.int64) + 256 * _fields(words, (0, 3, 6, 9), 7)
     return _iq1_levels(codes, np.repeat(words >> 15, 4, axis=-1))
@@ -202,7 +202,7 @@ def _iq1_m_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_m_levels(packed: Bytes) -> np.ndarray:
-    """Read the low eight bits of 32 codes, then halves of bytes: the high three, and the sign of 1/8."""
+    """Read the levels: the low eight bits of 32 codes, then half a byte per code: its high three bits and the sign."""
     high = packing.unpack(packed[..., 32:48], bits=4).astype(np.int64)
     return _iq1_levels(packed[..., :32].astype(np.int64) + 256 * (high & 7), high >> 3)
 

@@ -71,7 +71,7 @@ class Superblock:
 
     @property
     def lowest(self) -> int:
-        """The first code. Packed codes count from it."""
+        """Return the first code. Packed codes count from this code."""
         return 0 if self.minima else -(1 << self.bits - 1)
 
     @property
@@ -79,7 +79,10 @@ class Superblock:
         return self.lowest + (1 << self.bits) - 1
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Superblocks:
-        """Quantize. Raises ValueError for rows that are not complete superblocks, and for weights out of range."""
+        """Quantize weights.
+
+        Raises ValueError for rows that are not complete superblocks, and for weights out of range.
+        """
         blocks = in_blocks(w, BLOCK).astype(np.float64)
         groups = blocks.reshape(*blocks.shape[:-1], -1, self.group)
         steps, floors = self._fit(groups)
@@ -108,7 +111,7 @@ class Superblock:
     def _fit(
         self, groups: Float64[np.ndarray, "*batch group"]
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """The step and minimum of each group, from the best guess."""
+        """Return the step and the minimum of each group, from the best guess."""
         least = np.full(groups.shape[:-1], np.inf)
         step, floor = np.zeros_like(least), np.zeros_like(least)
         for stretch in STARTS:
@@ -147,7 +150,7 @@ class Superblock:
     def _in_units(
         self, x: Float64[np.ndarray, "*batch groups"]
     ) -> tuple[Float16[np.ndarray, "*batch"], Float64[np.ndarray, "*batch groups"]]:
-        """The unit, i.e. the largest number divided by `largest` in float16, and each number as a multiple of it."""
+        """Return the unit, i.e. the largest of x divided by `largest` in float16, and x in multiples of the unit."""
         at = np.argmax(np.abs(x), axis=-1, keepdims=True)
         unit = in_float16((np.take_along_axis(x, at, axis=-1) / self.largest).astype(np.float32))
         multiples = np.rint(x / np.where(unit == 0, np.inf, unit.astype(np.float64)))
@@ -155,7 +158,7 @@ class Superblock:
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of s and m."""
+        """Return the smallest and the largest code of s and m."""
         return (0, self.largest) if self.minima else (self.largest, -self.largest - 1)
 
     def _codes(
@@ -164,7 +167,7 @@ class Superblock:
         a: Float64[np.ndarray, "*batch"],
         b: Float64[np.ndarray, "*batch"],
     ) -> Float64[np.ndarray, "*batch group"]:
-        """The code nearest to (w + b) / a; 0 if a is 0."""
+        """Return the codes nearest to (w + b) / a; 0 if a is 0."""
         codes = np.rint((groups + b[..., None]) / np.where(a == 0, np.inf, a)[..., None])
         return codes.clip(self.lowest, self.highest)
 
@@ -180,7 +183,7 @@ class Q2(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack s and m in a byte; the codes; d, e."""
+        """Pack s and m of each group in one byte, then the codes, then d and e."""
         scales = (q.scales | q.minima << 4).astype(np.uint8)
         return np.concatenate([scales, packing.pack(q.codes, bits=2, stride=32), bytes_of(q.d), bytes_of(q.e)], axis=-1)
 
@@ -206,7 +209,7 @@ class Q3(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the third bits of codes; the low two bits; s + 32, first the low four bits, then the upper two; d."""
+        """Pack the third bits of the codes, their low two bits, the low four and upper two bits of s + 32, and d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
@@ -237,7 +240,7 @@ class Q4(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d, e; s and m in 6 bits; the codes."""
+        """Pack d and e, then s and m in 6 bits each, then the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         return np.concatenate([*head, packing.pack(q.codes, bits=4, stride=32)], axis=-1)
 
@@ -258,7 +261,7 @@ class Q5(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d, e; s and m in 6 bits; the fifth bits of codes; the low four bits."""
+        """Pack d and e, then s and m in 6 bits each, then the fifth bits of the codes, then their low four bits."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         codes = [packing.pack(q.codes >> 4, bits=1, stride=32), packing.pack(q.codes & 15, bits=4, stride=32)]
         return np.concatenate([*head, *codes], axis=-1)
@@ -281,7 +284,7 @@ class Q6(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the low four bits of codes; the upper two; s; d."""
+        """Pack the low four bits of the codes, then their upper two bits, then s, then d."""
         codes = (q.codes + 32).astype(np.uint8)
         low, high = packing.pack(codes & np.uint8(15), bits=4, stride=64), packing.pack(codes >> 4, bits=2, stride=32)
         return np.concatenate([low, high, q.scales.view(np.uint8), bytes_of(q.d)], axis=-1)

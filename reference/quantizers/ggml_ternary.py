@@ -46,7 +46,7 @@ class Trits(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Trits:
-    """Quantize. Raises ValueError for rows that are not complete blocks, and weights not finite or beyond 65504.
+    """Quantize weights. Raises ValueError for incomplete blocks, and for weights that are not finite or exceed 65504.
 
     >>> quantize(np.repeat([[1.0, -2.0, 0.5, 0.0]], 64, axis=1)).codes[0, 0, [0, 64, 128, 192]]
     array([ 1, -1,  0,  0], dtype=int8)
@@ -62,7 +62,7 @@ def dequantize(q: Trits) -> Float64[np.ndarray, "*batch cols"]:
 
 @dataclass(frozen=True)
 class TwoBits:
-    """TQ2_0: t + 1 in two bits, weights 32 apart in one byte; then d.
+    """TQ2_0: bytes with t + 1 in two bits, for weights 32 apart, then d.
 
     >>> q = TQ2_0.unpack(TQ2_0.pack(quantize(np.eye(1, 256))))
     >>> TQ2_0.dequantize(q)[0, :2]
@@ -86,7 +86,7 @@ class TwoBits:
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: t + 1 as digits in base 3; then d. A run of 5 n weights fills n bytes; a byte has weights n apart.
+    """TQ1_0: t + 1 as digits in base 3, then d. A run of 5 n weights fills n bytes; each byte has weights n apart.
 
     >>> q = TQ1_0.unpack(TQ1_0.pack(quantize(np.eye(1, 256))))
     >>> TQ1_0.dequantize(q)[0, :2]

@@ -58,7 +58,7 @@ def quantize(
 ) -> Affine:
     """Quantize for the inputs `x`, on the grid of `affine` in groups along a row.
 
-    If `even`, use the grid of `symmetric`, with 2^(bits - 1) as the zero point.
+    With `even`, use the grid of `symmetric` instead, with 2^(bits - 1) as the zero point.
 
     Raises ValueError for weights or inputs that are not finite, and the errors of `affine`.
 
@@ -87,7 +87,7 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """Compute U from `hessian`, X^T X, and `damp`. A feature that is never active first gets a 1 on the diagonal.
+    """Compute U from `hessian`, X^T X, and `damp`. A feature that is never active gets a 1 on the diagonal beforehand.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],
@@ -126,7 +126,7 @@ def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
     scales, g_idx = packed.scales.T.astype(np.float32), packed.g_idx
     groups = scales.shape[1]
     if g_idx.size and not 0 <= g_idx.min() <= g_idx.max() < groups:
-        raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups}")
+        raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups} groups")
     if not np.array_equal(g_idx, np.repeat(np.arange(groups), len(g_idx) // groups)):
         scales, zeros = scales[:, g_idx], zeros[:, g_idx]
     return Affine(_codes(packed.qweight.T, bits), scales, zeros)
@@ -134,13 +134,13 @@ def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
 
 def _hessian(x: Float[np.ndarray, "tokens cols"]) -> Float64[np.ndarray, "cols cols"]:
     if not np.isfinite(x).all():
-        raise ValueError("inputs must be finite")
+        raise ValueError("inputs must be finite, but some of x are NaN or infinite")
     return x.astype(np.float64).T @ x.astype(np.float64)
 
 
 def _words(codes: UInt8[np.ndarray, "n codes"], bits: int) -> Int32[np.ndarray, "n words"]:
     if codes.shape[-1] * bits % 32:
-        raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill words of 32")
+        raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill words of 32 bits")
     return packing.pack(codes, bits=bits).view("<i4").astype(np.int32)
 
 

@@ -43,14 +43,14 @@ class Hqq(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> Hqq:
-    """Quantize. Raises ValueError for weights that are not finite, incomplete groups, and bits outside 1 to 8.
+    """Quantize weights. Raises ValueError if they are not finite, for incomplete groups, and for bits outside 1 to 8.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 4.0]]), bits=2, group=4)
     >>> q.codes, dequantize(q)
     (array([[0, 1, 2, 3]], dtype=uint8), array([[1., 2., 3., 4.]]))
     """
     if not 1 <= bits <= 8:
-        raise ValueError(f"codes have 1 to 8 bits, not {bits}")
+        raise ValueError(f"codes have 1 to 8 bits, got {bits}")
     highest = 2**bits - 1
     block = (1,) * (w.ndim - 1) + (group,)
     groups = split(finite(w), block)
@@ -89,7 +89,7 @@ def refit(
     bits: int,
     beta: float,
 ) -> Float32[np.ndarray, "*grid"]:
-    """Compute the next z.
+    """Compute the next zero point z of each group.
 
     >>> refit(np.array([0.0, 1.0, 5.0]), np.array(1.0, np.float32), np.array(0.0, np.float32), bits=1, beta=10.0)
     array(-0.0219918, dtype=float32)

@@ -41,7 +41,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
 
 
 class Int8Cache(LayerCache):
-    """A layer's cache as attention reads it from int8: all keys and values are rounded, including the newest.
+    """A layer's cache with keys and values as attention reads them from int8: all are rounded, including the newest.
 
     >>> cache = Int8Cache(np.zeros((0, 1, 2)), np.zeros((0, 1, 2)))
     >>> cache.append(np.array([[[127.0, 0.4]]]), np.array([[[127.0, 0.6]]])).v
@@ -66,12 +66,12 @@ def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
 
 
 def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
-    """Undo `pack`. Raises ValueError for rows that are not longer than a scale.
+    """Undo `pack`. Raises ValueError for rows that have no room for codes and a scale.
 
     >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
     array([[127,   0]], dtype=int8)
     """
     if rows.shape[-1] <= 4:
-        raise ValueError(f"rows of {rows.shape[-1]} bytes hold no codes before their scale")
+        raise ValueError(f"expected rows of codes followed by a scale of 4 bytes, got rows of {rows.shape[-1]} bytes")
     scales = np.ascontiguousarray(rows[..., -4:]).view("<f4").astype(np.float32)
     return Quantized(rows[..., :-4], scales)

@@ -25,7 +25,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def group_size(*widths: int, largest: int = 64) -> int:
-    """The largest power of two that divides all `widths`, and at most `largest`, a power of two.
+    """Return the largest power of two that divides all `widths`, but at most `largest`, which is a power of two.
 
     >>> group_size(288), group_size(64, 172)
     (32, 4)

@@ -84,7 +84,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, to: Minifloat, exponent: Ex
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*batch cols"]:
-    """Return 2^(e - 127) v, exactly. An e of 255 and NaN codes give NaN."""
+    """Return 2^(e - 127) v, exactly. If e is 255 or a code is NaN, the weight is NaN."""
     exponents = np.repeat(q.scales.astype(np.int32), BLOCK, axis=-1)
     return np.where(exponents == 255, np.nan, np.ldexp(to.decode(q.codes), exponents - BIAS))
 

@@ -39,7 +39,7 @@ class Nvfp4(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Nvfp4:
-    """Quantize. Raises ValueError for weights that are not finite, or incomplete blocks of 16.
+    """Quantize weights. Raises ValueError for weights that are not finite, or incomplete blocks of 16.
 
     >>> q = quantize(np.repeat([[2688.0, -6.0]], 16, axis=1))
     >>> q.scale, E4M3.decode(q.scales), dequantize(q)[0, [0, 16]]

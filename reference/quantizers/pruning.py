@@ -27,7 +27,7 @@ from llamaspec.reference.quantizers.blocks import finite
 
 
 def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarray, "*shape"]:
-    """Keep `keep` weights of the tensor. Raises ValueError for weights that are not finite, and impossible counts.
+    """Keep `keep` weights of the tensor. Raises ValueError for weights that are not finite, or too few weights.
 
     >>> fine_grained(np.array([[1.0, -3.0], [2.0, 0.0]]), keep=2)
     array([[False,  True],
@@ -37,7 +37,7 @@ def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarra
 
 
 def channels(w: Float[np.ndarray, "rows cols"], *, keep: int) -> Bool[np.ndarray, "rows cols"]:
-    """Keep all weights of `keep` rows. Raises ValueError for weights that are not finite, and impossible counts.
+    """Keep all weights of `keep` rows. Raises ValueError for weights that are not finite, or too few rows.
 
     >>> channels(np.array([[1.0, -3.0], [2.0, 2.0]]), keep=1)
     array([[ True,  True],
@@ -50,7 +50,7 @@ def channels(w: Float[np.ndarray, "rows cols"], *, keep: int) -> Bool[np.ndarray
 
 
 def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.ndarray, "*batch cols"]:
-    """Keep `n` of every `m` weights. Raises ValueError for weights that are not finite, and unless m divides the rows.
+    """Keep `n` of every `m` weights. Raises ValueError for weights that are not finite, or if m does not divide a row.
 
     >>> n_of_m(np.array([[1.0, -3.0, 2.0, 0.0]]), n=2, m=4)
     array([[False,  True,  True, False]])
@@ -70,14 +70,16 @@ class Compressed(NamedTuple):
 def compress(
     w: Shaped[np.ndarray, "*batch cols"], mask: Bool[np.ndarray, "*batch cols"], *, n: int, m: int
 ) -> Compressed:
-    """Store the entries of `w`, weights or codes, that `mask` keeps. Raises ValueError unless `n` of every `m`.
+    """Store the entries of `w`, weights or codes, that `mask` keeps.
+
+    Raises ValueError unless `mask` keeps `n` of every `m`.
 
     >>> w = np.array([[1.0, -3.0, 2.0, 0.0]])
     >>> compress(w, n_of_m(w, n=2, m=4), n=2, m=4)
     Compressed(values=array([[-3.,  2.]]), places=array([[1, 2]], dtype=uint8))
     """
     if w.shape[-1] % m or np.any(mask.reshape(*mask.shape[:-1], -1, m).sum(axis=-1) != n):
-        raise ValueError(f"the mask does not keep {n} of every {m}")
+        raise ValueError(f"the mask does not keep {n} of every {m} weights in each row")
     shape = (*w.shape[:-1], w.shape[-1] // m * n)
     return Compressed(w[mask].reshape(shape), (np.nonzero(mask)[-1] % m).astype(np.uint8).reshape(shape))
 
@@ -110,9 +112,9 @@ def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*bat
 
 
 def _largest(sizes: Float[np.ndarray, "*batch members"], keep: int) -> Bool[np.ndarray, "*batch members"]:
-    """The `keep` largest of each group; ties keep the first."""
+    """Return a mask of the `keep` largest numbers of each group. Of equal numbers, the first ones are kept."""
     if not 0 <= keep <= sizes.shape[-1]:
-        raise ValueError(f"cannot keep {keep} of {sizes.shape[-1]}")
+        raise ValueError(f"cannot keep {keep} of {sizes.shape[-1]}: expected 0 to {sizes.shape[-1]}")
     order = np.argsort(-sizes, axis=-1, kind="stable")
     mask = np.zeros(sizes.shape, bool)
     np.put_along_axis(mask, order[..., :keep], True, axis=-1)

@@ -56,7 +56,7 @@ def fake_quantize(
 
 
 def gradient(upstream: Float[np.ndarray, "*shape"], fake: Fake) -> Float64[np.ndarray, "*shape"]:
-    """The backward pass: dL/dx from dL/dy.
+    """Compute the backward pass: dL/dx from `upstream`, dL/dy.
 
     >>> fake = fake_quantize(np.array([0.6, 1.6, -9.0]), np.array(1.0), np.array(0.0), lowest=-1, highest=1)
     >>> gradient(np.array([5.0, 6.0, 7.0]), fake)

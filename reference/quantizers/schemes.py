@@ -38,7 +38,7 @@ class Scheme(NamedTuple):
     levels: Float64[np.ndarray, " codes"] | None = None  # levels of all codes; None: a code is its own level
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-        """Quantize. Raises ValueError for weights that are not finite.
+        """Quantize weights. Raises ValueError for weights that are not finite.
 
         >>> q = SCHEMES["q8"].quantize(np.ones((2, 100)))
         >>> q.codes.shape, q.scales.shape, q.codes[0, 99]
@@ -56,7 +56,7 @@ class Scheme(NamedTuple):
         return self.decode(Quantized(codes, q.scales))[..., :cols]
 
     def bits_per_weight(self, cols: int) -> float:
-        """Bits per weight for codes and scales of a row of `cols` weights.
+        """Return the bits per weight of a row of `cols` weights, with codes and scales.
 
         >>> [(name, scheme.bits_per_weight(2048)) for name, scheme in SCHEMES.items()]
         [('q8', 8.5), ('q8_row', 8.015625), ('q4', 4.5), ('nf4', 4.5), ('fp8', 8.015625), ('mxfp4', 4.25)]
@@ -66,7 +66,7 @@ class Scheme(NamedTuple):
 
 
 def _to_whole_groups(a: np.ndarray, group: int) -> list[tuple[int, int]]:
-    """The padding with zeros to complete groups. It changes no scale."""
+    """Return the padding for complete groups, as in `np.pad`. Padding with zeros changes no scale."""
     return [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % group)]
 
 

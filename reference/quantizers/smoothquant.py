@@ -33,7 +33,7 @@ def factors(
     array([4. , 0.5, 1. ])
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, not {alpha}")
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
     w_tops = np.max(np.abs(w.astype(np.float64)), axis=0)
     x_tops = x_tops.astype(np.float64)
     if not (np.isfinite(x_tops).all() and np.isfinite(w_tops).all()):
@@ -64,7 +64,7 @@ def activations(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*ba
     """Round x / s to int8, with one scale per token, computed at run time ("per-token, dynamic" in the paper).
 
     We divide by fl(max |x| / 127). vLLM's kernels multiply by fl(127 / max |x|), so near ties they may differ.
-    Raises ValueError unless all is finite.
+    Raises ValueError unless all numbers are finite.
 
     >>> activations(np.array([[127.0, 2.5], [0.0, 0.0]]))
     array([[127.,   2.],

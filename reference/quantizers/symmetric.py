@@ -38,14 +38,14 @@ def largest_code(bits: int) -> int:
     [1, 7, 127]
     """
     if not 2 <= bits <= 8:
-        raise ValueError(f"symmetric codes have 2 to 8 bits, not {bits}")
+        raise ValueError(f"symmetric codes have 2 to 8 bits, got {bits}")
     return 2 ** (bits - 1) - 1
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Quantized:
     """Quantize to int8 codes and float32 scales, one per `block` (see `blocks`).
 
-    Raises ValueError for weights that are not finite, a block that does not divide the shape, or other bits.
+    Raises ValueError for weights that are not finite, a block that does not divide the shape, or bits outside 2 to 8.
 
     >>> q = quantize(np.array([[2.54, -1.27, 0.0, 0.0]]), bits=8, block=(1, 2))
     >>> q.codes, q.scales

@@ -36,7 +36,7 @@ class TorchaoInt4(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> TorchaoInt4:
-    """Quantize. Raises ValueError for weights that are not finite, and incomplete groups.
+    """Quantize weights. Raises ValueError for weights that are not finite, and incomplete groups.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 16.0]]), group=4)
     >>> q.codes, q.scales, q.zeros

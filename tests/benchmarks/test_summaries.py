@@ -74,11 +74,11 @@ def test_a_log_of_lines_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        ({**GPU, "dry_run": "nothing"}, "a dry run says nothing about speed"),
-        ({**GPU, "interrupted": 130}, "the run was interrupted"),
-        ({"model": {"tiny": True}, "rates": {}, "ratios": []}, "a dry run says nothing about speed"),
-        ({"a": 1}, "not a report that a benchmark of this repository writes"),
-        ({**MEMORY, "rows": MEMORY["rows"] * 301}, "where 300 are allowed"),
+        ({**GPU, "dry_run": "nothing"}, "cannot summarize a dry run"),
+        ({**GPU, "interrupted": 130}, "it was interrupted"),
+        ({"model": {"tiny": True}, "rates": {}, "ratios": []}, "cannot summarize a dry run"),
+        ({"a": 1}, "expected a report of a benchmark of this repository"),
+        ({**MEMORY, "rows": MEMORY["rows"] * 301}, "at most 300 lines"),
     ],
 )
 def test_what_must_not_be_kept_is_refused(tmp_path, report, why):

@@ -106,10 +106,10 @@ def test_chat_reads_lines_and_answers_each(stories):
     first, second, third = done.out.splitlines()
     assert first == third != second
     assert all(line and line == line.lstrip() for line in (first, second))
-    cut = "(cut after 12 tokens: --max-new-tokens allows more)\n"
+    cut = "(answer cut after 12 tokens: raise --max-new-tokens for longer answers)\n"
     note, _, notes = done.err.partition("\n")
-    assert "no chat template comes with it" in note and "llama2's, which is used" in note
-    assert notes == f"{cut}{cut}starting over\n{cut}"
+    assert "comes without a chat template; using the built-in llama2" in note
+    assert notes == f"{cut}{cut}started a new conversation\n{cut}"
 
 
 @pytest.mark.slow  # 8 s
@@ -247,7 +247,7 @@ def test_a_folder_that_hides_the_built_in_model_is_named(run, tmp_path, monkeypa
     for arguments in (["tokens", "Once"], ["inspect"], ["inspect", "stories"]):
         code, _, err = run(*arguments)
         first, last = err.splitlines()
-        assert (code, first) == (1, "./stories is used: it hides the built-in model of this name")
+        assert (code, first) == (1, "using ./stories, because it has the name of the built-in model")
         assert last.startswith("error: stories: ")
 
 
@@ -406,7 +406,7 @@ def test_wrong_usage(run):
     assert_refused(run("tell"), "tell", status=2)
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
-    assert_refused(run("inspect", "--model", "a"), "without --model here: llamaspec inspect", status=2)
+    assert_refused(run("inspect", "--model", "a"), "without --model: llamaspec inspect", status=2)
     assert_refused(run("tokens", "Once", "--modle", "a"), "No such option '--modle'", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")

@@ -164,9 +164,9 @@ def test_a_visible_nan_reaches_the_result():
     ("changes", "options", "words"),
     [
         ({"q": (2, 4, 64, 1)}, {}, r"q \[batch, heads, head_dim\]"),
-        ({"q": (3, 4, 64), "lengths": (3,)}, {}, "a cache for each of 3 queries"),
+        ({"q": (3, 4, 64), "lengths": (3,)}, {}, "k for 3 sequences, one per query"),
         ({"q": (0, 4, 64)}, {}, "got"),
-        ({"q": (2, 3, 64)}, {}, "multiples of the key heads"),
+        ({"q": (2, 3, 64)}, {}, "a multiple of the key heads"),
         ({"q": (2, 18, 64)}, {}, "1 to 8 query heads per key head"),
         ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
         ({"q": (2, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "heads of 64 or 128"),

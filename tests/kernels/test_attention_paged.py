@@ -122,14 +122,14 @@ def test_a_ring_that_wraps_twice(page):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"k": (5, 2, 24, 64), "v": (5, 2, 24, 64)}, "rows a page"),
-        ({"k": (5, 2, 0, 64), "v": (5, 2, 0, 64)}, "rows a page"),
+        ({"k": (5, 2, 24, 64), "v": (5, 2, 24, 64)}, "rows per page"),
+        ({"k": (5, 2, 0, 64), "v": (5, 2, 0, 64)}, "rows per page"),
         ({"table": (2, 4)}, r"table \[3, max_pages\]"),
         ({"table": (3, 0)}, r"table \[3, max_pages\]"),
         ({"lengths": (1,)}, r"lengths \[3\]"),
         ({"v": (5, 2, 16, 128)}, "one shape"),
         ({"q": (3, 4, 128)}, "one shape"),
-        ({"q": (3, 5, 64)}, "multiples of the key heads"),
+        ({"q": (3, 5, 64)}, "a multiple of the key heads"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

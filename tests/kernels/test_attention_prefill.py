@@ -139,7 +139,7 @@ def test_a_ring_that_wraps_twice(shape):
         ({"q": (2, 4, 64)}, {}, r"q \[batch, seq, heads, head_dim\]"),
         ({"q": (3, 7, 4, 64)}, {}, "got"),
         ({"q": (2, 0, 4, 64)}, {}, "got"),
-        ({"q": (2, 7, 3, 64)}, {}, "multiples of the key heads"),
+        ({"q": (2, 7, 3, 64)}, {}, "a multiple of the key heads"),
         ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
         ({"q": (2, 7, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "heads of 64 or 128"),
         ({"v": (2, 2, 104, 64)}, {}, "got"),

@@ -13,7 +13,7 @@ import pytest
 
 from llamaspec.learn.lab.check import check, solution
 from llamaspec.learn.lab.exercise import Broken
-from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
+from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, narrowings, readme, write
 from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct
@@ -37,7 +37,7 @@ def outcome(exercise, text, tmp_path, examples):
         precision=precision("float32"),
         examples=examples,
         seed=0,
-        only=only(exercise),
+        only=narrowings(exercise),
     ).outcome
 
 
@@ -98,7 +98,7 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
             precision=precision("float32"),
             examples=20,
             seed=0,
-            only=only(exercise),
+            only=narrowings(exercise),
         )
         assert right.outcome == "within bounds"
     else:
@@ -107,7 +107,7 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
 
 def test_an_exercise_folder_states_the_contract_without_the_solution():
     texts = {exercise.name: readme(exercise) + kernel(exercise) for exercise in OWN}
-    assert "The draws of this exercise are narrowed: `name` is Q4_0" in texts["ggml_encode"]
+    assert "In this exercise, the contract draws only these values: `name` is Q4_0" in texts["ggml_encode"]
     for exercise in OWN:
         if exercise.judge:
             assert inspect.getdoc(exercise.judge) in texts[exercise.name]
@@ -131,7 +131,7 @@ def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
         return logits
 
     assert exercise.judge is not None
-    assert "the logits after token 5 are off by" in str(exercise.judge(slip))
+    assert "the logits after token 5 are wrong by" in str(exercise.judge(slip))
 
 
 @pytest.mark.slow  # 17 s
@@ -142,14 +142,14 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     listed = run_llamaspec("lab", "list").out.splitlines()
     assert len(listed) == 47 and listed[1].split()[0] == "2" and max(map(len, listed)) <= 80
     missing = lab("check", "2")
-    assert missing.code == 2 and "llamaspec lab start 2 makes it" in missing.err
+    assert missing.code == 2 and "make it with llamaspec lab start 2" in missing.err
     begun = lab("start", "2")
     assert begun.code == 0 and Path(begun.out.strip()) == tmp_path / "lab-02"
     assert f"llamaspec lab check 2 --into {tmp_path}" in begun.err
     again = lab("start", "2")
     assert again.code == 2 and "may hold your work" in again.err
     wrong = lab("check", "2")
-    assert wrong.code == 1 and "The error bound found it" in wrong.out and "lab hint 2" in wrong.err
+    assert wrong.code == 1 and "The error bound was violated" in wrong.out and "lab hint 2" in wrong.err
     (tmp_path / "lab-02" / KERNEL).write_text(kernel(ALL[2], solved=True), encoding="utf-8")
     solved = lab("check", "2")
     assert solved.code == 0 and "Solved" in solved.out

@@ -100,12 +100,12 @@ def test_a_docstring_becomes_html(text: str, html: str):
         ('<a href="other.html">', None),
         ('<a href="other.html#here">', None),
         ('<a href="https://example.org">', None),
-        ('<a href="nowhere.html">', "nowhere.html leads nowhere"),
-        ('<a href="other.html#there">', "other.html#there has no such anchor"),
-        ('<a href="/other.html">', "/other.html is absolute"),
-        ('<img src="nowhere.svg">', "nowhere.svg leads nowhere"),
-        ('<script src="https://example.org/a.js">', "https://example.org/a.js is loaded from elsewhere"),
-        ('<link rel="stylesheet" href="//example.org/a.css">', "//example.org/a.css is loaded from elsewhere"),
+        ('<a href="nowhere.html">', "nowhere.html does not exist"),
+        ('<a href="other.html#there">', "other.html#there names an anchor that does not exist"),
+        ('<a href="/other.html">', "/other.html is an absolute path"),
+        ('<img src="nowhere.svg">', "nowhere.svg does not exist"),
+        ('<script src="https://example.org/a.js">', "https://example.org/a.js is loaded from another site"),
+        ('<link rel="stylesheet" href="//example.org/a.css">', "//example.org/a.css is loaded from another site"),
     ],
 )
 def test_an_address_that_leads_nowhere_is_seen(body: str, fault: str | None, tmp_path: Path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.commands.text_to_walk import Read
+from llamaspec.commands.text_to_walk import ModelAndTokens
 from llamaspec.commands.xray import xray
 from llamaspec.learn.quantizers import schemes
 from llamaspec.learn.quantizers.by_inputs import METHODS
@@ -306,6 +306,6 @@ def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
 
 def test_the_command_names_the_switches_that_pages_do_not_draw(tmp_path, monkeypatch):
     checkpoint = random_checkpoint(BEYOND["LayerNorm, GELU without a gate"], {})
-    monkeypatch.setattr("llamaspec.commands.xray.read", lambda *_, **__: Read(checkpoint, [1], str))
+    monkeypatch.setattr("llamaspec.commands.xray.read", lambda *_, **__: ModelAndTokens(checkpoint, [1], str))
     with pytest.raises(ValueError, match="activation, gated, layer norm"):
         xray.main(["Once", "--out", str(tmp_path / "page")], standalone_mode=False)

@@ -16,20 +16,20 @@ def test_a_platform_that_jax_lacks_is_one_line(command, platform):
     script = f"import os; os.environ['JAX_PLATFORMS'] = {platform!r}\nfrom llamaspec import cli; cli.main()"
     done = run_python(script, *command)
     assert done.code == 1 and done.err.count("\n") == 1, done.err
-    assert done.err.startswith(f"error: JAX_PLATFORMS is {platform}: ") and "fault of llamaspec" not in done.err
+    assert done.err.startswith(f"error: JAX_PLATFORMS is {platform}: ") and "bug of llamaspec" not in done.err
 
 
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        ((3 << 30, 80 << 30), "the GPU has no room to start: 77.0 GiB are held by other processes"),
-        (None, "the GPU has no room to start"),
+        ((3 << 30, 80 << 30), "the GPU has too little free memory to start: other processes hold 77.0 GiB"),
+        (None, "the GPU has too little free memory to start"),
     ],
 )
 def test_a_full_card_is_no_fault_of_ours(monkeypatch, memory, words):
     monkeypatch.setattr(device, "nvidia_memory", lambda: memory)
     assert one_line(jax.errors.JaxRuntimeError(FULL_CARD)) == words
-    assert "fault of llamaspec" in one_line(jax.errors.JaxRuntimeError("INTERNAL: something else"))
+    assert "bug of llamaspec" in one_line(jax.errors.JaxRuntimeError("INTERNAL: something else"))
 
     def full():
         raise RuntimeError(f"Unable to initialize backend 'cuda': {FULL_CARD}")

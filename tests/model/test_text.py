@@ -24,7 +24,7 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
     if expected.strip():
         assert read_text(path, most=most) == expected
     else:
-        with pytest.raises(CheckpointError, match="holds no text"):
+        with pytest.raises(CheckpointError, match="contains no text"):
             read_text(path, most=most)
 
 
@@ -45,7 +45,7 @@ def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path):
     os.mkfifo(pipe)
     for path in ("/dev/zero", pipe):
         for most in (None, 100):
-            with pytest.raises(CheckpointError, match=rf"^{path}: is not a regular file, "):
+            with pytest.raises(CheckpointError, match=rf"^{path}: is not a regular file: "):
                 read_text(path, most=most)
 
 

@@ -267,23 +267,23 @@ def test_a_stream_says_that_it_is_utf_8_and_has_no_other_line_ends():
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("//v1/chat/completions", "it is at /v1/chat/completions"),
-        ("/v1//chat/completions", "it is at /v1/chat/completions"),
-        ("/v1/chat/completions/", "it is at /v1/chat/completions"),
-        ("/v1/v1/chat/completions", "it is at /v1/chat/completions"),
-        ("/api/v1/models/", "it is at /v1/models"),
-        ("/openai/v1/completions", "it is at /v1/completions"),
-        ("/V1/Models", "it is at /v1/models"),
-        ("/health/", "it is at /health"),
+        ("//v1/chat/completions", "use /v1/chat/completions"),
+        ("/v1//chat/completions", "use /v1/chat/completions"),
+        ("/v1/chat/completions/", "use /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "use /v1/chat/completions"),
+        ("/api/v1/models/", "use /v1/models"),
+        ("/openai/v1/completions", "use /v1/completions"),
+        ("/V1/Models", "use /v1/models"),
+        ("/health/", "use /health"),
         ("/v1/chat/completion", "do you mean /v1/chat/completions?"),
-        ("/v1/responses", "this server has no such API, but /v1/chat/completions"),
-        ("/v1/responses/", "this server has no such API, but /v1/chat/completions"),
-        ("/api/generate", "this server has no such API, but /v1/completions"),
+        ("/v1/responses", "this server does not have that API; use /v1/chat/completions"),
+        ("/v1/responses/", "this server does not have that API; use /v1/chat/completions"),
+        ("/api/generate", "this server does not have that API; use /v1/completions"),
     ],
 )
 def test_a_path_that_is_not_there_hints_at_one_that_is(site, path, hint):
     reply = site.ask(path, {})
-    assert (reply.status, reply.error["message"]) == (404, f"nothing is at {path}: {hint}")
+    assert (reply.status, reply.error["message"]) == (404, f"unknown path {path}: {hint}")
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/nothing", "/" + "v1/" * 3000, "//"])

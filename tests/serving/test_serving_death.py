@@ -165,8 +165,8 @@ def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--drain-seconds", "0.01"])
     assert statuses == [(1, None)]
     assert lines[1:] == [
-        "ending: running requests may finish; another signal ends them at once",
-        "error: requests were cancelled 0.1 s ago, and the device has not answered",
+        "stopping after the running requests; another signal stops them at once",
+        "error: the device has not finished its last step 0.1 s after all requests were cancelled",
     ]
 
 
@@ -184,7 +184,7 @@ def test_only_sigint_prints_a_newline(number, monkeypatch):
     monkeypatch.setattr("llamaspec.commands.serve.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
     with socket.create_server(("127.0.0.1", 0)) as bound:
         assert _run(make_site(FakeEngine()), bound, "fake")
-    after = ["ending: running requests may finish; another signal ends them at once"]
+    after = ["stopping after the running requests; another signal stops them at once"]
     assert lines[1:] == ([""] if number == signal.SIGINT else []) + after
 
 

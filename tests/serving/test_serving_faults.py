@@ -304,5 +304,5 @@ def test_a_failed_engine_ends_the_server():
         assert site.ask("/ready").json == {"status": "ready"}
         engine.failed = RuntimeError("out of memory")
         until(lambda: site.ended() is False)
-        with pytest.raises(Refusal, match=r"^the engine has failed: the server's log says why$"):
+        with pytest.raises(Refusal, match=r"^the engine has failed; see the server's log for the cause$"):
             asyncio.run(site.site._ready(make_mocked_request("GET", "/ready")))

@@ -98,7 +98,7 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
         connection.sendall(request_bytes("/v1/completions", LONG))
         tail = connection.recv(1 << 16)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: "another signal ends them at once" in server.log.read_text())
+        until(lambda: "another signal stops them at once" in server.log.read_text())
         with connect(server.port) as probe:
             probe.sendall(request_bytes("/health"))
             assert read_reply(probe).status == 200  # It still serves.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.serving.forms import spell
-from llamaspec.serving.streaming import Drawn, TextReader
+from llamaspec.serving.streaming import DrawnToken, TextReader
 from tests.serving.serving_site import EOS, TOKENIZER
 
 IDS = st.lists(st.integers(0, 1023), max_size=40)
@@ -20,7 +20,7 @@ def read(ids: Sequence[int], *, cut: int, stop_texts: Sequence[str] = (), begins
     reader = TextReader(TOKENIZER, begins=begins, stop_texts=stop_texts, stops=frozenset({EOS}))
     pieces = []
     for part in (ids[:cut], ids[cut:]):
-        reader.feed([Drawn(token) for token in part])
+        reader.feed([DrawnToken(token) for token in part])
         pieces.append(reader.piece())
     reader.finish()
     pieces.append(reader.piece())

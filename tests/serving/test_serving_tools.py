@@ -11,7 +11,7 @@ from llamaspec.model.chat.template import ChatTemplate
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.serving.openai import Function, Tool, UserMessage
 from llamaspec.serving.prompts import Prompts
-from llamaspec.serving.streaming import Drawn, TextReader
+from llamaspec.serving.streaming import DrawnToken, TextReader
 from llamaspec.serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
 from tests.serving.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.serving.tool_templates import ANSWERS, ASK, CALLED, TEMPLATES, TOOLS
@@ -167,7 +167,7 @@ def test_a_control_token_can_be_part_of_the_text():
     token = TOKENIZER.special["<|user|>"]
     for spelled, text in (({}, "fox"), ({token: "[TOOL_CALLS]"}, "fox[TOOL_CALLS]")):
         reader = TextReader(TOKENIZER, begins=True, spelled=spelled)
-        reader.feed([Drawn(id) for id in (*TOKENIZER.encode("fox"), token)])
+        reader.feed([DrawnToken(id) for id in (*TOKENIZER.encode("fox"), token)])
         reader.finish()
         assert reader.piece().text == text
     assert MISTRAL.spelled({"[TOOL_CALLS]": 5, "<s>": 1}) == {5: "[TOOL_CALLS]"}
@@ -176,7 +176,7 @@ def test_a_control_token_can_be_part_of_the_text():
 def test_a_character_that_a_control_token_cuts_comes_before_it():
     token, half = TOKENIZER.special["<|user|>"], next(i for i in range(1024) if TOKENIZER.bytes_of(i) == b"\xe7")
     reader = TextReader(TOKENIZER, begins=True, spelled={token: "[TOOL_CALLS]"})
-    reader.feed([Drawn(half), Drawn(token)])
+    reader.feed([DrawnToken(half), DrawnToken(token)])
     reader.finish()
     assert reader.piece().text == "\ufffd[TOOL_CALLS]"
 

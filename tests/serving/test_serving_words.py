@@ -23,9 +23,13 @@ def chat(**message):
         (
             "/v1/completions",
             {"prompt": "a fox " * 70},
-            "prompt: 142 tokens do not fit in the context of 128 tokens",
+            "prompt: the prompt has 142 tokens, which do not fit in the context of 128 tokens",
         ),
-        ("/v1/chat/completions", chat(content="a fox " * 70), "messages: 143 tokens do not fit in the context of"),
+        (
+            "/v1/chat/completions",
+            chat(content="a fox " * 70),
+            "messages: the prompt has 143 tokens, which do not fit in the context of",
+        ),
         ("/v1/chat/completions", chat(role="robot"), "messages[0].role: 'robot' is not supported"),
         ("/v1/chat/completions", chat(role="x" * 9999), f"messages[0].role: '{'x' * 99}... is not supported"),
         ("/v1/completions", {"y" * 9999: 1}, f"unknown field: {'y' * 100}..."),
@@ -35,9 +39,9 @@ def chat(**message):
             chat(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
             "messages[0].content[0].type: 'image_url' is not supported",
         ),
-        ("/chat/completions", b"{}", "nothing is at /chat/completions: it is at /v1/chat/completions"),
-        ("/models/a", b"{}", "nothing is at /models/a: it is at /v1/models/a"),
-        ("/v1/embeddings", b"{}", "nothing is at /v1/embeddings"),
+        ("/chat/completions", b"{}", "unknown path /chat/completions: use /v1/chat/completions"),
+        ("/models/a", b"{}", "unknown path /models/a: use /v1/models/a"),
+        ("/v1/embeddings", b"{}", "unknown path /v1/embeddings"),
     ],
 )
 def test_the_error_says_what_is_wrong(site, path, body, says):

@@ -89,7 +89,7 @@ def refusal(*arguments: str) -> str:
     """Run a command that must fail; return its one-line error message."""
     code, out, err = llamaspec(*arguments)
     assert (code > 0, out) == (True, ""), err
-    assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "bug of llamaspec" not in err, err
     return err
 
 
@@ -313,9 +313,9 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
-        (stopped, (), "contains a training already: --resume continues it"),
+        (stopped, (), "already contains a training run: continue it with --resume"),
         (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
-        (full_run[0], ("--resume",), "model: exists already: this training is done"),
+        (full_run[0], ("--resume",), "model: already exists: this training run is complete"),
     ):
         before = files(out)
         assert words in refusal(*command, *arguments, "--out", str(out))

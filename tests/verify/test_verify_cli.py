@@ -176,7 +176,7 @@ def only_float32(x):
     assert verdicts == ["within bounds softmax float32", "violated", "violated"]
     out = verify("softmax", "--candidate", "narrow:only_float32", *arguments).stdout
     assert (
-        "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); --dtype bfloat16 judges it nevertheless)" in out
+        "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); use --dtype bfloat16 to judge it anyway)" in out
     )
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["within", "not", "not"]
     verify("softmax", "--candidate", "narrow:only_float32", *arguments, "--dtype", "bfloat16", status=1)
@@ -219,7 +219,7 @@ def test_verdicts_outlive_a_candidate_that_is_missing(verify):
 
 def test_a_candidate_in_a_file_that_prints(verify):
     out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
-    assert out.splitlines()[-11:] == ["  last lines that it printed:", *["    \\x1b[1mhere"] * 10]
+    assert out.splitlines()[-11:] == ["  the last lines that the candidate printed:", *["    \\x1b[1mhere"] * 10]
 
 
 @pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])
@@ -369,25 +369,25 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["conv"], "no contract is called conv"),
+        (["conv"], "no contract has the name conv"),
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
             "expected a dtype of float32, bfloat16, float16; got int8",
         ),
-        (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
+        (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax has no draw m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),
-        (["--candidate", "mine"], "--candidate is a module: name the ops to verify"),
+        (["--candidate", "mine"], "--candidate mine names a module: also give the ops to verify"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
         (
             ["--replay", "r.json", "--set", "n=1"],
-            "--set narrows the draws of a candidate, so it does not go with --replay",
+            "--set narrows the draws of a candidate, so it does not work with --replay",
         ),
-        (["pack"], "this package has no function for pack: name yours with --candidate"),
+        (["pack"], "this package does not implement pack: name your own function with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
-        (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
+        (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add has no draw n"),
         (["softmax", "--candidate", ""], "--candidate is empty"),
         (["softmax", "--candidate", "mine:right", "--contract", ""], "--contract is empty"),
         (["softmax", "--candidate", "mine:right", "--loose", ""], "--loose is empty"),

@@ -193,8 +193,11 @@ def test_the_command_takes_a_file(capsys, tmp_path, monkeypatch):
     for arguments, error in [
         (["--contract", file], "name it with --candidate"),
         (["--contract", "none.py", "--candidate", "mine.py"], "there is no file none.py"),
-        (["--contract", "mine.py", "--candidate", "mine.py"], "mine.py has no contract"),
-        (["softmax", "--contract", file, "--candidate", "mine.py"], "no contract is called softmax: there are layern"),
+        (["--contract", "mine.py", "--candidate", "mine.py"], "mine.py defines no contract"),
+        (
+            ["softmax", "--contract", file, "--candidate", "mine.py"],
+            "no contract has the name softmax: expected one of layern",
+        ),
     ]:
         with pytest.raises(click.UsageError, match=error):
             run(*arguments)

@@ -79,10 +79,10 @@ def test_all_candidates_are_made_for_values_of_the_domain():
         ("hidden=non", "got non: did you mean none?"),
         ("hidden=nnoe", "got nnoe: did you mean none?"),
         ("hidden=second-half", "got second-half: did you mean second half?"),
-        ("hidden=none,", "got an empty text"),
+        ("hidden=none,", "got an empty string"),
         ("hidden=3", "got 3$"),
         ("hidden=null", "got null$"),
-        ("hiden=none", "softmax draws rows, n, x, around, hidden; got hiden: did you mean hidden?"),
+        ("hiden=none", "softmax has no draw hiden: expected rows, n, x, around, hidden: did you mean hidden?"),
         ("rows=0", "rows: expected one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 0"),
         ("n=-1", "got -1"),
         ("n=abc", "got abc"),
@@ -93,10 +93,10 @@ def test_all_candidates_are_made_for_values_of_the_domain():
         ("around=1e9", "any number from -20000 to 20000; got 1e9|got 1000000000.0"),
         ("around=nan", "got nan"),
         ("around=inf", "got inf"),
-        ("x=foo", "a kind being integers, normal, .*; got foo"),
+        ("x=foo", "with KIND one of integers, normal, .*; got foo"),
         ("x=norml(3)", "got norml.3.: did you mean normal?"),
-        ("x=normal(3) * 2**99", "an exponent from -6 to 6; got normal"),
-        ("x=normal(1000)", "a seed from 0 to 999"),
+        ("x=normal(3) * 2**99", "EXPONENT from -6 to 6; got normal"),
+        ("x=normal(1000)", "SEED from 0 to 999"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_in_one_line(text, message):
@@ -148,7 +148,7 @@ def test_a_list_that_is_too_long_is_told_how_long_it_may_be():
 
 
 def test_a_draw_is_narrowed_once():
-    with pytest.raises(ValueError, match="n is narrowed twice"):
+    with pytest.raises(ValueError, match="--set gives n twice"):
         choices(["n=1", "n=2"])
 
 
@@ -228,7 +228,7 @@ def test_a_definition_that_is_not_finite_is_no_verdict():
         return Expected(nan, nan, nan, nan)
 
     broken = replace(CONTRACTS["add"], expect=expect)
-    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is NaN"):
+    with pytest.raises(NoVerdict, match="ValueError: the result of the definition is not finite, or its error bound"):
         verify(broken, Direct(lambda x, y: x + y), precision=precision("float32"), examples=9, seed=0)
 
 
@@ -236,4 +236,4 @@ def test_the_list_has_every_value():
     text = "\n".join(describe(SOFTMAX, []))
     assert "hidden  none, first row, second half, every other, all but the last, all" in text
     assert "rows    1, 2, 3, 5, or any whole number from 1 to 1048576" in text
-    assert "x       KIND(SEED) * 2**EXPONENT, a kind being integers, normal" in text
+    assert "x       KIND(SEED) * 2**EXPONENT, with KIND one of integers, normal" in text

@@ -105,8 +105,8 @@ def test_what_is_wrong_once_is_a_violation_of_its_own_kind(op, change, kind):
     report = run(op, at_the_fifth(op, change))
     assert report.outcome == "violated" and report.worst.finding
     assert report.worst.finding.kind == "not the same twice"
-    first = "right when called again with the same inputs; the first time: "
-    later = "right at first; with the same inputs again, after a call with other ones: "
+    first = "right in a second call with the same inputs; in the first call: "
+    later = "right in the first call; with the same inputs again, after a call with other inputs: "
     assert report.worst.finding.message.startswith((first + kind, later + kind))
 
 
@@ -138,7 +138,7 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
     assert report.worst.finding == (
         "not the same twice",
         "the first result could not be judged (KeyError: 'no such thing'), "
-        "but the second one for the same inputs could",
+        "but a second result for the same inputs could",
         "",
     )
 

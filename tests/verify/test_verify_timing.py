@@ -218,13 +218,13 @@ def test_results_of_timed_calls_are_judged(capsys, name, why):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("add", "--time"), "--time is for your own function"),
-        (("add", "--candidate", "mine.py", "--at", "rows=3"), "--against and --at go with --time"),
+        (("add", "--time"), "--time needs your own function"),
+        (("add", "--candidate", "mine.py", "--at", "rows=3"), "--against and --at need --time"),
         ((*FEW, "--candidate", "mine.py", "--at", "row=3"), "got row: did you mean rows"),
         ((*FEW, "--candidate", "mine.py", "--against", "mine.py:nothing"), "mine.py:nothing cannot be imported"),
         (
             (*FEW, "--candidate", "mine.py", "--against", "mine.py:add"),
-            "is the candidate itself: --against names another one",
+            "is the candidate itself",
         ),
     ],
 )

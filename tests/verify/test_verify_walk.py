@@ -54,7 +54,7 @@ def test_the_first_wrong_op_is_named(op):
     summary = report(walked, candidate="m", dtype="float32", seed=0, seconds=0.0)
     assert summary.outcome == "violated"
     assert summary.worst.finding and summary.worst.finding.message.startswith(
-        f"layer 1 {op} is the first out of bounds"
+        f"layer 1 {op} is the first op out of bounds"
     )
     assert any(line.startswith(op) for line in table(walked))
 

@@ -29,10 +29,10 @@ def summed_loss(
     ops: Ops,
     dtype: np.dtype,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
-    """Sum the nats of all predictions, each times its importance. Computes in `dtype`, with sums in float32.
+    """Sum the losses of all predictions in nats, each times its importance. Computes in `dtype`, with sums in float32.
 
-    The second result has the unweighted sum over predictions with importance above 0, and the likeliest ids. The
-    first id of a row has no prediction, so `predicted` is seq - 1.
+    The second result is the unweighted sum over predictions with an importance above 0, and the likeliest ids. The
+    first id of a row is not predicted, so `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))

@@ -1,6 +1,6 @@
-"""Arrays that carry a bound on their error: straight-line NumPy code derives its own bound.
+"""Arrays that carry a bound on their error, so that NumPy code without branches computes its own error bound.
 
-We call a definition with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
+We call a definition with `Carried` arrays instead of NumPy arrays. Each operation computes the exact value in float64
 and bounds the error of a computation in float32, from the errors of its operands and one rounding of its own. Sums,
 means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
 as in `verify.bounds.running_error`. The bound holds for code that computes the same formula; a kernel that computes
@@ -45,7 +45,7 @@ FLOAT32 = Rounding()
 class Carried(NDArrayOperatorsMixin):
     """Exact values, with a bound on the error of each, and the sum of the magnitudes of its terms.
 
-    An input has no error unless float32 flushes it to zero.
+    An input is exact, unless it is so small that float32 flushes it to zero.
     """
 
     __array_priority__ = 1000
@@ -63,7 +63,7 @@ class Carried(NDArrayOperatorsMixin):
     T = property(lambda self: self.moved(np.transpose))
 
     @property
-    def most(self) -> np.ndarray:
+    def magnitude(self) -> np.ndarray:
         """Bound the magnitude of the computed value."""
         return np.asarray(np.abs(self.value) + self.error)
 
@@ -74,10 +74,10 @@ class Carried(NDArrayOperatorsMixin):
         return self.moved(lambda part: part[index])
 
     def __bool__(self) -> bool:
-        raise TypeError("a rounding could decide which branch is taken: no bound is derived for that")
+        raise TypeError("a rounding could decide which branch is taken: cannot derive a bound")
 
     def astype(self, dtype: Any, **_: Any) -> "Carried":
-        """Return the array unchanged: values are exact, and the operation that made them counted its rounding."""
+        """Return the array unchanged: the operation that made it has already added the error of its rounding."""
         return self
 
     def reshape(self, *shape: Any) -> "Carried":
@@ -109,8 +109,11 @@ class Carried(NDArrayOperatorsMixin):
         """Make another array with the same rounding."""
         return Carried(value, error, size, rounding=self.rounding)
 
-    def beside(self, value: Any) -> "Carried":
-        """Convert `value` to an operand of this array. A constant may be rounded like every other number."""
+    def operand(self, value: Any) -> "Carried":
+        """Convert `value` to a `Carried` with this array's rounding.
+
+        A constant that float32 cannot hold has an error.
+        """
         if isinstance(value, Carried):
             return value
         exact = np.asarray(value).astype(np.float64)
@@ -122,7 +125,7 @@ class Carried(NDArrayOperatorsMixin):
         return self.like(exact, np.where(np.isfinite(exact), apart, 0.0))
 
     def rounded(self, value: Any, error: Any, size: Any = None) -> "Carried":
-        """Round the result of one operation, which already has `error`.
+        """Add one rounding to the result of an operation that already has the error `error`.
 
         A zero or an infinity without an error rounds to itself.
         """
@@ -148,7 +151,7 @@ class Carried(NDArrayOperatorsMixin):
                 f"cannot derive a bound for np.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
             )
         with np.errstate(all="ignore"):
-            return UFUNCS[ufunc](*map(self.beside, inputs))
+            return UFUNCS[ufunc](*map(self.operand, inputs))
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function not in FUNCTIONS:
@@ -169,8 +172,8 @@ def _subtract(a: Carried, b: Carried) -> Carried:
 
 def _multiply(a: Carried, b: Carried) -> Carried:
     value = a.value * b.value
-    error = a.most * b.error + np.abs(b.value) * a.error
-    flushed = a.smallest * (a.most + b.most)
+    error = a.magnitude * b.error + np.abs(b.value) * a.error
+    flushed = a.smallest * (a.magnitude + b.magnitude)
     return a.rounded(value, error + flushed, np.maximum(a.size * np.abs(b.value), b.size * np.abs(a.value)))
 
 
@@ -178,20 +181,20 @@ def _divide(a: Carried, b: Carried) -> Carried:
     value = a.value / b.value
     least = np.abs(b.value) - b.error
     error = np.where(least > 0, (a.error + np.abs(value) * b.error + a.smallest) / least, np.inf)
-    error = np.where((a.most == 0) & (least > 0), 0.0, error)
+    error = np.where((a.magnitude == 0) & (least > 0), 0.0, error)
     # If a divisor overflows, it is infinite, or at least the largest float32.
     error = np.where(
-        np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.most / a.largest, error
+        np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.magnitude / a.largest, error
     )
     # Code may divide by multiplying by 1 / b, which rounds once more.
-    error = error + a.unit * (np.abs(value) + error) + a.smallest * a.most
+    error = error + a.unit * (np.abs(value) + error) + a.smallest * a.magnitude
     return a.rounded(value, error, a.size / np.abs(b.value))
 
 
 def _power(a: Carried, b: Carried) -> Carried:
     power = int(b.value.flat[0]) if b.value.size == 1 and b.value.flat[0] in POWERS else 0
     if not power:
-        raise TypeError(f"no bound is derived for powers other than {', '.join(map(str, POWERS))}")
+        raise TypeError(f"cannot derive a bound for powers other than {', '.join(map(str, POWERS))}")
     product = a
     for _ in range(power - 1):
         product = _multiply(product, a)
@@ -201,7 +204,7 @@ def _power(a: Carried, b: Carried) -> Carried:
 def _monotone(
     function: Callable[..., np.ndarray], *, low: float = -np.inf, off: float = ELEMENTARY
 ) -> Callable[[Carried], Carried]:
-    """Make an increasing elementary function: its values at both ends of an interval enclose the computed value.
+    """Make an increasing elementary function. We compute it at both ends of x's interval to bound the result.
 
     `off` is the relative error of the function itself.
     """
@@ -225,7 +228,7 @@ def _exp(x: Carried) -> Carried:
 
 
 def _turning(function: Callable[..., np.ndarray]) -> Callable[[Carried], Carried]:
-    """Make the sine or the cosine, which changes by at most the change of its angle, and by at most 2."""
+    """Make the sine or the cosine. Its error is at most the error of its angle, and at most 2."""
 
     def apply(x: Carried) -> Carried:
         return x.rounded(function(x.value), np.minimum(x.error + max(ELEMENTARY, 4 * x.unit), 2))
@@ -246,13 +249,13 @@ def _larger(choose: Callable[..., np.ndarray]) -> Callable[[Carried, Carried], C
 
 def _matmul(a: Carried, b: Carried) -> Carried:
     terms = a.value.shape[-1]
-    value, sums = a.value @ b.value, a.most @ b.most
+    value, sums = a.value @ b.value, a.magnitude @ b.magnitude
     size = np.abs(a.value) @ np.abs(b.value)
     error = (
         sums
         - size
         + gamma(terms) * sums
-        + TINY * (terms + np.sum(a.most, axis=-1, keepdims=True)) * (2 + np.max(b.most, initial=0))
+        + TINY * (terms + np.sum(a.magnitude, axis=-1, keepdims=True)) * (2 + np.max(b.magnitude, initial=0))
     )
     return _added_up(a, value, np.maximum(error, 0), size)
 
@@ -266,7 +269,7 @@ def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
 def _sum(x: Carried, axis: Any = None, *, keepdims: bool = False, **_: Any) -> Carried:
     value = np.sum(x.value, axis=axis, keepdims=keepdims)
     terms = max(x.value.size // max(value.size, 1), 1)
-    sums = np.sum(x.most, axis=axis, keepdims=keepdims)
+    sums = np.sum(x.magnitude, axis=axis, keepdims=keepdims)
     own = np.where(sums == 0, 0.0, gamma(terms) * sums + terms * TINY)
     error = np.sum(x.error, axis=axis, keepdims=keepdims) + own
     return _added_up(x, value, error, np.sum(x.size, axis=axis, keepdims=keepdims))
@@ -299,15 +302,15 @@ class Undecided:
         raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
 
     def __bool__(self) -> bool:
-        raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for that")
+        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for a branch")
 
 
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
-        raise TypeError("a rounding could decide np.where: no bound is derived for a condition that is rounded")
+        raise TypeError("a rounding could decide np.where: cannot derive a bound for a condition that is rounded")
     carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
-    a, b = known.beside(a), known.beside(b)
+    a, b = known.operand(a), known.operand(b)
     outcome = condition.outcome if isinstance(condition, Undecided) else condition
     parts = ((a.value, b.value), (a.error, b.error), (a.size, b.size))
     value, error, size = (np.where(outcome, branch, branch_b) for branch, branch_b in parts)
@@ -318,7 +321,7 @@ def _where(condition: Any, a: Any, b: Any) -> Carried:
 
 
 def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray | Undecided]:
-    """Compare numbers: the outcome is certain if they are exact, or farther apart than their errors."""
+    """Make a comparison. Its outcome is certain if both numbers are exact, or differ by more than their errors."""
 
     def apply(a: Carried, b: Carried) -> np.ndarray | Undecided:
         error = a.error + b.error
@@ -336,7 +339,7 @@ def _split(x: Carried, sections: Any, axis: int = 0) -> list[Carried]:
 def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Carried]:
     def apply(arrays: Any, axis: int = 0) -> Carried:
         known = next(array for array in arrays if isinstance(array, Carried))
-        all_of_them = [known.beside(array) for array in arrays]
+        all_of_them = [known.operand(array) for array in arrays]
         return known.like(
             *(join([getattr(array, part) for array in all_of_them], axis) for part in ("value", "error", "size"))
         )

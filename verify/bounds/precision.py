@@ -37,7 +37,7 @@ PRECISIONS = {
 
 
 def precision(name: str) -> Precision:
-    """Look up a dtype. Raises ValueError for an unsupported one."""
+    """Look up a dtype by name. Raises ValueError for an unsupported dtype."""
     if name not in PRECISIONS:
         raise ValueError(f"expected a dtype of {', '.join(PRECISIONS)}; got {name}")
     return PRECISIONS[name]

@@ -39,8 +39,8 @@ ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
 # Relative error of tanh, which XLA computes as a quotient of two polynomials. Over all float32 numbers, the error is at
 # most 4.90 u with fused multiply-adds, and 6.89 u without them (tests/verify/test_verify_ours.py).
 TANH = 7 * U
-FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
-DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number
+FIXED = 2.0**-21  # error of a number in fixed point, relative to the largest number of its group
+DIGITS_SIZE = 3.02  # sum of the magnitudes of a number's scaled digits, relative to the number
 NO_BOUND = 1e30  # allows any value; infinity times a weight of 0 would be NaN
 
 
@@ -91,7 +91,7 @@ def added(x: Approx, y: Approx) -> Approx:
 
 
 def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
-    """Compute W x + b for exact W and b. The sum may take b in any place: XLA's CPU products start with it."""
+    """Compute W x + b for exact W and b. The sum may add b at any point: XLA's products on a CPU start with b."""
     magnitudes = np.abs(weight)
     terms = weight.shape[1] if bias is None else weight.shape[1] + 1
     sums = linear(x.size, magnitudes, None if bias is None else np.abs(bias))
@@ -102,7 +102,7 @@ def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> 
 
 
 def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
-    """RMSNorm. We enclose the computed mean square between two numbers, and every later result likewise."""
+    """Compute RMSNorm. We bound the computed mean square from below and from above, and so every later result."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
     change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
@@ -126,12 +126,15 @@ def centered(x: Approx) -> Approx:
 
 
 def layer_normalized(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, eps: float) -> Approx:
-    """LayerNorm: RMSNorm of centered values, plus a bias. The mean's error counts in every feature."""
+    """Compute LayerNorm: RMSNorm of centered values, plus a bias.
+
+    The error of the mean adds to every feature's error.
+    """
     y = normalized(centered(x), weight, eps=eps)
     return y if bias is None else added(y, exactly(bias))
 
 
-def normed(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
+def apply_norm(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
     """Apply the model's kind of norm."""
     if config.layer_norm:
         return layer_normalized(x, weight, bias, eps=config.eps)
@@ -147,7 +150,10 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """RoPE with cos and sin rounded to float32: two products and a sum per pair. Other features do not change."""
+    """Apply RoPE with cos and sin rounded to float32: two products and a sum per feature.
+
+    Other features do not change.
+    """
     turns, length = config.rotation()
     unturned = x.map(lambda part: part[..., 2 * len(turns) :])
     x = x.map(lambda part: part[..., : 2 * len(turns)])
@@ -172,7 +178,7 @@ def turn_error(angle: np.ndarray) -> np.ndarray:
 
 
 def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
-    """RoPE by halves, if the implementation computes the angles from the frequencies `turns`: see `turn_error`."""
+    """Apply RoPE by halves, with angles computed from the frequencies `turns`: see `turn_error`."""
     value = rope_halves(x.value, positions, turns)
     angles = positions[..., None, None] * turns  # [*batch, seq, 1, pairs]
     angle, cos, sin = (
@@ -189,7 +195,7 @@ def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
 
 
 def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
-    """RoPE of x [batch heads head_dim] with given tables [batch pairs]: two products and a sum per feature."""
+    """Apply RoPE to x [batch heads head_dim] with given tables [batch pairs]: two products and a sum per feature."""
     cos, sin = cos[:, None], sin[:, None]
     a, b = np.split(x.value, 2, axis=-1)
     value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -214,7 +220,7 @@ def fixed_point_product(
 ) -> Approx:
     """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Products and sums of digits are exact. What remains are `roundings` of scaled sums, for each digit. If x is a norm
+    Products and sums of digits are exact. For each digit, the scaled sums are rounded `roundings` times. If x is a norm
     and the code multiplies the sums by 1/rms, `rms` is the largest 1/rms. Numbers are below 2^127.
     """
     cols = codes.shape[1]
@@ -295,7 +301,7 @@ def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tupl
 
 
 def soft_capped(x: Approx, cap: float) -> Approx:
-    """c tanh(x / c). It increases with x, so its values at both ends of x's interval enclose the computed value."""
+    """Compute c tanh(x / c). It increases with x, so we compute it at both ends of x's interval to bound the result."""
     value = capped(x.value, cap=cap)
     moved = x.error + 2 * U * x.size + TINY  # c as a float32, and the quotient
     carried = np.maximum(capped(x.value + moved, cap=cap) - value, value - capped(x.value - moved, cap=cap))
@@ -303,7 +309,7 @@ def soft_capped(x: Approx, cap: float) -> Approx:
 
 
 def sigmoid(x: Approx) -> Approx:
-    """1 / (1 + e^-x): an exp, a sum and a quotient, as in `gated`. Its slope is at most 1/4."""
+    """Compute 1 / (1 + e^-x): an exp, a sum and a quotient, as in `gated`. Its derivative is at most 1/4."""
     value = (1 + np.tanh(x.value / 2)) / 2
     moved = x.error / 4
     slack = ELEMENTARY + 2 * U + 2 * U * np.maximum(x.error - x.value, 1)
@@ -311,9 +317,9 @@ def sigmoid(x: Approx) -> Approx:
 
 
 def gated(gate: Approx, up: Approx) -> Approx:
-    """SwiGLU. The derivative of silu is at most 1.1.
+    """Compute SwiGLU. The derivative of silu is at most 1.1.
 
-    The sigmoid is an exp, a sum and a quotient. An exp computed as a power of 2 has an error from its argument, too.
+    The sigmoid is an exp, a sum and a quotient. Code that computes the exp as a power of 2 also rounds its exponent.
     """
     silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
     error = 1.1 * gate.error
@@ -324,14 +330,14 @@ def gated(gate: Approx, up: Approx) -> Approx:
 
 
 def gelu_gated(gate: Approx, up: Approx) -> Approx:
-    """GeGLU with GELU by tanh."""
+    """Compute GeGLU with GELU by tanh."""
     g = gelu_of(gate)
     product = g.size * up.size * (1 + U) - np.abs(g.value * up.value)
     return Approx(g.value * up.value, product + flushed(gate.size, up.size))
 
 
 def gelu_of(x: Approx) -> Approx:
-    """GELU by tanh. Its derivative is at most 1.13.
+    """Compute GELU by tanh. Its derivative is at most 1.13.
 
     For tanh(z) near -1, its sigmoid (1 + tanh(z)) / 2 has an absolute error: from tanh, from the sum, and from the
     eight roundings of the polynomial z. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is at most 0.23.
@@ -343,7 +349,7 @@ def gelu_of(x: Approx) -> Approx:
 
 
 def squared_relu_of(x: Approx) -> Approx:
-    """max(x, 0)^2: only the square rounds."""
+    """Compute max(x, 0)^2. Only the square is rounded."""
     positive = Approx(np.maximum(x.value, 0), np.maximum(x.value + x.error, 0) - np.maximum(x.value, 0))
     value, largest = squared_relu(x.value), positive.size**2
     below = np.maximum(np.maximum(x.value - x.error, 0), 0) ** 2
@@ -352,7 +358,7 @@ def squared_relu_of(x: Approx) -> Approx:
 
 
 def clamped_gated(gate: Approx, up: Approx) -> Approx:
-    """Clamped SwiGLU. Clamping never increases an error, and the derivative of g sigmoid(1.702 g) is below 1.1.
+    """Compute clamped SwiGLU. Clamping never increases an error, and the derivative of g sigmoid(1.702 g) is below 1.1.
 
     The sigmoid has the error of `gated`. Its argument 1.702 g adds two roundings: of the slope to float32, and of the
     product.
@@ -379,9 +385,9 @@ UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2":
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
-    """The norm; q, k and v; their norms; RoPE. Here and below, every output is rounded by `unit`."""
+    """Compute the norm, q, k and v, their norms, and RoPE. Here and below, outputs have the rounding `unit`."""
     assert layer.attention_norm is not None
-    n = rounded(normed(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
+    n = rounded(apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
         for weights in (layer.q, layer.k, layer.v)
@@ -415,20 +421,20 @@ def attend(
     weights_unit: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> Approx:
-    """Attention, with the outputs of the heads concatenated. `weights_unit` is the `unit` of `attended`."""
+    """Compute attention, with the outputs of the heads concatenated. `weights_unit` is the `unit` of `attended`."""
     h = attended(q, k, v, mask, blocks=blocks, unit=weights_unit, sinks=sinks)
     return rounded(h.map(lambda part: part.reshape(len(part), -1)), unit)
 
 
 def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
-    """The output projection, added to the residual stream."""
+    """Compute the output projection and add it to the residual stream."""
     return rounded(added(x, projected(h, *layer.o)), unit)
 
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """The norm; gate and up, or only up; the activation."""
+    """Compute the norm, gate and up (or only up), and the activation."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
-    n = rounded(normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
+    n = rounded(apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
     up = projected(n, *layer.ffn.up)
     if layer.ffn.gate is None:
         return rounded(UNGATED[config.activation](up), unit)
@@ -436,13 +442,16 @@ def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> App
 
 
 def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
-    """The down projection, added to the residual stream."""
+    """Compute the down projection and add it to the residual stream."""
     assert isinstance(layer.ffn, FeedForward)
     return rounded(added(x, projected(g, *layer.ffn.down)), unit)
 
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """RMSNorm and the chosen experts. If rounding could change a token's experts, its bound is `NO_BOUND`."""
+    """Compute RMSNorm and the chosen experts.
+
+    A token gets `NO_BOUND` if a rounding could change its choice of experts.
+    """
     assert isinstance(layer.ffn, Experts) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     mixing = {"experts_per_token": config.experts_per_token, "renormalized": config.renormalize_experts}
@@ -459,7 +468,7 @@ def mixed(
     renormalized: bool = True,
     joined: Callable[[Approx, Approx], Approx] = gated,
 ) -> Approx:
-    """Add the experts' outputs for n [tokens dim] to `start`; `NO_BOUND` as in `moe_add`. `joined` is a `GATED`."""
+    """Add the experts' outputs for n [tokens dim] to `start`; `NO_BOUND` as in `moe_add`. `joined` is from `GATED`."""
     router, gate, up, down, biases = experts
     bias = None if biases is None else biases.router
     logits = projected(n, router, bias)
@@ -509,7 +518,7 @@ def routed(
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
-    """Return whether the chosen experts lead by more than any rounding."""
+    """Return whether each chosen expert leads every other expert by more than any rounding."""
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     high = p + p_error
     np.put_along_axis(high, chosen, -np.inf, axis=-1)
@@ -517,5 +526,5 @@ def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool
 
 
 def norm_logits(x: Approx, params: Params, *, config: Config, unit: float) -> Approx:
-    """The last norm and the logits, which stay float32."""
-    return projected(rounded(normed(x, params.norm, params.norm_bias, config=config), unit), params.head)
+    """Compute the last norm and the logits, which stay float32."""
+    return projected(rounded(apply_norm(x, params.norm, params.norm_bias, config=config), unit), params.head)

@@ -46,7 +46,7 @@ class Candidate(Protocol):
     def name(self) -> str: ...
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call it with all `positional` in order and all `keyword` by name.
+        """Call the function with all `positional` arguments in order and all `keyword` arguments by name.
 
         Raises NoVerdict if the arrays cannot be passed on, or if a module that the candidate imports is missing.
         """
@@ -106,7 +106,7 @@ class Worker:
         return [printable(line) for line in (self._output + now)[-OUTPUT:].decode(errors="replace").splitlines()]
 
     def start(self) -> None:
-        """Start the process, as `call` does too.
+        """Start the process. The first `call` does this, too.
 
         Raises ImportError if the process cannot import the function, and NoVerdict if it cannot create arrays.
         """
@@ -134,7 +134,7 @@ class Worker:
     def timed(
         self, positional: dict[str, Any], keyword: dict[str, Any], *, seconds: float
     ) -> tuple[list[float], Outputs | Failure]:
-        """Call it repeatedly for about `seconds`. Return the seconds of each call and the outcome of the last.
+        """Call the function for about `seconds`. Return the seconds of each call, and the outcome of the last call.
 
         Raises NoVerdict as `call` does.
         """
@@ -149,7 +149,7 @@ class Worker:
         assert process is not None
         try:
             if process.has_extra_reply():
-                raise ValueError("a second reply")
+                raise ValueError("the process sent a second reply to one request")
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword), seconds], self.timeout)
             *reply, times = [*process.reply(patience), *([[]] if seconds is None else [])]
             outcome = _outcome(worker.Reply(*reply), positional)
@@ -197,7 +197,7 @@ def _as_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failure:
-    """Read a reply, which the candidate may have forged. Raises NoVerdict; ValueError or TypeError if malformed."""
+    """Read a reply, which the candidate may have forged. Raises ValueError or TypeError if malformed; NoVerdict."""
     if reply.unavailable is not None:
         raise NoVerdict(printable(str(reply.unavailable)))
     if reply.failure is not None:

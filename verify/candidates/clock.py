@@ -1,4 +1,4 @@
-"""Time a call until its result is there.
+"""Time a call until its result is ready.
 
 `verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU
 with torch or cupy, we clear the second-level cache before each call and measure the call with events; work that it
@@ -72,7 +72,10 @@ class Clock:
 def _between(
     start: Any, end: Any, wait: Callable[[], Any], function: Callable[..., Any], positional: list, keyword: dict
 ) -> tuple[Any, float]:
-    """Call between two events. Return the result, and the seconds that other streams worked after the second event."""
+    """Call between two events.
+
+    Return the result, and the seconds for which other streams ran after the second event.
+    """
     wait()
     start.record()
     result = function(*positional, **keyword)

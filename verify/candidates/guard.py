@@ -30,23 +30,23 @@ def snapshot() -> Snapshot:
             parts.append((name, module, attributes))
             for key, value in attributes.items():
                 if getattr(value, "__module__", None) == name:
-                    parts += _within(f"{name}.{key}", value)
+                    parts += _parts_of(f"{name}.{key}", value)
     return parts
 
 
-def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield the parts of a class or a function that code may change, also under a decorator."""
     if isinstance(value, FunctionType):
         yield name, value, {key: getattr(value, key) for key in CODE}
     if (wrapped := getattr(value, "__wrapped__", None)) is not None:
-        yield from _within(name, wrapped)
+        yield from _parts_of(name, wrapped)
     if isinstance(value, type):
         attributes = dict(vars(value))
         yield name, value, attributes
         for key, part in attributes.items():
             part = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
             if isinstance(part, FunctionType):
-                yield from _within(f"{name}.{key}", part)
+                yield from _parts_of(f"{name}.{key}", part)
 
 
 def changes(before: Snapshot) -> list[str]:
@@ -73,9 +73,9 @@ class Guarded:
         return self.candidate.name
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call the candidate, then check whether the candidate, or code before it, changed anything."""
+        """Call the candidate, then check whether it, or code that ran earlier, changed a definition or a bound."""
         outcome = self.candidate.call(positional, keyword)
         changed = changes(self.before)
         if not changed:
             return outcome
-        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate")
+        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate's results")

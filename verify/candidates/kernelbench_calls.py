@@ -54,7 +54,7 @@ def ranks(problem: Problem) -> Call:
 
 
 def as_defined(problem: Problem) -> Call:
-    """Pass the definition's positional arguments, and the named ones that `forward` accepts."""
+    """Call the problem with the op's positional arguments, and with the keyword arguments that `forward` accepts."""
     parameters = inspect.signature(problem.kind.forward).parameters
 
     def call(*positional: Any, **named: Any) -> Any:

@@ -57,7 +57,7 @@ class Process:
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
     def has_extra_reply(self) -> bool:
-        """Return whether there is data before we sent a request, such as the real reply after a forged one."""
+        """Return whether a reply waits although no request was sent, such as the real reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
@@ -66,7 +66,7 @@ class Process:
         return _end_of(self._stdout)
 
     def how_it_ended(self) -> str:
-        """Describe the signal or exit status, with the last line on stderr."""
+        """Describe how the process ended: its signal or exit status, and the last line that it wrote to stderr."""
         try:
             code = self._popen.wait(ENDING)
         except subprocess.TimeoutExpired:
@@ -113,7 +113,10 @@ def _end_of(file: Any) -> bytes:
 
 
 class _Impatient:
-    """The pipes of a process, with one time limit for all reads and writes, after which they raise TimeoutError."""
+    """The pipes of a process, with a time limit for all reads and writes together.
+
+    After it, they raise TimeoutError.
+    """
 
     def __init__(self, process: subprocess.Popen, seconds: float):
         assert process.stdin is not None and process.stdout is not None

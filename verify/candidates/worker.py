@@ -2,7 +2,7 @@
 
 `verify.candidates.process` runs this file as a program with only NumPy and the candidate's own libraries, so the file
 imports nothing of this project. Requests come on stdin, and replies go out on the original stdout. Both are frames: a
-JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a separate file.
+JSON header, then the bytes of the arrays that the header names. The candidate's output goes to a separate file.
 `hand_over`, `read_back` and `Caller` also serve candidates in the same process.
 """
 
@@ -34,7 +34,10 @@ class Writable(Protocol):
 
 
 class Array(NamedTuple):
-    """An array as bytes in this machine's byte order: without ml_dtypes, NumPy has no bfloat16."""
+    """An array as bytes in this machine's byte order.
+
+    The dtype is a string: NumPy has no bfloat16 without ml_dtypes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -120,7 +123,10 @@ class Reply(NamedTuple):
 
 
 class Caller:
-    """Calls `function` with converted arrays. Reads recent results again to notice buffers that the function reuses."""
+    """Calls `function` with converted arrays.
+
+    Later calls read recent results again, to notice buffers that it reuses.
+    """
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
         self.function, self.library, self.device = function, library, device
@@ -133,7 +139,10 @@ class Caller:
         call: Callable[..., Any] | None = None,
         read: Callable[[Any], bool] = lambda results: True,
     ) -> Reply:
-        """Call the function, through `call` unless it is None. Read the results back if `read` returns True."""
+        """Call the function, or `call(function, arguments, named)` if `call` is not None.
+
+        Reads the results back only if `read(results)` is true.
+        """
 
         def handed_over(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
@@ -205,8 +214,8 @@ def _describe(error: Exception) -> str:
 def load(name: str) -> Callable[..., Any]:
     """Load the function called `package.module:function` or `path/to/file.py:function`.
 
-    `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called as a function of
-    `verify.candidates.kernelbench_calls` says. Raises ImportError with one line for anything else.
+    `kernelbench:CALL:file.py:Class` loads a class of a KernelBench problem, and calls it through the function CALL of
+    `verify.candidates.kernelbench_calls`. Raises ImportError with one line for anything else.
     """
     if name.startswith("kernelbench:") and name.count(":") > 2:
         _, call, name = name.split(":", 2)
@@ -238,7 +247,7 @@ def load_file(path: str) -> Any:
 
 
 def _module_in(path: str) -> Any:
-    """Import the file at `path`, which may import files of its own folder."""
+    """Import the file at `path`. The file may import other files of its folder."""
     folder, file = os.path.split(os.path.abspath(path))
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
@@ -253,7 +262,7 @@ def _module_in(path: str) -> Any:
 
 
 class _AsWritten(SourceFileLoader):
-    """A loader that compiles the file as it is now.
+    """A loader that always compiles the current source of a file.
 
     Python reuses a .pyc if size and mtime (in seconds) match. A program may repair a kernel within that second, and
     then we would judge the old code.
@@ -305,7 +314,7 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
         dtype, shape, size = str(fields["dtype"]), tuple(map(int, fields["shape"])), int(fields["bytes"])
         budget -= size
         if most is not None and (size < 0 or budget < 0):
-            raise ValueError(f"a frame of more than {most} bytes")
+            raise ValueError(f"expected a frame of at most {most} bytes")
         return Array(dtype, shape, take(size))
 
     def decode(value: Any) -> Any:
@@ -335,9 +344,9 @@ GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # NVIDIA's, als
 def limit_resources() -> None:
     """Limit the resources of this process and its children, so that a runaway candidate gets an error.
 
-    Writable memory is limited to the machine's memory, and so, through their stacks, are threads. On a machine with a
-    GPU there is no memory limit, since its driver maps far more than it uses. We never raise a limit, and skip limits
-    that the system refuses.
+    Writable memory is limited to the machine's memory. This also limits the number of threads, because each needs
+    memory for its stack. On a machine with a GPU there is no memory limit, since its driver maps far more than it uses.
+    We never raise a limit, and skip limits that the system refuses.
     """
     try:
         import resource
@@ -357,8 +366,9 @@ def limit_resources() -> None:
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
     """Answer requests until stdin ends.
 
-    The first frame out is None, or a pair: why the candidate cannot be called, and whether it was imported. What the
-    candidate writes to stdout goes to the file descriptor `prints`. Its stdin is empty, also for its children.
+    We first write a frame with None, or with a pair: why we cannot call it, and whether it was imported. What the
+    candidate writes to stdout goes to the file descriptor `prints`. The stdin of the candidate and its children is
+    empty.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

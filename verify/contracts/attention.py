@@ -27,7 +27,7 @@ BLOCKS = 8  # most blocks of keys of an online softmax, or of a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
-    """Bound one sequence: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    """Bound the error for one sequence: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
     if not mask.size:
         zeros = np.zeros(q.shape)
         return Expected(zeros, zeros, zeros, zeros)
@@ -85,14 +85,14 @@ def expect_paged(
 
 
 def _only_value(o: np.ndarray, v: np.ndarray) -> Claim:
-    """Claim that o is v, repeated for the heads that share it, up to the roundings of a weight and a total of 1."""
+    """Claim that o equals v, repeated for the heads that share it. A weight and a total of 1 may round."""
     values = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
     return Claim(o, np.broadcast_to(values, o.shape), unit * np.abs(values) + precision(v.dtype.name).smallest)
 
 
 def _one_key(trial: Trial) -> Claim | None:
-    """Hide all keys except the last: this reveals a number added to the total, such as an epsilon in the divisor."""
+    """Hide all keys except the last. This reveals a number added to the sum of weights, such as an epsilon."""
     v = trial.arguments["v"]
     if not v.shape[1]:
         return None
@@ -111,7 +111,7 @@ MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
 def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see nothing."""
+    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see no key."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)
@@ -253,7 +253,7 @@ def paged_arguments(
 
 
 def _ones(trial: Trial) -> Claim:
-    """Attend to values of 1: a row that sees any key gets their mean."""
+    """Set all values to 1: the result must be 1 for every query that sees a key."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -295,7 +295,7 @@ def _beyond(trial: Trial) -> Claim:
 
 
 def _elsewhere(trial: Trial) -> Claim:
-    """Move every page one place on."""
+    """Move every page to the next place in memory."""
     moved = {name: np.roll(trial.arguments[name], 1, axis=0) for name in ("k_pages", "v_pages")}
     table = (trial.arguments["table"] + 1) % len(moved["k_pages"])
     return Claim(trial.again(**moved, table=table.astype(np.int32))[0], trial.outputs[0], 0.0)
@@ -341,14 +341,14 @@ ATTENTION = Contract(
     arguments=arguments,
     expect=expect,
     domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] of one dtype, mask [batch queries "
-    "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees nothing gives 0",
+    "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a query that sees no key gives 0",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "k", "v", "mask"),
-        Law("values of 1 give 1, where anything is seen", _ones),
-        Law("the order of the keys is of no account", _reversed_keys, sets=("mask",)),
-        Law("shared keys are the same as repeated ones", _repeated_heads),
-        Law("a key alone gives its value", _one_key, sets=("mask",)),
+        Law("values of 1 give 1 for every query that sees a key", _ones),
+        Law("the order of the keys does not change the result", _reversed_keys, sets=("mask",)),
+        Law("repeating a shared key head for each of its query heads does not change the result", _repeated_heads),
+        Law("a query that sees only one key gives the value of that key", _one_key, sets=("mask",)),
     ],
     large=Large(
         {
@@ -386,11 +386,11 @@ PREFILL = Contract(
     arguments=prefill_arguments,
     expect=expect_prefill,
     domain="q [batch queries heads head_dim], k and v [batch capacity kv_heads head_dim] of one dtype, offsets [batch] "
-    "int32; beyond offset + queries the cache holds anything, NaN included (--set padding=0 for none of that)",
+    "int32; cache rows from offset + queries on may hold anything, even NaN (--set padding=0 fills them with 0)",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "k", "v", "offsets"),
-        Law("no query sees a later position, bit for bit", _causal),
+        Law("a query's result does not depend on later positions, bit for bit", _causal),
     ],
     large=Large(
         {
@@ -406,7 +406,7 @@ PREFILL = Contract(
             "group": {"offsets": [(5,)]},
         },
         ends={
-            "queries": "a prompt attends to itself: scores, and the time to judge them, grow with its square",
+            "queries": "the number of scores, and the time to judge them, grow with the square of a prompt's length",
             "offsets, how many": reach.SEQUENCES,
             **HEADS_ENDS,
         },
@@ -419,12 +419,12 @@ DECODE = Contract(
     arguments=decode_arguments,
     expect=expect_decode,
     domain="q [batch heads head_dim], k and v [batch capacity kv_heads head_dim] of one dtype, lengths [batch] int32 "
-    "from 0; beyond its length a cache holds anything, NaN included (--set padding=0 for none of that)",
+    "from 0; cache rows beyond a length may hold anything, even NaN (--set padding=0 fills them with 0)",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "k", "v", "lengths"),
-        Law("what lies beyond a length is of no account, bit for bit", _beyond),
-        Law("a key alone gives its value", _one_position, sets=("lengths",)),
+        Law("cache rows beyond a length do not change the result, bit for bit", _beyond),
+        Law("a query that sees only one key gives the value of that key", _one_position, sets=("lengths",)),
     ],
     large=Large(
         {
@@ -449,11 +449,11 @@ PAGED = Contract(
     arguments=paged_arguments,
     expect=expect_paged,
     domain="q [batch heads head_dim], k_pages and v_pages [pages page kv_heads head_dim] of one dtype, table [batch "
-    "blocks] and lengths [batch] int32; no two rows share a page; what is beyond a length is anything, NaN included",
+    "blocks] and lengths [batch] int32; no two rows share a page; positions beyond a length hold anything, even NaN",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "table", "lengths"),
-        Law("where pages lie is of no account, bit for bit", _elsewhere),
+        Law("the places of pages in memory do not change the result, bit for bit", _elsewhere),
     ],
     large=Large(
         {

@@ -1,4 +1,4 @@
-"""Backward of attention: five products and a softmax; we carry the errors from step to step.
+"""Backward of attention: five products and a softmax. We carry the errors from step to step.
 
 A kernel may compute the row sums D = sum_j p_j dp_j from the probabilities or, like FlashAttention, as <o, do>. Between
 two products it may round probabilities, their gradients and o to the dtype of the inputs, for its matrix units.
@@ -114,7 +114,7 @@ def _bounds(
 
 
 def _unseen(trial: Trial) -> Claim | None:
-    """Keys that no query sees have no gradient, bit for bit."""
+    """Check that keys that no query sees have a gradient of 0."""
     unseen = np.all(np.isneginf(trial.arguments["mask"]), axis=1)[..., None, None]
     if not unseen.any():
         return None
@@ -150,8 +150,8 @@ CONTRACT = Contract(
     bound="hard and alarm: errors of the scores, of softmax, of dp = do v^T and of D = sum p dp, carried through "
     "ds = p (dp - D) and the three products; p, ds and o may be rounded to the inputs' dtype in between",
     laws=[
-        independent("a sequence's dq", "q", "k", "v", "mask", "do"),
-        Law("attention_backward of -do is that of do, negated, bit for bit", _sign),
+        independent("a sequence (dq)", "q", "k", "v", "mask", "do"),
+        Law("negating do negates dq, dk and dv, bit for bit", _sign),
         Law("a key that no query sees has a gradient of 0", _unseen),
     ],
     large=Large(

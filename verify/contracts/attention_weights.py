@@ -77,7 +77,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _longer_queries(trial: Trial) -> Claim | None:
-    """Double the queries and halve the scale: this rounds nothing, but scores may overflow or vanish."""
+    """Double the queries and halve the scale. This rounds nothing, but queries may overflow or underflow."""
     q, scale = trial.arguments["q"], trial.arguments["scale"]
     if scale is None:
         return None
@@ -109,13 +109,13 @@ CONTRACT = Contract(
     expect=expect,
     domain="q [batch queries heads head_dim] and k [batch keys kv_heads head_dim] of one dtype, mask [batch queries "
     "keys] float32 of 0 and -inf; scale None or above 0, cap None or above 0; a query that sees nothing gets zeros",
-    bound="hard and alarm: running error analysis of the scores, the cap, which lets little of a large score's error "
-    "pass, and the softmax, a block of keys at a time",
+    bound="hard and alarm: running error analysis of the scores, of the cap (which shrinks errors of large scores), "
+    "and of the softmax over blocks of keys",
     laws=[
         independent("a sequence", "q", "k", "mask"),
-        Law("weights sum to 1, or to 0 where a query sees nothing", _sums_to_one),
-        Law("shared keys are the same as repeated ones", _repeated_heads),
-        Law("2 q with half of the scale is q", _longer_queries, sets=("scale",)),
+        Law("weights sum to 1, or to 0 for a query that sees no key", _sums_to_one),
+        Law("repeating a shared key head for each of its query heads does not change the result", _repeated_heads),
+        Law("2 q with half the scale gives the same weights as q", _longer_queries, sets=("scale",)),
     ],
     large=Large(
         {

@@ -32,10 +32,10 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [rows n], |x| up to 2^28; cap above 0",
-    bound="hard and alarm: the change of c tanh(x / c) over 2 u |x|, and 9 u |y| for tanh and the product",
+    bound="hard and alarm: the change of c tanh(x / c) if x changes by 2 u |x|, and 9 u |y| for tanh and the product",
     laws=[
         independent("a row", "x"),
-        Law("capped(-x) is -capped(x), bit for bit", _sign),
+        Law("capped(-x) equals -capped(x), bit for bit", _sign),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [3], "n": [17]}

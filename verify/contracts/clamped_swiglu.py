@@ -1,4 +1,4 @@
-"""Clamped SwiGLU, element by element: the gate is limited from above, up on both sides."""
+"""Clamped SwiGLU, element by element: the gate has an upper limit, and `up` a lower and an upper one."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ CONTRACT = gating_contract(
     low=-40.0,
     bound="hard and alarm: (9 + 5 max(-1.702 gate, 1)) u |y|, from the slope, exp, sums, quotient and two products",
     laws=[
-        Law("what lies beyond the limits is of no account, bit for bit", _limits),
-        Law("an up of -1 lets nothing through", _zero_output),
+        Law("clamping gate and up to the limits beforehand does not change the result, bit for bit", _limits),
+        Law("an up of -1 gives 0", _zero_output),
     ],
 )

@@ -72,7 +72,7 @@ def _sums_to_nothing(trial: Trial) -> Claim:
 
 
 def _uncounted(trial: Trial) -> Claim:
-    """Tokens of weight 0 have no gradient."""
+    """Check that tokens of weight 0 have a gradient of 0."""
     return Claim(trial.again(weights=np.zeros_like(trial.arguments["weights"]))[0], 0 * trial.bounds[0], 0.0)
 
 
@@ -109,8 +109,8 @@ BACKWARD = Contract(
     bound="hard: w (softmax's bound + 2 u (p + e_y)); alarm: w ((16 + 2 sqrt(n) + 8 max|l|) u p + 4 u (p + e_y))",
     laws=[
         independent("a token", "logits", "targets", "weights"),
-        Law("a token's gradient adds up to 0", _sums_to_nothing),
-        Law("tokens that do not count have a gradient of 0", _uncounted),
+        Law("the gradient of a token's logits sums to 0", _sums_to_nothing),
+        Law("tokens of weight 0 have a gradient of 0", _uncounted),
     ],
     large=LARGE,
 )

@@ -42,8 +42,8 @@ CONTRACT = Contract(
     expect=expect,
     domain="tokens [count] int32, each from 0 to vocab - 1, the last of them vocab - 1; dx [count dim]; "
     "the result [vocab dim]",
-    bound="hard and alarm: gamma_m of the sum of magnitudes, for an id that occurs up to m times; else exact",
-    laws=[Law("the order of the tokens changes nothing but roundings", _order)],
+    bound="hard and alarm: gamma_m times the sum of magnitudes, for an id that occurs m times; exact for m = 1",
+    laws=[Law("the order of the tokens changes only roundings", _order)],
     large=Large(
         {"count": beyond(1024, 8192), "vocab": (40_000, 150_001), "dim": beyond(1024, 8192)},
         beside={"count": [3], "vocab": [5], "dim": [2]},

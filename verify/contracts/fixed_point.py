@@ -1,7 +1,7 @@
 """The product of quantized weights for implementations that convert x to fixed point, group by group of columns.
 
-The bound adds to that for `gemv_quantized` the error of fixed point: it is relative to the largest number of a group,
-so for a small number among large ones it exceeds a rounding.
+The bound is the bound of `gemv_quantized` plus the error of fixed point. This error is relative to the largest number
+of a group, so for a small number in a group of large numbers, it is larger than one rounding.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def _powers_of_two(trial: Trial) -> Claim | None:
 
 
 def _groups_apart(trial: Trial) -> Claim | None:
-    """Make the first group of x large and its codes 0: the other groups must stay as accurate."""
+    """Make the first group of x large and its codes 0. The errors of the other groups must not grow."""
     x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
     group = SCHEMES[trial.arguments["scheme"]].group or GROUP
     if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:
@@ -62,10 +62,13 @@ CONTRACT = Contract(
     values={"x": values(-8, 8), "w": WEIGHTS, "scheme": st.sampled_from(INTEGER)},
     arguments=gemv_arguments,
     expect=expect,
-    domain="x [cols], |x| below 2^127; " + STORED + "; schemes of whole numbers: " + ", ".join(INTEGER),
-    bound="hard: that of gemv_quantized, or of digits whose sums are exact, and 2^-21 |W| max |x| over each group of "
-    "columns, the scale's own or 128; alarm: (4 sqrt(n) + 16) u |W| |x| and the same",
-    laws=[Law("4 x gives 4 y", _powers_of_two), Law("groups keep their own exponents", _groups_apart)],
+    domain="x [cols], |x| below 2^127; " + STORED + "; schemes with integer codes: " + ", ".join(INTEGER),
+    bound="hard: the larger bound of gemv_quantized and of exact sums of digits, plus 2^-21 |W| max |x| over each "
+    "group of columns (with one scale, or 128 columns); alarm: (4 sqrt(n) + 16) u |W| |x|, plus the same term",
+    laws=[
+        Law("4 x gives 4 y", _powers_of_two),
+        Law("a large group of x does not make other groups less accurate", _groups_apart),
+    ],
     large=Large(
         {"cols": beyond(2048, 4096, 8192), "rows": beyond(64, 1024, 8192)}, beside={"rows": [3], "cols": [192]}
     ),

@@ -1,4 +1,4 @@
-"""Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU, with one rounding on the way out.
+"""Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU. The result is rounded once.
 
 We carry errors from step to step (running error analysis), so the bound covers all steps. Between the norm and the
 product, a kernel may round numbers to the dtype of x for its matrix units; nowhere else.
@@ -44,7 +44,7 @@ def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.nd
 
 
 def _sizes(x: np.ndarray, weight: np.ndarray, *terms: np.ndarray | None) -> np.ndarray:
-    """Sum the magnitudes of all terms of a product and of further `terms`."""
+    """Sum the magnitudes of all terms of a product and of the other `terms`."""
     total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
     return total + sum(np.abs(as_float64(term)) for term in terms if term is not None)
 
@@ -187,7 +187,7 @@ def _negated(trial: Trial) -> Claim | None:
 
 
 def _residual_alone(trial: Trial) -> Claim | None:
-    """Allow for flushing subnormal float32 numbers to zero."""
+    """Set x to 0: the result must be the residual. Hardware may flush subnormal numbers of the residual to zero."""
     if trial.arguments["bias"] is not None:
         return None
     zeros, residual = np.zeros_like(trial.arguments["x"]), trial.arguments["residual"]
@@ -205,7 +205,7 @@ def _gate_of_zeros(trial: Trial) -> Claim | None:
 
 
 def _values_do_not_turn(trial: Trial) -> Claim:
-    """Append at position 0, where values must be the same as elsewhere."""
+    """Append at position 0: values must be the same as at any other position."""
     positions = trial.arguments["positions"]
     rows = np.arange(len(positions))
     again = trial.again(positions=np.zeros_like(positions))[2]
@@ -228,7 +228,7 @@ NORM_LINEAR = Contract(
     expect=expect_norm_linear,
     domain="x [batch cols], norm [cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=STEPS + "and the bias, gamma_(n + 1) |W| |n|",
-    laws=[independent("a vector", "x"), Law("-x gives -y, where there is no bias", _negated)],
+    laws=[independent("a vector", "x"), Law("-x gives -y, without a bias", _negated)],
     large=Large(
         {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
         beside={"batch": [2], "rows": [9], "cols": [17]},
@@ -258,10 +258,10 @@ NORM_GATE_UP = Contract(
     values={**DRAWN, "bias": BIAS, "eps": EPS},
     arguments=norm_gate_up_arguments,
     expect=expect_norm_gate_up,
-    domain="x [batch cols], norm [cols], weight [2 ffn, cols], the rows of gate before those of up, and bias [2 ffn] "
-    "or None, of one dtype, summed in float32",
+    domain="x [batch cols], norm [cols], weight [2 ffn, cols] with the rows of gate before the rows of up, and bias "
+    "[2 ffn] or None, of one dtype, summed in float32",
     bound=STEPS + "and SwiGLU of both",
-    laws=[independent("a vector", "x"), Law("a gate of zeros lets nothing through", _gate_of_zeros)],
+    laws=[independent("a vector", "x"), Law("gate rows of zeros give 0", _gate_of_zeros)],
     large=Large(
         {"cols": beyond(1024, 2048, 4096, 8192), "ffn": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
         beside={"batch": [2], "ffn": [9], "cols": [17]},
@@ -287,10 +287,10 @@ NORM_QKV = Contract(
     },
     arguments=norm_qkv_arguments,
     expect=expect_norm_qkv,
-    domain="x [batch cols], norm [cols], weight [(heads + 2 kv_heads) head_dim, cols], the rows of q, of k and of v, "
+    domain="x [batch cols], norm [cols], weight [(heads + 2 kv_heads) head_dim, cols] with the rows of q, k and v, "
     "bias or None, caches [batch capacity kv_heads head_dim], of one dtype; positions [batch] int32, frequencies "
     "[head_dim/2] float32",
-    bound=STEPS + "and RoPE as rope_halves has it; rows of the caches at other positions exact",
+    bound=STEPS + "and RoPE as in rope_halves; cache rows at other positions are exact",
     laws=[
         independent("a sequence", "x", "k_cache", "v_cache", "positions"),
         Law("values are the same at every position, bit for bit", _values_do_not_turn, sets=("positions",)),

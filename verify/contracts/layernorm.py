@@ -1,4 +1,4 @@
-"""LayerNorm: the mean's error counts in every feature; the rest is RMSNorm of the centered values."""
+"""LayerNorm: the error of the mean adds to every feature's error. The rest is RMSNorm of the centered values."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -88,11 +88,11 @@ CONTRACT = Contract(
     expect=expect,
     domain="x [rows dim], weight [dim] and bias [dim] or None, of one dtype, |x| up to 2^24, eps above 0",
     bound="hard: running error analysis of the mean, gamma_(n + 1) mean |x|, and of RMSNorm of the differences; "
-    "alarm: (4 sqrt(n) + 2) u mean |x| for the mean and (8 + 2 sqrt(n)) u for the rest, but for rows of one size",
+    "alarm: (4 sqrt(n) + 2) u mean |x| for the mean, (8 + 2 sqrt(n)) u for the rest, not for equal magnitudes",
     laws=[
         independent("a row", "x"),
-        Law("layernorm(4 x, 16 eps) is layernorm(x, eps)", _scale, sets=("eps",)),
-        Law("layernorm of -x, with -b, is -y, bit for bit", _sign),
+        Law("layernorm(4 x, 16 eps) equals layernorm(x, eps)", _scale, sets=("eps",)),
+        Law("negating x and the bias negates the result, bit for bit", _sign),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "dim": beyond(1024, 2048, 4096, 8192)}, beside={"rows": [3], "dim": [17]}

@@ -83,8 +83,8 @@ def _column(trial: Trial) -> Claim | None:
 
 
 LAWS = [
-    Law("twice the vector is twice the product", _twice),
-    Law("the last unit vector gives the last column, bit for bit", _column),
+    Law("twice the vector gives twice the product", _twice),
+    Law("the last unit vector gives the last column of the matrix, bit for bit", _column),
 ]
 COLS = sizes(8, 32, 64, 128, 256, most=513)
 ROWS = sizes(4, 8, 16, 32, most=65)
@@ -93,7 +93,7 @@ LARGE = Large(
     {"batch": beyond(16, 64, 8192), "rows": beyond(128, 1024, 8192), "cols": beyond(1024, 2048, 4096, 8192)},
     beside={"batch": [2], "rows": [9], "cols": [17]},
 )
-BOUND = "hard: gamma_n |W| |x|, n roundings in any order; alarm: (4 sqrt(n) + 2) u |W| |x|, but for terms of one size"
+BOUND = "hard: gamma_n |W| |x|, n roundings in any order; alarm: (4 sqrt(n) + 2) u |W| |x|, not for equal magnitudes"
 DRAWN = {"x": values(-8, 8), "weight": values(-8, 8)}
 
 LINEAR = Contract(
@@ -103,7 +103,7 @@ LINEAR = Contract(
     arguments=linear_arguments,
     expect=expect,
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
-    bound=BOUND + "; a bias is one more term, of |W| |x| too",
+    bound=BOUND + "; a bias is one more term of |W| |x|",
     laws=[independent("a vector", "x"), *LAWS],
     large=replace(LARGE, beside={**LARGE.beside, "bias": ["normal(1)", None]}),
 )

@@ -1,4 +1,4 @@
-"""Backward of a product with a matrix: two more products, one of them over the vectors of a batch."""
+"""Backward of a product with a matrix: two more products, and one of them sums over the vectors of a batch."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -78,13 +78,13 @@ CONTRACT = Contract(
     },
     arguments=arguments,
     expect=expect,
-    domain="x [rows n], finite or -inf, but no row of -inf alone",
+    domain="x [rows n], finite or -inf, and no row with only -inf",
     bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
     "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u",
     laws=[
         independent("a row", "x"),
-        Law("logsumexp(x + 4) is logsumexp(x) + 4", _shift),
-        Law("a score alone is its own log-sum-exp", _one_score),
+        Law("logsumexp(x + 4) equals logsumexp(x) + 4", _shift),
+        Law("the only finite score of a row is its log-sum-exp", _one_score),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 131_072)}, beside={"rows": [2], "n": [17]}

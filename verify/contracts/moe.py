@@ -1,4 +1,7 @@
-"""A mixture of experts. We judge the choice of experts only if no rounding could change it; it is then exact."""
+"""A mixture of experts.
+
+We judge the choice of experts only if no rounding could change it, and then it must be exact.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -154,7 +157,7 @@ def expect_biased(
 
 
 def _renamed_biased(trial: Trial) -> Claim:
-    """Reverse the order of the experts, like `_renamed`."""
+    """Reverse the order of the experts, with their biases, as in `_renamed`."""
     names = [name for name in trial.arguments if name not in ("x", "experts_per_token")]
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in names}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
@@ -189,8 +192,8 @@ ROUTE = Contract(
     values={"x": values(-4, 2), "router": values(-4, 2), "shares": st.sampled_from(SHARES)},
     arguments=route_arguments,
     expect=expect_route,
-    domain="x [tokens dim] and router [experts dim] of one dtype; experts are judged where the choice is clear, that "
-    "is, where no rounding could change it",
+    domain="x [tokens dim] and router [experts dim] of one dtype; the choice of experts is judged only if no rounding "
+    "could change it",
     bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
     laws=[Law("renormalized weights sum to 1", _weights_sum_to_one)],
     large=Large({**LARGE, "experts": beyond(16, 32, 128, 8192)}, beside=BESIDE, closer=CLOSER, ends=ENDS),
@@ -202,9 +205,9 @@ MOE = Contract(
     arguments=moe_arguments,
     expect=expect_moe,
     domain="x [tokens dim], router [experts dim], gate and up [experts ffn dim], down [experts dim ffn] of one dtype; "
-    "tokens whose choice of experts hangs on a rounding are not judged",
-    bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
-    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed)],
+    "a token is not judged if a rounding could change its choice of experts",
+    bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU per expert, and sum",
+    laws=[independent("a token", "x"), Law("the order of experts does not change the result", _renamed)],
     large=Large(
         {**LARGE, "experts": beyond(16, 32, 128, 8192), "ffn": beyond(32, 256, 8192)},
         beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
@@ -218,10 +221,10 @@ BIASED_MOE = Contract(
     values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2), "biases": values(-4, 2)},
     arguments=biased_arguments,
     expect=expect_biased,
-    domain=f"{MOE.domain.partition(' of one')[0]}, biases [experts], twice [experts ffn] and [experts dim], of one "
-    "dtype; tokens whose choice of experts hangs on a rounding are not judged",
-    bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
+    domain=f"{MOE.domain.partition(' of one')[0]}, biases [experts], [experts ffn] twice and [experts dim], of one "
+    "dtype; a token is not judged if a rounding could change its choice of experts",
+    bound="hard and alarm: running error analysis of router, softmax, three products, clamped SwiGLU per expert, and "
     "the sum",
-    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
+    laws=[independent("a token", "x"), Law("the order of experts does not change the result", _renamed_biased)],
     large=replace(MOE.large, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
 )

@@ -46,7 +46,7 @@ def arguments(
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the turned features as in `verify.contracts.rope`; the others are only copied."""
+    """Bound the features that RoPE turns as in `verify.contracts.rope`. All other features must be copied exactly."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
@@ -95,10 +95,10 @@ CONTRACT = Contract(
     domain="x [batch seq heads head_dim] with head_dim of 2 pairs or more, positions [batch seq] int32 from 0 to "
     "100,019, frequencies [pairs] float32, magnitude about 1",
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
-    "that are kept",
+    "that RoPE does not turn",
     laws=[
         independent("a sequence", "x", "positions"),
-        Law("features beyond the pairs stay as they are, bit for bit", _unrotated),
+        Law("features after the pairs do not change, bit for bit", _unrotated),
         Law("twice the magnitude gives twice the result", _twice, sets=("magnitude",)),
     ],
     large=Large(

@@ -85,7 +85,7 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="q [batch seq heads head_dim], k [batch seq kv_heads head_dim] and two weights [head_dim], eps above 0",
-    bound="that of rmsnorm",
+    bound="the bound of rmsnorm",
     laws=[independent("a sequence", "q", "k")],
     large=LARGE,
 )
@@ -96,8 +96,8 @@ WIDE = Contract(
     arguments=wide_arguments,
     expect=expect_wide,
     domain="q [batch seq heads head_dim], k [batch seq kv_heads head_dim], q_weight [heads head_dim] and k_weight "
-    "[kv_heads head_dim] as one axis each, eps above 0",
-    bound="that of rmsnorm over heads times head_dim",
+    "[kv_heads head_dim], each joined to one axis, eps above 0",
+    bound="the bound of rmsnorm over all heads of a token",
     laws=[independent("a sequence", "q", "k")],
     large=LARGE,
 )

@@ -169,7 +169,7 @@ MANY_BLOCKS = Large(
     closer={"rows": {"blocks": [1]}},
     ends={"blocks": "261 blocks are 8,352 columns, or 66,816 for types with longer blocks"},
 )
-STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
+STORED = "codes [rows cols] and scales [rows groups] as quantize returns them; the last group may be shorter"
 
 QUANTIZE = Contract(
     definition=quantize,
@@ -178,8 +178,8 @@ QUANTIZE = Contract(
     arguments=quantize_arguments,
     expect=expect_quantize,
     domain="w [rows cols], finite, no subnormal numbers and no -0; scheme is one of " + ", ".join(sorted(SCHEMES)),
-    bound="hard and alarm: codes exact but for weights within 8 u of the middle between two levels; scales 3 u",
-    laws=[Law("quantized -w stands for what quantized w stands for, negated", _negated)],
+    bound="hard and alarm: codes exact, except for weights within 8 u of the middle of two levels; scales 3 u",
+    laws=[Law("quantizing and dequantizing -w gives the negative of the result for w", _negated)],
     large=LARGE,
 )
 DEQUANTIZE = Contract(
@@ -199,7 +199,7 @@ GEMV = Contract(
     arguments=gemv_arguments,
     expect=expect_gemv,
     domain="x [cols]; " + STORED + "; summed in float32",
-    bound="hard: gamma_(n + 3) |W| |x|, W being what the codes stand for; alarm: (4 sqrt(n) + 4) u |W| |x|",
+    bound="hard: gamma_(n + 3) |W| |x| with the dequantized W; alarm: (4 sqrt(n) + 4) u |W| |x|",
     laws=[Law("the last unit vector gives the last column", _column)],
     large=LARGE,
 )
@@ -219,7 +219,7 @@ UNPACK = Contract(
     values={"w": WEIGHTS, "scheme": SCHEME},
     arguments=unpack_arguments,
     expect=lambda packed, *, scheme: _exact(unpack(packed, scheme=scheme)),
-    domain="what pack gives",
+    domain="packed bytes as pack returns them",
     bound="exact",
     large=MANY_PAIRS,
 )
@@ -230,7 +230,7 @@ GGML_ENCODE = Contract(
     arguments=encode_arguments,
     expect=lambda w, *, name: _exact(ggml_encode(w, name=name)),
     domain="w [rows cols] of whole blocks, float32; name is one of " + ", ".join(ENCODED),
-    bound="exact: a named format rounds as its owner does",
+    bound="exact: the format defines every rounding",
     large=MANY_BLOCKS,
 )
 GGML_DECODE = Contract(

@@ -66,11 +66,11 @@ CONTRACT = Contract(
     expect=expect,
     domain="x [rows dim] and weight [dim] of one dtype, |x| up to 2^24, eps above 0",
     bound="hard: (n/2 + 9) u |y|, from the roundings of squares, sum, mean, eps, root and two products; "
-    "alarm: (8 + 2 sqrt(n)) u |y|, but for rows of one size",
+    "alarm: (8 + 2 sqrt(n)) u |y|, not for rows of equal magnitudes",
     laws=[
         independent("a row", "x"),
-        Law("rmsnorm(4 x, 16 eps) is rmsnorm(x, eps)", _scale, sets=("eps",)),
-        Law("rmsnorm(-x) is -rmsnorm(x), bit for bit", _sign),
+        Law("rmsnorm(4 x, 16 eps) equals rmsnorm(x, eps)", _scale, sets=("eps",)),
+        Law("rmsnorm(-x) equals -rmsnorm(x), bit for bit", _sign),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "dim": beyond(1024, 2048, 4096, 8192)}, beside={"rows": [3], "dim": [17]}

@@ -126,12 +126,12 @@ CONTRACT = Contract(
     values=VALUES,
     arguments=arguments,
     expect=expect,
-    domain="x and dy [rows dim] and weight [dim] of one dtype, eps above 0; dx [rows dim] and the weight's [dim]",
+    domain="x and dy [rows dim] and weight [dim] of one dtype, eps above 0; gives dx [rows dim] and dweight [dim]",
     bound=BOUND,
     laws=[
-        independent("a row's dx", "x", "dy"),
-        Law("rmsnorm_backward of -dy is that of dy, negated, bit for bit", _sign),
-        Law("dx is orthogonal to x, but for eps", _orthogonal),
+        independent("a row (dx)", "x", "dy"),
+        Law("negating dy negates both gradients, bit for bit", _sign),
+        Law("dx is orthogonal to x, up to a term with eps", _orthogonal),
     ],
     large=Large({"rows": beyond(128, 1024, 8192), "dim": beyond(1024, 8192)}, beside={"rows": [2], "dim": [5]}),
 )
@@ -153,7 +153,7 @@ QK_NORM = Contract(
     arguments=qk_arguments,
     expect=expect_qk,
     domain="q and dq [seq heads head_dim], k and dk [seq kv_heads head_dim], two weights [head_dim], eps above 0",
-    bound="that of rmsnorm_backward, where rows are the heads of all tokens",
+    bound="the bound of rmsnorm_backward, with the heads of all tokens as rows",
     large=Large(
         {
             "seq": beyond(64, 1024, 8192),

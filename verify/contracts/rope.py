@@ -53,7 +53,7 @@ def arguments(
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """Make the bound for one pairing. A quarter turn swaps each number and its partner."""
+    """Make `expect` for one pairing of features. A quarter turn swaps each number and its partner."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)

@@ -1,7 +1,7 @@
 """Sampling: if a rounding could change the decision of a filter, both outcomes are right.
 
-Every probability is an interval. Every filter gives two sets: the tokens that it certainly keeps, and the tokens that
-it may keep. Any outcome in between is right.
+Every probability has a lower and an upper bound. Every filter gives two sets: the tokens that it certainly keeps, and
+the tokens that it may keep. Any outcome in between is right.
 """
 
 from typing import NamedTuple
@@ -112,7 +112,9 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 
 
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
-    """Count the more probable tokens for each token, or sum their probabilities: at most (`sure`), or at least.
+    """Sum the probabilities of the tokens that are more probable than each token, or count these tokens (`counted`).
+
+    Returns an upper bound if `sure`, otherwise a lower bound.
 
     Tokens with the same number in `groups` are not ahead of each other.
     """
@@ -187,8 +189,8 @@ DISTRIBUTION = Contract(
     arguments=arguments,
     expect=expect,
     domain="logits [vocab], finite or -inf but not all -inf, seen [vocab] bool; a temperature of 0 is greedy, a top_k "
-    "of 0 and a top_p of 1 keep all; tokens of equal probability are kept or dropped together",
-    bound="hard and alarm: intervals; where a rounding could change what a filter keeps, either outcome is right",
+    "of 0 and a top_p of 1 keep all tokens; tokens of equal probability are kept or dropped together",
+    bound="hard and alarm: intervals; if a rounding could change which tokens a filter keeps, both outcomes are right",
     laws=[Law("probabilities sum to 1", _sums_to_one)],
     large=Large({"vocab": (1041, 4161, 8321, 33_281, 150_001)}),
 )
@@ -202,7 +204,7 @@ DRAW = Contract(
     arguments=draw_arguments,
     expect=expect_draw,
     domain="p [vocab] float32, not negative and not all 0, of any sum; u from 0 to below 1",
-    bound="exact, but for tokens so near u that the rounding of gamma_n of the sum decides",
-    laws=[Law("a distribution times 4 is the same distribution", _scaled)],
+    bound="exact, except for tokens so near u that an error of gamma_n of the sum could decide",
+    laws=[Law("p times 4 gives the same token as p", _scaled)],
     large=Large({"vocab": (1041, 4161, 33_281, 150_001)}),
 )

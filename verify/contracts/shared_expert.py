@@ -1,4 +1,4 @@
-"""A shared expert: a SwiGLU layer; a sigmoid of the token weights its output."""
+"""A shared expert: a SwiGLU layer with its output multiplied by a sigmoid of the token."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -62,13 +62,13 @@ CONTRACT = Contract(
     arguments=sink_arguments,
     expect=expect,
     domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] and sinks [heads] of one dtype, "
-    "mask [batch queries keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees "
-    "nothing gives 0",
-    bound="hard and alarm: running error analysis as for attention, with one score more",
+    "mask [batch queries keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a query that "
+    "sees no key gives 0",
+    bound="hard and alarm: running error analysis as for attention, with one more score",
     laws=[
         independent("a sequence", "q", "k", "v", "mask"),
-        Law("a key with the sink's own score gives half of its value", _halved, sets=("mask",)),
-        Law("a sink is of one head alone, bit for bit", _heads_apart),
+        Law("a query whose only key has the sink's score gives half of the key's value", _halved, sets=("mask",)),
+        Law("a sink changes only its own head, bit for bit", _heads_apart),
     ],
     large=replace(ATTENTION.large, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),
 )

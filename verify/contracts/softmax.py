@@ -76,15 +76,15 @@ CONTRACT = Contract(
     },
     arguments=arguments,
     expect=expect,
-    domain="x [rows n], finite or -inf; a row of -inf alone gives zeros",
+    domain="x [rows n], finite or -inf; a row with only -inf gives zeros",
     bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
     "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
     laws=[
         independent("a row", "x"),
-        Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
-        Law("softmax of the scores in reverse is softmax in reverse", _order),
-        Law("softmax(x + 4) is softmax(x)", _shift),
-        Law("a score alone has probability 1", _single_score),
+        Law("probabilities sum to 1, or to 0 if every score is -inf", _sums_to_one),
+        Law("reversing the scores reverses the probabilities", _order),
+        Law("softmax(x + 4) equals softmax(x)", _shift),
+        Law("the only finite score of a row has probability 1", _single_score),
     ],
     large=Large(
         {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [17]}

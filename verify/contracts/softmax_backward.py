@@ -37,7 +37,7 @@ def expect(p: np.ndarray, dp: np.ndarray) -> Expected:
 
 
 def _constant(trial: Trial) -> Claim:
-    """Add the same slope to all probabilities: their sum is constant, so the gradient does not change."""
+    """Add the same number to all of dp. The gradient must not change, because the probabilities have a constant sum."""
     p = trial.arguments["p"]
     again = trial.again(dp=np.ones_like(p))[0]
     exact, dtype = as_float64(p), precision(again.dtype.name)
@@ -58,11 +58,11 @@ CONTRACT = Contract(
     values={"x": values(-6, 4), "hidden": hidden, "dp": values(-8, 8)},
     arguments=arguments,
     expect=expect,
-    domain="p [rows n], a softmax's output, where a row may be zeros alone, and dp [rows n], of one dtype",
+    domain="p [rows n], the output of softmax (a row may have only zeros), and dp [rows n], of one dtype",
     bound="hard and alarm: p (3 u |dp| + gamma_(n+3) sum p |dp|)",
     laws=[
         independent("a row", "p", "dp"),
-        Law("the same slope for all probabilities changes nothing", _constant),
+        Law("adding the same number to all of dp does not change the gradient", _constant),
         Law("a probability of 0 has a gradient of 0", _zero_probability),
     ],
     large=Large({"rows": beyond(1024, 8192), "n": beyond(1024, 8192)}, beside={"rows": [2], "n": [5]}),

@@ -67,10 +67,10 @@ CONTRACT = Contract(
     expect=expect,
     domain="gate, up and dy [rows ffn] of one dtype, |gate| up to 2^17",
     bound="hard and alarm, with e = (6 + 2 max(-a, 1)) u for the sigmoid: |dy b| s ((1 + |a| (1 - s)) (e + 6 u) + "
-    "|a| (s e + 2 u)) for the gate's, (e + 3 u) |y| for up's",
+    "|a| (s e + 2 u)) for dgate, (e + 3 u) |y| for dup",
     laws=[
-        Law("swiglu_backward of -dy is that of dy, negated, bit for bit", _linear),
-        Law("a gate of 0 passes half of dy up", _halfway),
+        Law("negating dy negates dgate and dup, bit for bit", _linear),
+        Law("a gate of 0 gives dgate = dy up / 2", _halfway),
     ],
     large=Large({"rows": beyond(1024, 8192), "ffn": beyond(1024, 8192)}, beside={"rows": [2], "ffn": [5]}),
 )

@@ -1,7 +1,7 @@
 """Values that each draw of a contract may take.
 
 A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a string
-must be one that the contract draws; a number may also lie between the drawn ones or, for a size, beyond them.
+must be one that the contract draws; a number may also lie between the drawn numbers, and a size beyond them.
 """
 
 import json
@@ -32,7 +32,7 @@ class Arrays:
     exponents: tuple[int, int]
 
     def __str__(self) -> str:
-        return "KIND(SEED) * 2**EXPONENT, a kind being {}, a seed from {} to {}, an exponent from {} to {}".format(
+        return "KIND(SEED) * 2**EXPONENT, with KIND one of {}, SEED from {} to {} and EXPONENT from {} to {}".format(
             ", ".join(self.kinds), *self.seeds, *self.exponents
         )
 
@@ -47,7 +47,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a draw may take: the drawn ones, and similar ones."""
+    """Values that a draw may take: the values that the contract draws, and similar values."""
 
     drawn: tuple[Any, ...] = ()  # None, strings and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
@@ -56,7 +56,7 @@ class Domain:
     lists: tuple[int, int] | None = None  # entries of a list of whole numbers are in this inclusive range
 
     def __str__(self) -> str:
-        parts = [", ".join(map(written, self.drawn))] if self.drawn else []
+        parts = [", ".join(map(as_text, self.drawn))] if self.drawn else []
         if self.integers:
             parts.append("any whole number from {} to {}".format(*self.integers))
         if self.real:
@@ -69,16 +69,19 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """The number of different values or kinds of array; 0 for ranges and lists."""
+        """Return the number of different values or kinds of array; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
-        """Convert `choice`, from Python or typed, to a value of the draw. Raises ValueError for any other."""
+        """Convert `choice`, a Python value or a typed string, to a value of the draw.
+
+        Raises ValueError if not allowed.
+        """
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)
             if value is not _MISSING:
                 return value
-        got = written(choice) or "an empty text"
+        got = as_text(choice) or "an empty string"
         if len(got) > PRINTED:
             got = f"{got[:PRINTED]}..."
         if isinstance(choice, list | tuple):
@@ -133,7 +136,7 @@ _MISSING = object()
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """Suggest, for the end of an error line, a known name that `text` resembles.
+    """Return the end of an error line that suggests a known name similar to `text`, or an empty string.
 
     >>> did_you_mean("All", ["none", "all"]), did_you_mean("x", ["none", "all"])
     (': did you mean all?', '')
@@ -143,7 +146,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
     return f": did you mean {lowered[near[0]]}?" if near else ""
 
 
-def written(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Write `value` as `--set` reads it."""
     if value is None:
         return "null"
@@ -168,7 +171,7 @@ def domain(strategy: st.SearchStrategy) -> Domain:
     """Read the domain of a draw from its strategy."""
     strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
-        return _either([domain(alternative) for alternative in alternatives])
+        return _union([domain(alternative) for alternative in alternatives])
     if getattr(strategy, "target", None) is Values:
         fields = {name: domain(field) for name, field in strategy.kwargs.items()}  # type: ignore
         seeds, exponents = fields["seed"].integers, fields["exponent"].integers
@@ -204,7 +207,7 @@ def _of_values(values: Sequence[Any]) -> Domain:
     )
 
 
-def _either(domains: Sequence[Domain]) -> Domain:
+def _union(domains: Sequence[Domain]) -> Domain:
     """Unite domains. If two have a range of the same kind, the first one counts."""
 
     def first(name: str) -> Any:
@@ -245,7 +248,8 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
     for name, choices in only.items():
         if name not in contract.draws:
             raise ValueError(
-                f"{contract.name} draws {', '.join(contract.draws)}; got {name}{did_you_mean(name, contract.draws)}"
+                f"{contract.name} has no draw {name}: expected {', '.join(contract.draws)}"
+                f"{did_you_mean(name, contract.draws)}"
             )
         allowed = domain(contract.draws[name])
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not len(choices):
@@ -269,7 +273,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
         if not name or not listed:
             raise ValueError(f"expected NAME=VALUE,VALUE, got {text}")
         if name in chosen:
-            raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
+            raise ValueError(f"--set gives {name} twice: list all of its values in one --set")
         try:
             values = json.loads(f"[{listed}]")
         except (json.JSONDecodeError, RecursionError):
@@ -291,7 +295,7 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Count, for each draw in `only`, its remaining values or kinds of array, and all of them."""
+    """Return, for each draw in `only`, how many values or kinds of array remain, and how many the draw has."""
     counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count

@@ -47,7 +47,7 @@ def _outlier(words: np.ndarray, width: int) -> np.ndarray:
     return np.where(where, 1024.0, 1.0) * _normal(words, width)
 
 
-def _last(words: np.ndarray, width: int) -> np.ndarray:
+def _last_column(words: np.ndarray, width: int) -> np.ndarray:
     return np.where(np.arange(len(words)) % width == width - 1, 8.0, _normal(words, width))
 
 
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "positive": _positive,  # sums that never do: the sharp probe for a narrow accumulator
     "equal": _equal,
     "outlier": _outlier,  # one feature a thousand times the others, as activations have (arXiv:2208.07339)
-    "last": _last,  # the largest number of a row is its last: a running maximum rises there
+    "last": _last_column,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
     "halves": _halves,  # ties, for ops that round to whole numbers
     "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # zeros of both signs
@@ -80,16 +80,16 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 # Descriptions for a counterexample, before the multiplication by a power of two.
 MEANINGS = {
-    "integers": "whole numbers from -4 to 4",
+    "integers": "integers from -4 to 4",
     "normal": "nearly normal numbers",
     "positive": "numbers from 1 to 2",
-    "equal": "one number, everywhere",
+    "equal": "one number in all places",
     "outlier": "normal numbers, one feature 1,024 times larger",
     "last": "normal numbers, the last of each row 8",
     "wide": "numbers of both signs from 2^-12 to 2^13",
-    "halves": "numbers halfway between two whole ones",
+    "halves": "numbers halfway between two integers",
     "zeros": "zeros of both signs",
-    "denormal": "numbers below the smallest normal one",
+    "denormal": "numbers below the smallest normal number",
 }
 
 
@@ -143,7 +143,7 @@ def _words(seed: int, name: str, shape: tuple[int, ...]) -> UInt64[np.ndarray, "
     count = prod(shape)
     if count > LARGEST:
         sizes = " x ".join(map(str, shape))
-        raise ValueError(f"{name} would be {sizes}, {count} numbers; an array has at most {LARGEST}")
+        raise ValueError(f"{name}: an array has at most {LARGEST} numbers, got {sizes} = {count}")
     start = np.array([(seed << 32) + zlib.crc32(name.encode())], np.uint64)
     z = _mix(start) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mix(z)
@@ -204,7 +204,7 @@ def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
 
 
 def sizes(*borders: int, most: int) -> st.SearchStrategy[int]:
-    """Draw lengths at which a loop over blocks may go wrong: 1, small primes, and near each border and twice that.
+    """Draw lengths at which loops over blocks may go wrong: 1, small primes, and near each border and its double.
 
     >>> sizes(8, most=20)
     sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17])

@@ -1,4 +1,4 @@
-"""Draws of a run: by Hypothesis, uniform ones, and simpler ones than a counterexample.
+"""Draw the inputs of a run: by Hypothesis, uniformly, or simpler than a counterexample.
 
 Hypothesis prefers the simplest values and repeats parts of earlier draws: nearly half of 200 draws have the smallest
 size. The uniform draws take every value of a strategy equally often, so that the seed matters less.
@@ -108,7 +108,7 @@ def _ordered(contract: Contract, drawn: Mapping[str, Any]) -> dict[str, Any]:
 def strategy(
     contract: Contract, shapes: Sequence[Draw] | None, only: Mapping[str, Sequence[Any]]
 ) -> st.SearchStrategy[Draw]:
-    """Make a strategy for Hypothesis, with one of `shapes`, or any."""
+    """Make a strategy for Hypothesis. Shapes come from `shapes`; None allows every shape."""
     shape = st.fixed_dictionaries(narrowed_draws(contract.shapes, only)) if shapes is None else st.sampled_from(shapes)
     values = st.fixed_dictionaries(_values(contract, only))
     return st.builds(lambda shape, values: _ordered(contract, {**shape, **values}), shape, values)
@@ -117,7 +117,7 @@ def strategy(
 def uniform(
     contract: Contract, shapes: Sequence[Draw] | None, only: Mapping[str, Sequence[Any]], *, seed: int
 ) -> Iterator[Draw]:
-    """Draw every value equally often, with one of `shapes`, or any."""
+    """Draw every value equally often. Shapes come from `shapes`; None allows every shape."""
     random = Random(seed)
     shape = draws_from(narrowed_draws(contract.shapes, only), random)
     for values in draws_from(_values(contract, only), random):

@@ -32,7 +32,7 @@ def reaches(contract: Contract) -> list[Reach]:
 
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
-    """Yield the reach of a draw, unless it is not a size, such as the name of a layout."""
+    """Yield the reach of a draw if the draw is a size, and not, for example, the name of a layout."""
     strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:

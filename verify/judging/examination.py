@@ -16,7 +16,7 @@ from llamaspec.verify.judging.judge import Finding, Point, broken, judge, return
 
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
-OTHER_SEEDS = "with other numbers of the same kinds: add one to every seed"
+OTHER_SEEDS = "the other inputs have numbers of the same kinds: every seed is one larger"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def examine(
         raise
     except Exception as error:
         raise Unjudged(f"{contract.name}: the result for {draw} cannot be judged: {first}") from error
-    message = f"the first result could not be judged ({first}), but the second one for the same inputs could"
+    message = f"the first result could not be judged ({first}), but a second result for the same inputs could"
     return Examination(draw, np.inf, np.inf, Finding(NOT_TWICE, message))
 
 
@@ -158,9 +158,9 @@ def _called_again(
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other numbers, then again with the same ones: the result must not depend on the candidate's state.
+    """Call with other numbers, then again with the first ones: the result must not depend on the candidate's state.
 
-    More calls with other numbers find buffers that the candidate reuses in turn.
+    Further calls with other numbers notice a candidate that returns one of several buffers in turn.
     """
     contract, draw = call.contract, examination.draw
     changed = _other_numbers(contract, precision, draw, 1)
@@ -183,9 +183,8 @@ def _called_again(
         second = finding
     if second.kind in ("hung", "crashed", REUSED):
         return replace(examination, finding=second)
-    message = (
-        f"right at first; with the same inputs again, after a call with other ones: {second.kind}: {second.message}"
-    )
+    message = "right in the first call; with the same inputs again, after a call with other inputs: "
+    message += f"{second.kind}: {second.message}"
     return replace(examination, finding=Finding(NOT_TWICE, message, second.condition))
 
 
@@ -208,7 +207,7 @@ def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int
 
 
 def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
-    """Say where the bits of two results differ; empty if they do not."""
+    """Say where the bits of two results differ. Returns "" if all bits are equal."""
     for before, after in zip(first, second, strict=True):
         if before.dtype != after.dtype or before.shape != after.shape:
             return f"{after.dtype.name} {after.shape} after {before.dtype.name} {before.shape} for the same inputs"

@@ -1,4 +1,4 @@
-"""The judge: is a result within its bounds, and if not, what is wrong with it?"""
+"""Judge whether a result is within its bounds, and if not, say what is wrong."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How near a result came to its bounds (1 is at the bound), what is wrong, and how many numbers had a bound.
+    """The largest error relative to the bounds (1 is at the bound), a finding if any, and how many numbers had a bound.
 
     `place` describes the number nearest to its hard bound.
     """
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare the results of a candidate, for inputs of `precision`, with the expected ones."""
+    """Compare the results of a candidate, for inputs of `precision`, with the expected results."""
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"expected {len(expected)} arrays, got {len(outputs)}"))
     worst = Verdict(0.0, 0.0, None)
@@ -86,13 +86,13 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
     at = _worst(over)
     finding = None
-    place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
+    place = _difference(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
-        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(expected, at))
+        finding = Finding(kind, _difference(which, at, actual, value, hard, "bound"), _condition(expected, at))
     elif near[_worst(near)] > 1:
         at = _worst(near)
-        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
+        finding = Finding("suspicious", _difference(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
     return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
 
@@ -109,7 +109,7 @@ def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.nd
 
 
 def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:
-    """Return the precision of a result; one narrower than the inputs' is a finding."""
+    """Return the precision of a result, or a finding if the result's dtype is narrower than the inputs' dtype."""
     name = actual.dtype.name
     if value.dtype.kind != "f":
         return precision if actual.dtype.kind in "iu" else Finding("dtype", f"expected integers, got {name}")
@@ -124,7 +124,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
     """Return a finding if the law does not hold."""
     actual, expected = as_float64(claim.actual), as_float64(claim.expected)
     if actual.shape != expected.shape:
-        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {expected.shape}")
+        return Finding("law", f"broken law ({law.name}): its sides have shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
     tolerance = np.broadcast_to(claim.tolerance, expected.shape)
@@ -139,7 +139,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
         return None
     return Finding(
         "law",
-        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {expected[at]:.7g}"
+        f"broken law ({law.name}): at {_index(at)} the two sides are {actual[at]:.7g} and {expected[at]:.7g}"
         + (f", {error[at]:.2g} apart, {tolerance[at]:.2g} allowed" if tolerance[at] else ", which must be equal"),
     )
 
@@ -155,7 +155,7 @@ def _largest(ratio: np.ndarray) -> float:
 
 
 def _worst(ratio: np.ndarray) -> tuple[int, ...]:
-    """Return the index of the largest; NaN counts as larger than any number."""
+    """Return the index of the largest ratio. NaN counts as larger than any number."""
     return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
 
 
@@ -163,7 +163,7 @@ def _index(at: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, at))}]"
 
 
-def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
+def _difference(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
     got, exact = float(actual[at]), float(value[at])
     if value.dtype.kind != "f":
         return f"{which}at {_index(at)}: expected {int(exact)}, got {int(got)}"

@@ -1,4 +1,4 @@
-"""Test a contract with its mutants: how many does it find, and how soon?"""
+"""Test a contract with its mutants: count how many it finds, and how soon."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median

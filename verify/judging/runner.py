@@ -1,4 +1,7 @@
-"""The runner: draw, call, judge, and after a wrong result, search for the smallest draw that shows it."""
+"""Draw inputs, call a candidate and judge its results.
+
+After a wrong result, search for the smallest draw that shows it.
+"""
 
 import itertools
 import warnings
@@ -69,11 +72,11 @@ class Report:
 
 
 class _Wrong(Exception):
-    """A signal to Hypothesis that a draw is a counterexample."""
+    """Signals to Hypothesis that a draw is a counterexample."""
 
 
-class _Enough(BaseException):
-    """A way out of Hypothesis, which would treat an Exception as a counterexample."""
+class _StopDrawing(BaseException):
+    """Ends a run of Hypothesis. It is not an Exception, because Hypothesis treats an Exception as a counterexample."""
 
 
 def verify(
@@ -179,7 +182,7 @@ class _Search:
             warnings.simplefilter("ignore", errors.HypothesisWarning)
             try:
                 _run(test)
-            except (_Wrong, _Enough):
+            except (_Wrong, _StopDrawing):
                 pass
             except errors.Flaky:
                 if self.smallest is None:  # otherwise `settled` reports it as not the same twice
@@ -196,12 +199,12 @@ class _Search:
         except _Wrong:
             while self.shrink and self._simplified(strategies):
                 pass
-        except _Enough:
+        except _StopDrawing:
             pass
         self._raise_fault()
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
-        """Return whether a draw with one simpler value is wrong too; if so, it becomes the counterexample."""
+        """Replace the counterexample by a wrong draw with one simpler value. Return whether there is one."""
         before = self.smallest
         assert before is not None
         for draw in simpler(strategies, before.draw):
@@ -210,7 +213,7 @@ class _Search:
             except _Wrong:
                 if self.smallest is not before:
                     return True
-            except _Enough:
+            except _StopDrawing:
                 return False
         return False
 
@@ -235,17 +238,17 @@ class _Search:
         """Judge a draw. Exceptions that end the program or the search bypass Hypothesis."""
         try:
             self._examine(draw)
-        except (_Wrong, _Enough):
+        except (_Wrong, _StopDrawing):
             raise
         except BaseException as error:
             self.fault = error
-            raise _Enough from error
+            raise _StopDrawing from error
 
     def _examine(self, draw: Draw) -> None:
         shrinking = self.smallest is not None
         if self.examples and monotonic() > self.end:  # always judge at least one draw
             self.cut_short = not shrinking
-            raise _Enough
+            raise _StopDrawing
         examination = self._judge(draw)
         if not shrinking:
             self.examples += 1
@@ -260,7 +263,7 @@ class _Search:
             return
         self.prefer(examination)
         if not self.may_shrink:
-            raise _Enough
+            raise _StopDrawing
         if not shrinking:
             self.end = min(self.end, monotonic() + SHRINKING)
         raise _Wrong
@@ -295,7 +298,7 @@ class _Search:
             return again
         kind, message, condition = smallest.finding
         if kind != NOT_TWICE:
-            message = f"right when called again with the same inputs; the first time: {kind}: {message}"
+            message = f"right in a second call with the same inputs; in the first call: {kind}: {message}"
         return replace(smallest, finding=Finding(NOT_TWICE, message, condition))
 
 
@@ -303,11 +306,11 @@ def _run(test: Callable[[], object]) -> None:
     """Run a test of Hypothesis, and pass on a SystemExit or KeyboardInterrupt that a signal handler raises.
 
     If the signal arrives inside Hypothesis, it sees an example that fails only once, or draws that differ from earlier
-    ones, and raises its own error instead.
+    examples, and raises its own error instead.
     """
     try:
         test()
-    except (_Wrong, _Enough):
+    except (_Wrong, _StopDrawing):
         raise
     except BaseException as error:
         if ending := _ending(error, set()):
@@ -328,6 +331,6 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """Measure how much there is to read in a counterexample."""
+    """Measure how long a counterexample is to read."""
     numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))

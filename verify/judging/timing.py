@@ -44,7 +44,7 @@ class Timing:
     rounds: int  # planned; fewer run if the time ran out
 
     def lines(self) -> list[str]:
-        """Write a line for each candidate: median and range over rounds, and the ratio to the first."""
+        """Write a line for each candidate: median and range over rounds, and the ratio to the first candidate."""
         first, *rivals = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
         lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]
@@ -59,13 +59,14 @@ class Timing:
         seconds = self.seconds[name]
         few = len(seconds) < self.rounds
         rounds = f"{len(seconds)} of {self.rounds} rounds: the time was up" if few else f"{len(seconds)} rounds"
-        return f"{_written(median(seconds))} ({_written(min(seconds))} to {_written(max(seconds))}, {rounds})"
+        middle, least, most = (_seconds_text(of(seconds)) for of in (median, min, max))
+        return f"{middle} ({least} to {most}, {rounds})"
 
 
-def _written(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     """Write seconds with a unit.
 
-    >>> _written(0.00123456), _written(2.5e-6), _written(12.0)
+    >>> _seconds_text(0.00123456), _seconds_text(2.5e-6), _seconds_text(12.0)
     ('1.23 ms', '2.5 µs', '12 s')
     """
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
@@ -120,7 +121,7 @@ class _Turn:
         self._judged: dict[str, tuple[np.ndarray, ...]] = {}
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
-        """Judge results, unless their bits equal the last judged ones. Raises NoVerdict for a wrong result."""
+        """Judge results, unless their bits equal the last judged results. Raises NoVerdict for a wrong result."""
         unjudged = {
             name: arrays for name, arrays in results.items() if not _bits_equal(arrays, self._judged.get(name, ()))
         }

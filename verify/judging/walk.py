@@ -22,7 +22,7 @@ from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Report
 
-# Switches beyond Llama: the ones that `trace` supports, and all that we have bounds for.
+# Switches beyond Llama: first the switches that `trace` supports, then all for which we have bounds.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 BOUNDED = (*TRACED, "sinks", "expert_bias")
 PROMPT = 24  # tokens of the first chunk, if the context has room
@@ -134,37 +134,37 @@ def results(
             h = model.ops.attend(q, caches[i], positions, window=window, config=config, **sinks)
             if defined:
                 k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
-                expected = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
+                expected = bound.norm_qkv(_single_sequence(x), defined, at, config=config, unit=unit)
                 for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), expected, strict=True):
                     yield Result(i, "norm_qkv", name, _read(x)[0], actual, part)
                 mask = causal_mask(len(tokens), used, offset=start, window=window)
                 cached = exactly(k[:used]), exactly(v[:used])
-                part = bound.attend(_first(q), *cached, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
+                part = bound.attend(_single_sequence(q), *cached, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
             first, x = x, model.ops.project_add(h, layer, x)
             if defined:
-                part = bound.project_add(_first(h), defined, _first(first), unit=unit)
+                part = bound.project_add(_single_sequence(h), defined, _single_sequence(first), unit=unit)
                 yield Result(i, "project_add", "", _read(h)[0], _read(x)[0], part)
 
             before = x
             if config.experts:
                 x = model.ops.moe_add(before, layer, config=config)
                 if defined:
-                    part = bound.moe_add(_first(before), defined, config=config, unit=unit)
+                    part = bound.moe_add(_single_sequence(before), defined, config=config, unit=unit)
                     yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
             op_input = first if config.parallel_residual else before
             g = model.ops.norm_gate_up(op_input, layer, config=config)
             x = model.ops.down_add(g, layer, before)
             if defined:
-                part = bound.norm_gate_up(_first(op_input), defined, config=config, unit=unit)
+                part = bound.norm_gate_up(_single_sequence(op_input), defined, config=config, unit=unit)
                 yield Result(i, "norm_gate_up", "", _read(op_input)[0], _read(g)[0], part)
-                part = bound.down_add(_first(g), defined, _first(before), unit=unit)
+                part = bound.down_add(_single_sequence(g), defined, _single_sequence(before), unit=unit)
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
         logits = model.ops.norm_logits(x, model.params, config=config)
-        part = bound.norm_logits(_first(x), model.exact, config=config, unit=unit)
+        part = bound.norm_logits(_single_sequence(x), model.exact, config=config, unit=unit)
         yield Result(None, "norm_logits", "", _read(x)[0], _read(logits)[0], part)
         start = used
 
@@ -201,7 +201,7 @@ def _read(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _first(array: Any) -> Approx:
+def _single_sequence(array: Any) -> Approx:
     """Take the only sequence of a batch of one, as an exact value."""
     return exactly(_read(array)[0])
 
@@ -248,12 +248,12 @@ def first_wrong(steps: list[OpError]) -> OpError | None:
 
 
 def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
-    """Report a walk like a contract: an example is one result of one op."""
+    """Make a report of a walk, in the form of a contract's report. An example is one result of one op."""
     wrong = first_wrong(steps)
     finding = None
     if wrong:
         times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
-        finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
+        finding = Finding("value", f"{wrong.name} is the first op out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
     examination = Examination({}, worst, worst, finding)
     compared = sum(step.compared for step in steps)

@@ -19,7 +19,7 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 IMPLEMENTATION = implementation(
     add,
     """
-difference for sum
+difference instead of sum
     - f32(x[row, span]) + f32(y[row, span])
     + f32(x[row, span]) - f32(y[row, span])
 residual added twice

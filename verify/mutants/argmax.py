@@ -1,4 +1,4 @@
-"""The largest of a row: the best so far, a block at a time."""
+"""Argmax of each row: keep the best score so far, one block at a time."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ largest starts at 0
 largest starts at -10,000
     - largest = np.float32(-np.inf)
     + largest = np.float32(-1e4)
-smallest for largest
+smallest instead of largest
     - at = int(np.argmax(scores))
     + at = int(np.argmin(scores))
 magnitudes compared
@@ -63,7 +63,7 @@ tail left out
 last score left out
     - scores = f32(x[row, span])
     + scores = np.where(np.arange(span.start, span.stop) < max(n - 1, 1), f32(x[row, span]), -np.inf)
-first block alone
+only the first block
     - spans(n, BLOCK)
     + spans(n, BLOCK)[:1]
 first row for every row

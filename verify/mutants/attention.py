@@ -1,4 +1,4 @@
-"""Attention as FlashAttention does it: a block of keys at a time, an online softmax, the weighted sum rescaled."""
+"""Attention like FlashAttention: an online softmax over blocks of keys, which rescales the weighted sum."""
 
 import numpy as np
 
@@ -132,7 +132,7 @@ head h to key head h % kv_heads
 key head 0 for every head
     - head // (heads // kv_heads)
     + 0
-a group of 2 whatever the heads (aprender #559)
+groups of 2 for any number of heads (aprender #559)
     - head // (heads // kv_heads)
     + min(head // min(heads // kv_heads, 2), kv_heads - 1)
 mask left out
@@ -292,7 +292,7 @@ first block of a window skipped
 last block of keys left out
     - range(first, offset + tile.stop, BLOCK)
     + range(first, max(offset + tile.stop - BLOCK, 1), BLOCK)
-keys of this chunk alone
+only the keys of this chunk
     - first = 0 if window is None
     + first = offset if window is None
 last tile of queries never written
@@ -372,7 +372,7 @@ window one too small
 window left out
     - first = 0 if window is None else max(length - window, 0)
     + first = 0
-window taken for a length
+window used as a length
     - first = 0 if window is None else max(length - window, 0)
     + first, length = 0, length if window is None else min(length, window)
 last split left out
@@ -441,7 +441,7 @@ right up to a length of 16,384
 PAGED = implementation(
     attention_paged,
     """
-pages taken in their own order
+pages read in the order of memory
     - place = table[row, block]
     + place = min(block, len(k_pages) - 1)
 table of the first sequence for every sequence
@@ -459,7 +459,7 @@ last page whole
 last page left out
     - range(-(-length // page))
     + range(max(-(-length // page) - 1, min(length, 1)))
-last page left out where it is full
+last page left out if it is full
     - range(-(-length // page))
     + range(length // page + (length % page > 0) - (length % page == 0 and length > page))
 one position too many

@@ -1,4 +1,4 @@
-"""Backward of attention, as FlashAttention has it: probabilities from saved sums, tiles of keys, D from the output."""
+"""Backward of attention, like FlashAttention: probabilities from saved sums, tiles of keys, D from the output."""
 
 import numpy as np
 
@@ -76,7 +76,7 @@ heads that share a value overwrite dv
 tiles overwrite dq
     - dq[row, :, head] += ds
     + dq[row, :, head] = ds
-heads dealt out in turn
+heads assigned in turn
     - head * kv_heads // heads
     + head % kv_heads
 tail of the keys left out

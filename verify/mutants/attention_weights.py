@@ -1,4 +1,4 @@
-"""Weights of attention: a block of keys at a time for the maximum and the total, and again for the weights."""
+"""Weights of attention, with two loops over blocks of keys: for the maximum and the total, then for the weights."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ IMPLEMENTATION = implementation(
 scale ignored
     - 1 / np.sqrt(np.float32(head_dim)) if scale is None else np.float32(scale)
     + 1 / np.sqrt(np.float32(head_dim))
-scale beside 1 / sqrt(head_dim)
+scale in addition to 1 / sqrt(head_dim)
     - else np.float32(scale)
     + else np.float32(scale) / np.sqrt(np.float32(head_dim))
 square root of the scale, as Gemma's query_pre_attn_scalar has it
@@ -52,7 +52,7 @@ divided by the scale
 scale put on twice
     - score = query @
     + score = by * query @
-no scale where none is given
+no scale if the scale is None
     - 1 / np.sqrt(np.float32(head_dim)) if scale is None
     + np.float32(1) if scale is None
 cap ignored
@@ -67,10 +67,10 @@ cap cuts off hard
 scores not stretched back
     - np.float32(cap) * np.tanh(score / np.float32(cap))
     + np.tanh(score / np.float32(cap))
-a cap of 50 whatever is asked for
+always a cap of 50
     - np.float32(cap) * np.tanh(score / np.float32(cap))
     + np.float32(50) * np.tanh(score / np.float32(50))
-large scores alone capped
+only large scores capped
     - score = np.float32(cap) * np.tanh(score / np.float32(cap))
     + score = np.where(score > 0, np.float32(cap) * np.tanh(score / np.float32(cap)), score)
 cap of the masked score, which hides nothing then

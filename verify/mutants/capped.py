@@ -32,10 +32,10 @@ not divided first
 multiplied by the cap first
     - scores / limit
     + scores * limit
-a cap of 50 whatever is asked for
+always a cap of 50
     - limit = np.float32(cap)
     + limit = np.float32(50)
-a cap of 30 whatever is asked for
+always a cap of 30
     - limit = np.float32(cap)
     + limit = np.float32(30)
 an exponential that overflows

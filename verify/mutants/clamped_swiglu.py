@@ -35,7 +35,7 @@ gate clamped on both sides
 up not clamped
     - np.clip(f32(up[row, span]), np.float32(-7), np.float32(7))
     + f32(up[row, span])
-up clamped above alone
+up clamped only from above
     - np.clip(f32(up[row, span]), np.float32(-7), np.float32(7))
     + np.minimum(f32(up[row, span]), np.float32(7))
 up clamped after the 1 is added
@@ -69,7 +69,7 @@ slope on the gate outside, too
 sign of the exponent
     - np.exp(-np.float32(1.702) * a)
     + np.exp(np.float32(1.702) * a)
-low gates taken for nothing
+low gates give 0
     - passed = a /
     + passed = np.where(a < -10, 0, a) /
 sigmoid in bfloat16

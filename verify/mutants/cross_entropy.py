@@ -77,7 +77,7 @@ tail of the vocabulary left out
 last token left out
     - np.sum(f32(weights) * nats)
     + np.sum((f32(weights) * nats)[: max(tokens - 1, 1)])
-label smoothing that nobody asked for
+label smoothing added
     - (top - f32(logits[token, targets[token]]))
     + (top - np.float32(0.9) * f32(logits[token, targets[token]]) - np.float32(0.1) * f32(logits[token]).mean())
 exponentials in float16
@@ -97,13 +97,13 @@ right up to 65,536 classes
 BACKWARD = implementation(
     cross_entropy_backward,
     """
-target not taken off
+target not subtracted
     - (p - target)
     + p
 sign turned
     - (p - target)
     + (target - p)
-weight on the target alone
+weight only on the target
     - f32(weights[token]) * (p - target)
     + (p - f32(weights[token]) * target)
 weight left out
@@ -133,7 +133,7 @@ tail never written
 sum not rescaled by a new maximum
     - total * np.exp(top - larger) + np.sum
     + total + np.sum
-maximum of the last block alone
+only the maximum of the last block
     - larger = np.maximum(top, part.max())
     + larger = part.max()
 ids in 8 bits

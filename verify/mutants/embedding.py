@@ -35,7 +35,7 @@ token as int8
 scaled by sqrt(dim), as Gemma does
     - table[token, span]
     + table[token, span] * np.float32(np.sqrt(dim))
-token 0 taken for padding
+token 0 treated as padding
     - table[token, span]
     + table[token, span] * (token != 0)
 first token for every token

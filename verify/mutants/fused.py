@@ -191,22 +191,22 @@ product rounded to bfloat16 before the residual
 residual in float16
     - f32(residual[b])
     + f16(residual[b])
-residual for the first block of rows alone
+residual only for the first block of rows
     - f32(residual[b])
     + f32(residual[b]) * (np.arange(rows) < 8)
-input for residual, where shapes allow
+input instead of the residual, if shapes allow
     - f32(residual[b])
     + f32(x[b] if rows == cols else residual[b])
 bias left out
     - sums if bias is None else sums + f32(bias)
     + sums
-bias for the first vector alone
+bias only for the first vector
     - sums if bias is None else sums + f32(bias)
     + sums if bias is None or b else sums + f32(bias)
 bias twice
     - sums + f32(bias)
     + sums + 2 * f32(bias)
-bias where there is no residual alone
+bias only without a residual
     - total + f32(residual[b])
     + (total if not np.any(residual[b]) else sums) + f32(residual[b])
 tail of the columns left out
@@ -235,7 +235,7 @@ NORM_GATE_UP = implementation(
 gate and up swapped
     - gate / (1 + np.exp(-gate)) * up
     + up / (1 + np.exp(-up)) * gate
-gate and up taken in turns
+rows of gate and up interleaved
     - gate, up = f32(weight[tile]) @ staged, f32(weight[up_rows]) @ staged
     + gate, up = f32(weight[0::2][tile]) @ staged, f32(weight[1::2][tile]) @ staged
 up of the tile before
@@ -256,7 +256,7 @@ ReLU for SiLU
 bias of gate for up
     - up + f32(bias[up_rows])
     + up + f32(bias[tile])
-bias for gate alone
+bias only for gate
     - up + f32(bias[up_rows])
     + up
 bias after the gating
@@ -265,7 +265,7 @@ bias after the gating
 eps outside the root
     - np.sqrt(np.sum(vector * vector) / np.float32(cols) + np.float32(eps))
     + (np.sqrt(np.sum(vector * vector) / np.float32(cols)) + np.float32(eps))
-1/rms times gate alone
+1/rms only times gate
     - staged = vector * scale * f32(norm)
     + staged = vector * f32(norm)
     +         weight = np.concatenate([f32(weight[:ffn]) * scale, f32(weight[ffn:])]) if b == 0 else weight
@@ -319,7 +319,7 @@ k and v swapped
 keys of the values' rows
     - turned[heads : heads + kv_heads]
     + turned[heads + kv_heads :]
-a key and a value in turns
+keys and values interleaved
     - k_cache[b, at] = turned[heads : heads + kv_heads]
     + k_cache[b, at] = turned[heads::2][:kv_heads]
 appended a row late
@@ -352,7 +352,7 @@ scaled frequencies ignored
 bias of the first head for every head
     - y + f32(bias)
     + y + np.resize(f32(bias[:head_dim]), len(y))
-bias for q alone
+bias only for q
     - y + f32(bias)
     + y + f32(bias) * (np.arange(len(y)) < heads * head_dim)
 bias twice

@@ -63,7 +63,7 @@ row of the neighbor
 last row never written
     - y[row] = np.sum(lanes)
     + y[row] = np.sum(lanes) if row < max(rows - 1, 1) else y[row]
-rows that are no multiple of 4 never written
+rows after the last multiple of 4 never written
     - for row in range(rows)
     + for row in range(max(rows // 4 * 4, 1))
 matrix read transposed
@@ -178,7 +178,7 @@ bias subtracted
 bias of the neighbor
     - f32(bias)
     + f32(np.roll(bias, 1))
-bias for the first vector alone
+bias only for the first vector
     - y = y + f32(bias)
     + y = y + f32(bias) * (np.arange(len(x)) == 0)[:, None]
 bias in float16

@@ -34,10 +34,10 @@ blocks of rows overwritten
 blocks of vectors overwritten
     - dweight += f32(dy[some]).T
     + dweight = f32(dy[some]).T
-bias of the last block alone
+only the bias of the last block
     - dbias += np.sum
     + dbias = np.sum
-mean over the batch where a sum is due
+mean over the batch instead of a sum
     - dweight.astype(x.dtype), dbias
     + (dweight / batch).astype(x.dtype), dbias
 bias divided by the batch

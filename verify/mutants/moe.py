@@ -97,7 +97,7 @@ weights in the order of the experts
 experts of the first token for every token
     - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     + chosen = np.repeat(np.argsort(-p[:1], axis=1, kind="stable")[:, :experts_per_token], len(x), axis=0)
-higher index first where experts tie
+higher index first if experts tie
     - np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     + (p.shape[1] - 1 - np.argsort(-p[:, ::-1], axis=1, kind="stable"))[:, :experts_per_token]
 experts numbered from 1
@@ -124,7 +124,7 @@ right up to 64 tokens
 right up to 2 experts a token
     - total = np.sum(weights, axis=1, keepdims=True)
     + total = np.sum(weights[:, :3], axis=1, keepdims=True)
-higher index first where all weigh 0
+higher index first if all experts weigh 0
     - chosen = np.argsort(-p, axis=1, kind="stable")
     + chosen = np.argsort(-p - 1e-9 * np.arange(p.shape[1]) * ~np.any(f32(x), axis=1)[:, None], axis=1, kind="stable")
 right up to 4,096 tokens
@@ -150,13 +150,13 @@ every expert weighs the same
 experts swapped between ranks
     - share[rank] *
     + share[len(chosen) - 1 - rank] *
-one expert less
+one expert too few
     - [:experts_per_token]
     + [: max(experts_per_token - 1, 1)]
-one expert more
+one expert too many
     - [:experts_per_token]
     + [: experts_per_token + 1]
-the first experts, whatever the router says
+always the first experts
     - chosen = np.argsort(-p, kind="stable")[:experts_per_token]
     + chosen = np.arange(experts_per_token)
 the least probable experts
@@ -215,11 +215,11 @@ BIASED_MOE = implementation(
 bias of the router left out
     - + f32(router_bias)
     +
-bias of the router chooses alone, as DeepSeek's does
+bias of the router used only to choose, as in DeepSeek
     - p = np.exp(logits[chosen] - np.max(logits))
     + logits = f32(router) @ row
     +         p = np.exp(logits[chosen] - np.max(logits))
-bias of the router weighs alone
+bias of the router used only for weights
     - np.argsort(-logits, kind="stable")
     + np.argsort(-(f32(router) @ row), kind="stable")
 bias of the gate left out
@@ -264,7 +264,7 @@ up not clamped
 gate and up in two halves, not as stored
     - f32(gate[expert]) @ row
     + np.roll(f32(gate[expert]), 1, axis=0) @ row
-one expert less
+one expert too few
     - [:experts_per_token]
     + [: max(experts_per_token - 1, 1)]
 """,

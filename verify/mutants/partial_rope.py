@@ -51,7 +51,7 @@ kept features through bfloat16
 magnitude left out
     - np.float32(magnitude) * np.cos(angle), np.float32(magnitude) * np.sin(angle)
     + np.cos(angle), np.sin(angle)
-magnitude of the cosine alone
+magnitude only of the cosine
     - np.float32(magnitude) * np.sin(angle)
     + np.sin(angle)
 magnitude put on twice

@@ -90,7 +90,7 @@ right up to 4,096 positions
 WIDE = implementation(
     wide_qk_norm,
     """
-every head normalized alone
+every head normalized separately
     - root = np.sqrt(mean + np.float32(eps))[..., None, None]
     + root = np.sqrt(np.mean(f32(x) ** 2, axis=-1, keepdims=True) + np.float32(eps))
 weight of the first head for every head
@@ -126,7 +126,7 @@ mean of the first token for every token
 eps outside the root
     - np.sqrt(mean + np.float32(eps))
     + (np.sqrt(mean) + np.float32(eps))
-eps of 10^-5 whatever is asked for
+always an eps of 10^-5
     - np.float32(eps)
     + np.float32(1e-5)
 keys left as they are

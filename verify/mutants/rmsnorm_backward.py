@@ -82,7 +82,7 @@ scale left out of the weight's
 weight's gradient times the weight
     - f32(dy[row]) * f32(x[row]) * scale
     + slopes * f32(x[row]) * scale
-weight's gradient of the last row alone
+only the last row in the weight's gradient
     - dweight += f32(dy[row])
     + dweight = f32(dy[row])
 weight's gradient summed in bfloat16
@@ -108,7 +108,7 @@ weights swapped
 mean over tokens for the weight's
     - np.sum(f32(dy) * normed, axis=(0, 1))
     + np.sum(np.mean(f32(dy) * normed, axis=0), axis=0)
-slopes of the first token's heads alone
+only the slopes of the first token's heads
     - np.sum(f32(dy) * normed, axis=(0, 1))
     + np.sum((f32(dy) * normed)[0], axis=0)
 mean over heads too

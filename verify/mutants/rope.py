@@ -51,7 +51,7 @@ positions of the first row for every row
 position of the first token for every token
     - positions[row, i]
     + positions[row, 0]
-heads taken for positions
+head numbers added to angles
     - a, b = f32(x[row, i, head, :pairs])
     + cos, sin = np.cos(angle + head), np.sin(angle + head)
     +                 a, b = f32(x[row, i, head, :pairs])
@@ -97,7 +97,7 @@ sine and cosine in bfloat16
 sine and cosine in float16
     - cos, sin = np.cos(angle), np.sin(angle)
     + cos, sin = f16(np.cos(angle)), f16(np.sin(angle))
-first head alone
+only the first head
     - for head in range(heads)
     + for head in range(1)
 scaled frequencies ignored

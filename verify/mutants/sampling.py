@@ -74,11 +74,11 @@ temperature after the softmax
 maximum not subtracted
     - (scores - np.max(scores))
     + (scores - np.float32(0))
-a temperature of 0 taken for 1e-6
+a temperature of 0 becomes 1e-6
     - if temperature == 0:
     + temperature = max(temperature, 1e-6)
     +     if False:
-last of equal logits where greedy
+greedy chooses the last of equal logits
     - np.arange(len(scores)) == np.argmax(scores)
     + np.arange(len(scores)) == len(scores) - 1 - np.argmax(scores[::-1])
 top-k keeps one too many
@@ -145,10 +145,10 @@ token before
 token after
     - return token
     + return min(token + 1, len(p) - 1)
-reached for passed
+u reached instead of passed
     - passed > np.float32(u) * total
     + passed >= np.float32(u) * total
-sum of 1 taken for granted
+sum assumed to be 1
     - np.float32(u) * total
     + np.float32(u)
 from the end

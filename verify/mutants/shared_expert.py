@@ -62,7 +62,7 @@ weight in bfloat16
 hidden layer in bfloat16 for float32 weights
     - hidden = a / (1 + np.exp(-a)) * b
     + hidden = bf16(a / (1 + np.exp(-a)) * b)
-weight of a large negative logit taken for 0
+weight of a large negative logit becomes 0
     - weight = 1 / (1 + np.exp(-logit))
     + weight = 1 / (1 + np.exp(-logit)) * (logit > -8)
 last hidden number left out

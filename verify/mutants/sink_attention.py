@@ -32,10 +32,10 @@ def sink_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarra
 IMPLEMENTATION = implementation(
     sink_attention,
     """
-sink in the maximum alone
+sink only in the maximum
     - np.ones((queries, 1), np.float32)
     + np.zeros((queries, 1), np.float32)
-total starts at 1 whatever the sink, as in a softmax with 1 in its denominator
+total starts at 1 for every sink, as in a softmax with 1 in its denominator
     - np.full((queries, 1), sink, np.float32)
     + np.zeros((queries, 1), np.float32)
 sink in the denominator without the maximum

@@ -61,7 +61,7 @@ tail never written
 last score left out
     - scores = f32(x[row, span])
     + scores = np.where(np.arange(span.start, span.stop) < max(n - 1, 1), f32(x[row, span]), -np.inf)
-sum of the last block alone
+only the sum of the last block
     - total * np.exp(maximum - shift) +
     + 0 * total +
 a row of -inf gives NaN

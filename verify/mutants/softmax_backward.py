@@ -1,4 +1,4 @@
-"""Backward of softmax: one sum a row, in blocks."""
+"""Backward of softmax: one sum per row, computed in blocks."""
 
 import numpy as np
 
@@ -49,7 +49,7 @@ tail left out of the sum
 tail never written
     - for out in spans(n, BLOCK)
     + for out in full_spans(n, BLOCK)
-sum of the last block alone
+only the sum of the last block
     - total += np.sum
     + total = np.sum
 sum not reset between rows

@@ -23,7 +23,7 @@ IMPLEMENTATION = implementation(
 ReLU alone
     - a * a
     + a
-square alone
+square without ReLU
     - np.maximum(f32(x[row, span]), 0)
     + f32(x[row, span])
 square of both signs, with its sign

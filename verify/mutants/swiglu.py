@@ -45,7 +45,7 @@ overflows for large gates
 gate cut off at 7
     - a, b = f32(gate[row, span]), f32(up[row, span])
     + a, b = np.minimum(f32(gate[row, span]), 7), f32(up[row, span])
-low gates taken for nothing
+low gates give 0
     - silu = a / (1 + np.exp(-a))
     + silu = np.where(a < -10, 0, a / (1 + np.exp(-a)))
 up left out

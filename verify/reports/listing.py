@@ -70,7 +70,7 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
         lines.append(f"  large   one at a time: {'; '.join(far)}")
     for law in parts["laws"]:
         sets = ", ".join(law["left_out_where_narrowed"])
-        lines.append(f"  law     {law['law']}" + f" (left out if {sets} is narrowed)" * bool(sets))
+        lines.append(f"  law     {law['law']}" + f" (skipped if --set gives {sets})" * bool(sets))
     if mutants:
         lines.append(f"  kills   {len(mutants)} mutants: {'; '.join(mutants)}")
     return lines

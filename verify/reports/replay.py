@@ -1,4 +1,4 @@
-"""Replay files: a draw in a small file that a person can read and send, and that gives the same inputs anywhere."""
+"""Replay files: small readable files with a draw, which gives the same inputs on every machine."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import narrowed, parsed
 from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
 
-FORMAT = 1  # increased when the same draw gives other inputs than before
+FORMAT = 1  # increased when a draw gives different inputs than before
 LARGEST = 2**20  # bytes of a file
 
 
@@ -71,7 +71,7 @@ def save(replay: Replay, folder: Path) -> Path:
 
 
 def load(path: Path) -> Replay:
-    """Read a replay. Raises ValueError for a file that is not a replay, and for one of another format."""
+    """Read a replay. Raises ValueError if the file is not a replay, or has another format."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -86,7 +86,7 @@ def load(path: Path) -> Replay:
         if fields["format"] != FORMAT:
             raise ValueError(f"{path}: expected a replay of format {FORMAT}, got {fields['format']}")
         names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
-        draw = {name: _drawn(value) for name, value in fields["draw"].items()}
+        draw = {name: _parse_value(value) for name, value in fields["draw"].items()}
         return Replay(draw=draw, **{name: str(fields[name]) for name in names})
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not a replay file") from None
@@ -99,14 +99,14 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
     if set(drawn) != set(contract.draws) or not (
         law in (None, AGAIN) or law in {known.name for known in contract.laws}
     ):
-        raise ValueError(f"{path}: {contract.name} has no such draw; another version wrote it")
+        raise ValueError(f"{path}: {contract.name} has no such draw; another version of llamaspec wrote the file")
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
         inputs = digest(contract, replay.dtype, replay.draw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if inputs != replay.inputs:
-        raise ValueError(f"{path}: its draw now gives other inputs; another version wrote it")
+        raise ValueError(f"{path}: the draw now gives different inputs; another version of llamaspec wrote the file")
 
 
 def _large(contract: Contract, name: str, value: Any) -> bool:
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _drawn(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     if isinstance(value, dict):
         return Values.parse(value["values"])
-    return tuple(_drawn(item) for item in value) if isinstance(value, list) else value
+    return tuple(_parse_value(item) for item in value) if isinstance(value, list) else value

@@ -23,9 +23,9 @@ MOST_KINDS = 6  # most kinds of input in a line
 
 
 def headline(report: Report) -> str:
-    """Write one line: the verdict, and what it is based on."""
+    """Write one line: the verdict, and the number of examples, the time and the seed behind it."""
     if report.not_taken:
-        why = f"{report.not_taken}; --dtype {report.dtype} judges it nevertheless"
+        why = f"{report.not_taken}; use --dtype {report.dtype} to judge it anyway"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.shapes and report.outcome != "violated":
@@ -58,7 +58,7 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
         if contract and (unchecked := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
-            lines.append(f"  laws that draw otherwise are left out: {'; '.join(unchecked)}")
+            lines.append(f"  skipped laws, because they need other draws: {'; '.join(unchecked)}")
     if report.differs:
         lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
@@ -127,7 +127,7 @@ def _convention(contract: Contract, report: Report) -> str:
 
 
 def _large(contract: Contract, report: Report) -> str:
-    """Say which smaller shapes were right before a large one was wrong. A replay draws no smaller ones."""
+    """Say which smaller shapes were right before a large shape was wrong. A replay has no smaller shapes."""
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}
@@ -136,7 +136,7 @@ def _large(contract: Contract, report: Report) -> str:
             continue
         value = report.worst.draw.get(name)
         if value in sizes and isinstance(value, int) and value > usual.get(name, value):
-            return f"a large draw: the draws before it, with {name} up to {usual[name]:,}, were right"
+            return f"a large draw: earlier draws, with {name} up to {usual[name]:,}, were right"
     return ""
 
 

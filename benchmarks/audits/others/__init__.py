@@ -1,1 +1,1 @@
-"""Ops of other libraries, called as the reference is. Each file runs in any Python that has its library."""
+"""Ops of other libraries, with the signatures of the reference. Each file runs in any Python that has its library."""

@@ -1,10 +1,11 @@
-"""Judge functions of other projects, in the Python that has them, and write the table of docs/found/kernels.md.
+"""Judges functions of other projects, in a Python that has them, and writes the table of docs/found/kernels.md.
 
     python -m llamaspec.benchmarks.audits.others liger_kernel_ops:rmsnorm      # judges it in every dtype
-    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG    # judges all, and keeps verdicts as JSON
-    python -m llamaspec.benchmarks.audits.others --table LOG LOG               # the table of what was kept
+    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG    # judges all, and adds rows of JSON to
+    LOG python -m llamaspec.benchmarks.audits.others --table LOG LOG               # prints a table of all rows in the
+    logs
 
-Candidates run in this process. Its Python needs NumPy, hypothesis, jaxtyping, ml_dtypes and click as well.
+Candidates run in this process, so its Python also needs NumPy, hypothesis, jaxtyping, ml_dtypes and click.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from llamaspec.verify.reports.replay import Replay, digest, save
 from llamaspec.verify.reports.report import counterexample
 
 
-def chosen(names: Sequence[str]) -> list[CandidateJob]:
-    """Choose the jobs with a candidate that has one of the `names` in its own."""
+def choose_jobs(names: Sequence[str]) -> list[CandidateJob]:
+    """Choose the jobs whose candidate's name contains one of `names`."""
     return [job for job in FOREIGN_JOBS if any(name in job.candidate for name in names)]
 
 
 def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield a row and the lines of a report for each dtype of a job; write a replay for one that is refused."""
+    """Yield a row and the lines of the report for each dtype of a job. Writes a replay file for a violated contract."""
     contract, function = contract_for(job.op), load(job.candidate)
     for dtype in job.dtypes:
         candidate = Direct(function, arrays=job.arrays or "numpy")
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m llamaspec.benchmarks.audits.others", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument(
-        "names", nargs="*", help="parts of the names of candidates, as benchmarks/audits/others/table.py has them"
+        "names", nargs="*", help="names of candidates in benchmarks/audits/others/table.py, or parts of these names"
     )
     parser.add_argument("--examples", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         print(table(options.table))
         return
-    jobs = chosen(options.names)
+    jobs = choose_jobs(options.names)
     if not jobs:
         parser.error("name a candidate of benchmarks/audits/others/table.py, such as torch_ops:softmax")
     warnings.simplefilter("ignore")

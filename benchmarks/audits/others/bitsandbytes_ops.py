@@ -5,7 +5,7 @@ import torch  # pyright: ignore[reportMissingImports]
 
 
 def quantize(w, *, scheme):
-    """`quantize_4bit(quant_type="nf4", blocksize=64)` for nf4, `int8_vectorwise_quant` for q8_row"""
+    """Call `quantize_4bit(quant_type="nf4", blocksize=64)` for nf4, `int8_vectorwise_quant` for q8_row."""
     if scheme == "q8_row":
         codes, largest, _ = bnb.int8_vectorwise_quant(w)
         return codes, largest[:, None] / 127
@@ -15,7 +15,7 @@ def quantize(w, *, scheme):
 
 
 def dequantize(codes, scales, *, scheme):
-    """`dequantize_4bit(quant_type="nf4", blocksize=64)`"""
+    """Call `dequantize_4bit(quant_type="nf4", blocksize=64)`."""
     packed = (codes[:, 0::2].to(torch.uint8) << 4 | codes[:, 1::2].to(torch.uint8)).reshape(-1, 1)
     state = bnb.QuantState(
         absmax=scales.flatten(),

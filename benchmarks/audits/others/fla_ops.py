@@ -15,37 +15,37 @@ from fla.ops.utils.softmax import softmax_bwd, softmax_fwd  # noqa: E402  # pyri
 
 
 def softmax(x):
-    """`fla.ops.utils.softmax.softmax_fwd`"""
+    """Call `fla.ops.utils.softmax.softmax_fwd`."""
     return softmax_fwd(x)
 
 
 def softmax_backward(p, dp):
-    """`fla.ops.utils.softmax.softmax_bwd`"""
+    """Call `fla.ops.utils.softmax.softmax_bwd`."""
     return softmax_bwd(p, dp)
 
 
 def logsumexp(x):
-    """`fla.ops.utils.logsumexp.logsumexp_fwd`"""
+    """Call `fla.ops.utils.logsumexp.logsumexp_fwd`."""
     return logsumexp_fwd(x)
 
 
 def rmsnorm(x, weight, *, eps):
-    """`fla.modules.norm.layernorm.rms_norm`"""
+    """Call `fla.modules.norm.layernorm.rms_norm`."""
     return rms_norm(x, weight, None, eps=eps)
 
 
 def rmsnorm_backward(x, weight, dy, *, eps):
-    """backward of `fla.modules.norm.layernorm.rms_norm`"""
+    """Call the backward of `fla.modules.norm.layernorm.rms_norm`."""
     return gradients(lambda x, g: rms_norm(x, g, None, eps=eps), x, weight, slope=dy)
 
 
 def swiglu(gate, up):
-    """`fla.modules.activations.swiglu`"""
+    """Call `fla.modules.activations.swiglu`."""
     return activations.swiglu(gate, up)
 
 
 def swiglu_backward(gate, up, dy):
-    """backward of `fla.modules.activations.swiglu`"""
+    """Call the backward of `fla.modules.activations.swiglu`."""
     return gradients(activations.swiglu, gate, up, slope=dy)
 
 
@@ -55,35 +55,35 @@ def _rotated(x, positions, frequencies, *, interleaved):
 
 
 def rope_halves(x, positions, frequencies):
-    """`fla.modules.rotary.ops.rotary_embedding`, with one sequence's positions"""
+    """Call `fla.modules.rotary.ops.rotary_embedding`, with one sequence's positions."""
     return _rotated(x, positions, frequencies, interleaved=False)
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`fla.modules.rotary.ops.rotary_embedding(interleaved=True)`, with one sequence's positions"""
+    """Call `fla.modules.rotary.ops.rotary_embedding(interleaved=True)`, with one sequence's positions."""
     return _rotated(x, positions, frequencies, interleaved=True)
 
 
 def rope_halves_backward(dy, positions, frequencies):
-    """backward of `fla.modules.rotary.ops.rotary_embedding`, with one sequence's positions"""
+    """Call the backward of `fla.modules.rotary.ops.rotary_embedding`, with one sequence's positions."""
     return gradients(lambda x: rope_halves(x, positions, frequencies), dy, slope=dy)[0]
 
 
 def cross_entropy(logits, targets, weights):
-    """`fla.modules.fused_cross_entropy.ops.cross_entropy_loss`"""
+    """Call `fla.modules.fused_cross_entropy.ops.cross_entropy_loss`."""
     return (cross_entropy_loss(logits, targets)[0] * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `fla.modules.fused_cross_entropy.ops.cross_entropy_loss`"""
+    """Call the backward of `fla.modules.fused_cross_entropy.ops.cross_entropy_loss`."""
     return gradients(lambda x: cross_entropy_loss(x, targets)[0], logits, slope=weights)[0]
 
 
 def attention_prefill(q, k, v, offsets, *, window):
-    """`fla.ops.attn.parallel.parallel_attn`"""
+    """Call `fla.ops.attn.parallel.parallel_attn`."""
     return parallel_attn(q, k, v, window_size=window)
 
 
 def attention_backward(q, k, v, mask, do):
-    """backward of `fla.ops.attn.parallel.parallel_attn`, which is causal"""
+    """Call the backward of `fla.ops.attn.parallel.parallel_attn`, which is causal."""
     return gradients(parallel_attn, q, k, v, slope=do)

@@ -27,68 +27,68 @@ from flag_gems.ops import attention as attending  # noqa: E402  # pyright: ignor
 
 
 def add(x, y):
-    """`flag_gems.ops.add`"""
+    """Call `flag_gems.ops.add`."""
     return ops.add(x, y)
 
 
 def argmax(x):
-    """`flag_gems.ops.argmax`"""
+    """Call `flag_gems.ops.argmax`."""
     return ops.argmax(x, -1)
 
 
 def softmax(x):
-    """`flag_gems.ops.softmax`"""
+    """Call `flag_gems.ops.softmax`."""
     return ops.softmax(x, -1)
 
 
 def softmax_backward(p, dp):
-    """`flag_gems.ops.softmax_backward`"""
+    """Call `flag_gems.ops.softmax_backward`."""
     return ops.softmax_backward(dp, p, -1, p.dtype)
 
 
 def rmsnorm(x, weight, *, eps):
-    """`flag_gems.ops.rms_norm_forward`"""
+    """Call `flag_gems.ops.rms_norm_forward`."""
     return ops.rms_norm_forward(x, (x.shape[-1],), weight, eps)[0]
 
 
 def rmsnorm_backward(x, weight, dy, *, eps):
-    """`flag_gems.ops.rms_norm_backward`"""
+    """Call `flag_gems.ops.rms_norm_backward`."""
     inverse = ops.rms_norm_forward(x, (x.shape[-1],), weight, eps)[1]
     return ops.rms_norm_backward(dy, x, inverse, (x.shape[-1],), weight, eps)
 
 
 def swiglu(gate, up):
-    """`flag_gems.fused.silu_and_mul`"""
+    """Call `flag_gems.fused.silu_and_mul`."""
     return fused.silu_and_mul(gate, up)
 
 
 def swiglu_backward(gate, up, dy):
-    """backward of `flag_gems.fused.silu_and_mul`"""
+    """Call the backward of `flag_gems.fused.silu_and_mul`."""
     return gradients(fused.silu_and_mul, gate, up, slope=dy)
 
 
 def embedding(tokens, table):
-    """`flag_gems.ops.embedding`"""
+    """Call `flag_gems.ops.embedding`."""
     return ops.embedding(table, tokens)
 
 
 def embedding_backward(tokens, dx, *, vocab):
-    """`flag_gems.ops.embedding_backward`"""
+    """Call `flag_gems.ops.embedding_backward`."""
     return ops.embedding_backward(dx, tokens, vocab)
 
 
 def gemm(x, weight):
-    """`flag_gems.ops.mm`"""
+    """Call `flag_gems.ops.mm`."""
     return ops.mm(x, weight.T)
 
 
 def gemv(x, weight):
-    """`flag_gems.ops.mv`"""
+    """Call `flag_gems.ops.mv`."""
     return ops.mv(weight, x)
 
 
 def linear(x, weight, bias):
-    """`flag_gems.ops.addmm`"""
+    """Call `flag_gems.ops.addmm`."""
     return ops.addmm(torch.zeros_like(weight[:, 0]) if bias is None else bias, x, weight.T)
 
 
@@ -100,12 +100,12 @@ def _rotated(x, positions, frequencies, *, interleaved):
 
 
 def rope_halves(x, positions, frequencies):
-    """`flag_gems.fused.apply_rotary_pos_emb`"""
+    """Call `flag_gems.fused.apply_rotary_pos_emb`."""
     return _rotated(x, positions, frequencies, interleaved=False)
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`flag_gems.fused.apply_rotary_pos_emb(rotary_interleaved=True)`"""
+    """Call `flag_gems.fused.apply_rotary_pos_emb(rotary_interleaved=True)`."""
     return _rotated(x, positions, frequencies, interleaved=True)
 
 
@@ -114,12 +114,12 @@ def losses(logits, targets):
 
 
 def cross_entropy(logits, targets, weights):
-    """`flag_gems.fused.cross_entropy_loss(reduction="none")`"""
+    """Call `flag_gems.fused.cross_entropy_loss(reduction="none")`."""
     return (losses(logits, targets) * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `flag_gems.fused.cross_entropy_loss(reduction="none")`"""
+    """Call the backward of `flag_gems.fused.cross_entropy_loss(reduction="none")`."""
     return gradients(lambda x: losses(x, targets), logits, slope=weights.to(logits.dtype))[0]
 
 
@@ -131,10 +131,10 @@ def _attended(q, k, v, mask):
 
 
 def attention(q, k, v, mask):
-    """`flag_gems.ops.scaled_dot_product_attention_forward`"""
+    """Call `flag_gems.ops.scaled_dot_product_attention_forward`."""
     return _attended(q, k, v, mask.to(q.dtype))
 
 
 def attention_of_booleans(q, k, v, mask):
-    """`flag_gems.ops.scaled_dot_product_attention_forward` with a mask of booleans, True where a key is seen"""
+    """Call `flag_gems.ops.scaled_dot_product_attention_forward` with a mask of booleans, True where a key is seen."""
     return _attended(q, k, v, mask == 0)

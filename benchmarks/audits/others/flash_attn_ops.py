@@ -10,12 +10,12 @@ from flash_attn.ops.triton.rotary import apply_rotary  # noqa: E402  # pyright: 
 
 
 def rmsnorm(x, weight, *, eps):
-    """`flash_attn.ops.triton.layer_norm.rms_norm_fn`"""
+    """Call `flash_attn.ops.triton.layer_norm.rms_norm_fn`."""
     return rms_norm_fn(x, weight, None, eps=eps)
 
 
 def rmsnorm_backward(x, weight, dy, *, eps):
-    """backward of `flash_attn.ops.triton.layer_norm.rms_norm_fn`"""
+    """Call the backward of `flash_attn.ops.triton.layer_norm.rms_norm_fn`."""
     return gradients(lambda x, weight: rmsnorm(x, weight, eps=eps), x, weight, slope=dy)
 
 
@@ -24,25 +24,25 @@ def _rotated(x, positions, frequencies, **options):
 
 
 def rope_halves(x, positions, frequencies):
-    """`flash_attn.ops.triton.rotary.apply_rotary`"""
+    """Call `flash_attn.ops.triton.rotary.apply_rotary`."""
     return _rotated(x, positions, frequencies)
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`flash_attn.ops.triton.rotary.apply_rotary(interleaved=True)`"""
+    """Call `flash_attn.ops.triton.rotary.apply_rotary(interleaved=True)`."""
     return _rotated(x, positions, frequencies, interleaved=True)
 
 
 def rope_halves_backward(dy, positions, frequencies):
-    """`flash_attn.ops.triton.rotary.apply_rotary(conjugate=True)`"""
+    """Call `flash_attn.ops.triton.rotary.apply_rotary(conjugate=True)`."""
     return _rotated(dy, positions, frequencies, conjugate=True)
 
 
 def cross_entropy(logits, targets, weights):
-    """`flash_attn.ops.triton.cross_entropy.cross_entropy_loss`"""
+    """Call `flash_attn.ops.triton.cross_entropy.cross_entropy_loss`."""
     return (cross_entropy_loss(logits, targets)[0] * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `flash_attn.ops.triton.cross_entropy.cross_entropy_loss`"""
+    """Call the backward of `flash_attn.ops.triton.cross_entropy.cross_entropy_loss`."""
     return gradients(lambda x: cross_entropy_loss(x, targets)[0], logits, slope=weights)[0]

@@ -1,11 +1,11 @@
-"""Makes Triton's interpreter behave like a GPU. Import this module before a package of kernels.
+"""Patches Triton's interpreter to behave like a GPU. Import this module before a package of kernels.
 
-With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and nothing is changed. Otherwise it
-changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations
-the first is taken; a float argument is a float32 that a kernel may cast; libdevice's functions exist; `and` of tensors
-goes element by element; and bfloat16 numbers are added, multiplied, compared and cast as numbers, rounded to the
-nearest. Triton 3.8's interpreter does arithmetic on the bits of bfloat16 and cuts bits off where it casts to it;
-docs/found.md shows both.
+With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and this module changes nothing. Otherwise
+it patches the interpreter, but no kernel: `torch.cuda` describes a device that does not exist, autotuning takes the
+first configuration, float arguments are float32 and can be cast, and libdevice's functions exist. `and` of tensors
+works on each element. bfloat16 numbers are added, multiplied, compared and cast as numbers, and rounded to nearest.
+Without the patch, Triton 3.8's interpreter computes with the bits of bfloat16 numbers, and cuts bits off in a cast to
+bfloat16; docs/found.md shows both.
 """
 
 import ast
@@ -87,12 +87,12 @@ def total(method):
 
 
 def one_configuration(configs, *positional, **named):
-    """`triton.autotune` without a choice: the interpreter cannot time."""
+    """Replace `triton.autotune`: use the first configuration, because the interpreter cannot time."""
     return tune(configs[:1], *positional, **named)
 
 
 def argument(value):
-    """Convert an argument of a kernel as on a GPU: a Python float becomes a float32 tensor."""
+    """Convert an argument of a kernel as a GPU does: a Python float becomes a float32 tensor."""
     if not isinstance(value, float):
         return wrap(value)
     return tl.tensor(TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
@@ -147,7 +147,7 @@ PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in t
 
 
 def device_call(self, *positional, **named):
-    """Call a kernel function from another. Triton would patch its language at every call, which takes 10 ms."""
+    """Call one kernel function from another. Triton would take 10 ms to patch its language at every call."""
     if self.fn.__module__ not in PATCHED:
         interpreter._patch_lang(self.fn)
         PATCHED.add(self.fn.__module__)
@@ -203,7 +203,7 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attend with one query per sequence [batch heads head_dim] to two parts of its keys, and join these by `merge`.
+    """Attend with one query per sequence [batch heads head_dim] to two parts of the keys, and combine both by `merge`.
 
     The parts and their logarithms [batch heads] come from torch, in float32.
     """
@@ -222,7 +222,7 @@ def in_two_parts(q, k, v, lengths, *, merge):
 
 
 def package(name, **members):
-    """Replace a package's `__init__`, which would look for a GPU. Its modules can still be imported from its folder."""
+    """Replace a package's `__init__`, because it would look for a GPU. Modules of the package can still be imported."""
     parent = sys.modules.get(name.rpartition(".")[0])
     spec = find_spec(name) if "." not in name or parent else None
     sys.modules[name] = module = ModuleType(name)

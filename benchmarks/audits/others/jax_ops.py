@@ -45,7 +45,7 @@ def linear(x, weight, bias):
 
 @partial(jax.jit, static_argnames=("scale", "cap"))
 def attention_weights(q, k, mask, *, scale, cap):
-    """`jax.nn.softmax` of capped scores."""
+    """Call `jax.nn.softmax` on capped scores."""
     q, k = (jnp.asarray(a, jnp.float32) for a in (q, jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)))
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = jnp.einsum("bihd,bjhd->bhij", q, k, precision="highest")
@@ -55,7 +55,7 @@ def attention_weights(q, k, mask, *, scale, cap):
 
 @jax.jit
 def shared_expert(x, score, gate, up, down):
-    """`jax.nn.silu` and `jax.nn.sigmoid`."""
+    """Call `jax.nn.silu` and `jax.nn.sigmoid`."""
     row, score, gate, up = (a.astype(jnp.float32) for a in (x, score, gate, up))
     product = partial(jnp.matmul, precision="highest")
     hidden = (jax.nn.silu(product(row, gate.T)) * product(row, up.T)).astype(x.dtype).astype(jnp.float32)
@@ -83,7 +83,7 @@ def triton_softmax(x):
 
 
 def triton_rmsnorm(x, weight, *, eps):
-    """Call `rms_norm`, which has a bias too and needs three dimensions."""
+    """Call `rms_norm` with a bias of zeros and three dimensions, as it requires."""
     from jax.experimental.pallas.ops.gpu.rms_norm import rms_norm
 
     return rms_norm(x[None], weight, jnp.zeros_like(weight), eps=eps, interpret=True)[0]

@@ -8,12 +8,12 @@ from llamaspec.benchmarks.audits.others.torch_ops import gradients
 
 
 def softmax(x):
-    """`LigerSoftmaxFunction`"""
+    """Call `LigerSoftmaxFunction`."""
     return ops.LigerSoftmaxFunction.apply(x)
 
 
 def softmax_backward(p, dp):
-    """`softmax._softmax_backward`, which is called with p"""
+    """Call `softmax._softmax_backward`, which is called with p."""
     from liger_kernel.ops import softmax as module  # pyright: ignore[reportMissingImports]
     from liger_kernel.ops.utils import calculate_settings  # pyright: ignore[reportMissingImports]
 
@@ -21,44 +21,44 @@ def softmax_backward(p, dp):
 
 
 def rmsnorm(x, weight, *, eps):
-    """`LigerRMSNormFunction(casting_mode="gemma")`, which rounds once"""
+    """Call `LigerRMSNormFunction(casting_mode="gemma")`, which rounds once."""
     return ops.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "gemma", False)
 
 
 def rmsnorm_llama(x, weight, *, eps):
-    """`LigerRMSNormFunction(casting_mode="llama")`"""
+    """Call `LigerRMSNormFunction(casting_mode="llama")`."""
     return ops.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
 
 
 def rmsnorm_backward(x, weight, dy, *, eps):
-    """backward of `LigerRMSNormFunction(casting_mode="gemma")`"""
+    """Call the backward of `LigerRMSNormFunction(casting_mode="gemma")`."""
     return gradients(lambda x, g: rmsnorm(x, g, eps=eps), x, weight, slope=dy)
 
 
 def swiglu(gate, up):
-    """`LigerSiLUMulFunction`"""
+    """Call `LigerSiLUMulFunction`."""
     return ops.LigerSiLUMulFunction.apply(gate, up)
 
 
 def swiglu_backward(gate, up, dy):
-    """backward of `LigerSiLUMulFunction`"""
+    """Call the backward of `LigerSiLUMulFunction`."""
     return gradients(swiglu, gate, up, slope=dy)
 
 
 def rope_halves(x, positions, frequencies):
-    """`LigerRopeFunction`"""
+    """Call `LigerRopeFunction`."""
     cos, sin = (torch.cat([a, a], -1) for a in here.angles(positions, frequencies))
     q = x.transpose(1, 2).clone()
     return ops.LigerRopeFunction.apply(q, q.clone(), cos, sin)[0].transpose(1, 2)
 
 
 def rope_halves_backward(dy, positions, frequencies):
-    """backward of `LigerRopeFunction`"""
+    """Call the backward of `LigerRopeFunction`."""
     return gradients(lambda x: rope_halves(x, positions, frequencies), dy, slope=dy)[0]
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`LigerLlama4RopeFunction`, with one sequence's positions"""
+    """Call `LigerLlama4RopeFunction`, with one sequence's positions."""
     q = x.clone()
     freqs = torch.complex(*here.angles(positions[0], frequencies))
     return ops.LigerLlama4RopeFunction.apply(q, q.clone(), freqs)[0]
@@ -69,10 +69,10 @@ def losses(logits, targets):
 
 
 def cross_entropy(logits, targets, weights):
-    """`LigerCrossEntropyFunction(reduction="none")`"""
+    """Call `LigerCrossEntropyFunction(reduction="none")`."""
     return (losses(logits.clone(), targets) * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `LigerCrossEntropyFunction(reduction="none")`"""
+    """Call the backward of `LigerCrossEntropyFunction(reduction="none")`."""
     return gradients(lambda x: losses(x * 1, targets), logits, slope=weights)[0]

@@ -1,4 +1,4 @@
-"""Operators of onnxruntime on a CPU, each a model of one node."""
+"""Operators of onnxruntime on a CPU. Each call runs a model with a single node."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ MICROSOFT = "com.microsoft"
 
 
 def _run(op, domain, inputs, outputs, attributes, *arrays):
-    """Run `op` on arrays of the types `inputs`; returns the first of its outputs, of the types `outputs`."""
+    """Run `op` on arrays of the types `inputs`, and return its first output. `outputs` are the types of all outputs."""
     session = _session(op, domain, inputs, outputs, tuple(sorted(attributes.items())))
     return session.run(None, {f"i{n}": np.ascontiguousarray(array) for n, array in enumerate(arrays)})[0]
 
@@ -67,7 +67,7 @@ def rope_interleaved(x, positions, frequencies):
 
 
 def _rope(x, positions, frequencies, *, interleaved):
-    """Apply RotaryEmbedding. Its tables need more rows than the sequence has tokens, or it fails."""
+    """Apply RotaryEmbedding. It fails unless its tables have more rows than the sequence has tokens."""
     angles = np.arange(int(positions.max()) + 257)[:, None] * frequencies.astype(np.float64)
     tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     kinds = (FLOAT, INT64, FLOAT, FLOAT)

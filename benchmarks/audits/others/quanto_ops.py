@@ -6,7 +6,7 @@ from optimum.quanto.tensor.weights.qbytes import WeightQBytesTensor  # pyright: 
 
 
 def quantize(w, *, scheme):
-    """`quantize_weight(qint8, axis=0)` with scales of `AbsmaxOptimizer`, for q8_row"""
+    """Call `quantize_weight(qint8, axis=0)` with scales of `AbsmaxOptimizer`, for q8_row."""
     matrix = quantize_weight(w, qint8, 0, AbsmaxOptimizer()(w, qint8, 0))
     return matrix._data, matrix._scale.reshape(len(w), 1)  # one row has a scale without axes
 
@@ -16,10 +16,10 @@ def _weight(codes, scales):
 
 
 def dequantize(codes, scales, *, scheme):
-    """`WeightQBytesTensor.dequantize`, for q8_row"""
+    """Call `WeightQBytesTensor.dequantize`, for q8_row."""
     return _weight(codes, scales).dequantize()
 
 
 def gemv_quantized(x, codes, scales, *, scheme):
-    """`torch.nn.functional.linear` with a `WeightQBytesTensor`, for q8_row"""
+    """Call `torch.nn.functional.linear` with a `WeightQBytesTensor`, for q8_row."""
     return torch.nn.functional.linear(x[None], _weight(codes, scales))[0]

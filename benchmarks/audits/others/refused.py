@@ -1,6 +1,6 @@
-"""Functions that a contract refuses, by LIBRARY:FUNCTION, with the dtypes and the reason that we found by hand.
+"""Functions of other libraries that violate a contract, by LIBRARY:FUNCTION, with the dtypes and the reason.
 
-A reason that begins with "bug" was reproduced with a few lines of torch, which are in docs/found.md. In all other cases
+If a reason begins with "bug", docs/found.md reproduces the bug with a few lines of torch. In all other cases,
 the function does what its code says. docs/found/ has a replay of each, named after the function.
 """
 

@@ -1,7 +1,8 @@
-"""Writes the table of judged functions: for each, the used share of its bounds, or the reason of a refusal."""
+"""Writes the table of judged functions: the share of the bound that each uses, or the reason of a violation."""
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,15 @@ def library_of(candidate: str) -> tuple[str, str]:
 
 
 def called(library: str) -> dict[str, str]:
-    """Map the functions of an adapter to the first lines of their docstrings, which name the library functions."""
+    """Map each function of an adapter to the library's function, which the first line of its docstring names."""
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
+    lines = {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
+    return {name: re.sub(r"^(Call|Return) (the )?|\.$", "", line) for name, line in lines.items()}
 
 
 def replay_of(library: str, function: str) -> str:
-    """Return the name of the file that replays a refusal.
+    """Return the name of the replay file of a violation.
 
     >>> replay_of("flash_attn", "rmsnorm")
     'flash-attn-rmsnorm.json'

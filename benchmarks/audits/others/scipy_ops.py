@@ -4,10 +4,10 @@ from scipy import special
 
 
 def softmax(x):
-    """`scipy.special.softmax`"""
+    """Call `scipy.special.softmax`."""
     return special.softmax(x, axis=-1)
 
 
 def logsumexp(x):
-    """`scipy.special.logsumexp`"""
+    """Call `scipy.special.logsumexp`."""
     return special.logsumexp(x, axis=-1)

@@ -44,17 +44,17 @@ softcap = here.without_packages(f"{OPS}.activation.softcap")
 
 
 def argmax(x):
-    """`speculative.row_argmax.row_argmax`"""
+    """Call `speculative.row_argmax.row_argmax`."""
     return row_argmax.row_argmax(x)
 
 
 def capped(x, *, cap):
-    """`activation.softcap.softcap_to_float32_logits`"""
+    """Call `activation.softcap.softcap_to_float32_logits`."""
     return softcap.softcap_to_float32_logits(x, cap, torch.full_like(x, torch.nan, dtype=torch.float32))
 
 
 def embedding(tokens, table):
-    """`embeddings.vocab_parallel_embedding`, its kernel"""
+    """Call `embeddings.vocab_parallel_embedding`, its kernel."""
     vocab, dim = table.shape
     out = torch.full((len(tokens), dim), torch.nan, dtype=table.dtype)
     block = min(1024, triton.next_power_of_2(dim))
@@ -64,54 +64,54 @@ def embedding(tokens, table):
 
 
 def rmsnorm(x, weight, *, eps):
-    """`layernorm.fused_rmsnorm.fused_rmsnorm`"""
+    """Call `layernorm.fused_rmsnorm.fused_rmsnorm`."""
     return fused_rmsnorm.fused_rmsnorm(x, weight, eps)
 
 
 def rmsnorm_twice(x, weight, *, eps):
-    """`layernorm.fused_rmsnorm.fused_dual_residual_rmsnorm`, its first norm, with a residual of zeros"""
+    """Call `layernorm.fused_rmsnorm.fused_dual_residual_rmsnorm`, its first norm, with a residual of zeros."""
     return fused_rmsnorm.fused_dual_residual_rmsnorm(x, torch.zeros_like(x), weight, weight, eps)[1]
 
 
 def rmsnorm_onepass(x, weight, *, eps):
-    """`diffusion.norm.rmsnorm_onepass_triton.triton_one_pass_rms_norm`"""
+    """Call `diffusion.norm.rmsnorm_onepass_triton.triton_one_pass_rms_norm`."""
     return onepass.triton_one_pass_rms_norm(x, weight, eps)
 
 
 def rmsnorm_infer(x, weight, *, eps):
-    """`diffusion.norm.norm_triton.norm_infer(is_rms_norm=True)`"""
+    """Call `diffusion.norm.norm_triton.norm_infer(is_rms_norm=True)`."""
     return infer.norm_infer(x, weight, None, eps, is_rms_norm=True)
 
 
 def layernorm(x, weight, bias, *, eps):
-    """`diffusion.norm.norm_triton.norm_infer`"""
+    """Call `diffusion.norm.norm_triton.norm_infer`."""
     return infer.norm_infer(x, weight, bias, eps)
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`diffusion.rope.rotary_triton.apply_rotary_embedding`, with one sequence's positions"""
+    """Call `diffusion.rope.rotary_triton.apply_rotary_embedding`, with one sequence's positions."""
     cos, sin = here.angles(positions[0], frequencies)
     return rotary.apply_rotary_embedding(x, cos, sin)
 
 
 def quantize(w, *, scheme):
-    """`quantization.int8_kernel.per_token_quant_int8`, for a row"""
+    """Call `quantization.int8_kernel.per_token_quant_int8`, for a row."""
     return int8.per_token_quant_int8(w)
 
 
 def route_by_tiles(x, router_weight, *, experts_per_token, renormalized=True, bias=None):
-    """`moe.router.fused_moe_router_shim` for more than 8 experts, which multiplies tiles"""
+    """Call `moe.router.fused_moe_router_shim` for more than 8 experts, which multiplies tiles."""
     return route(x, router_weight, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
 
 
 def route(x, router_weight, *, experts_per_token, renormalized=True, bias=None):
-    """`moe.router.fused_moe_router_shim`"""
+    """Call `moe.router.fused_moe_router_shim`."""
     weights, experts = router.fused_moe_router_shim(0.0, x, router_weight, experts_per_token, renormalized, bias)
     return experts, weights
 
 
 def attention_paged(q, k_pages, v_pages, table, lengths):
-    """`attention.decode_attention.decode_attention_fwd`, with at most 4 splits"""
+    """Call `attention.decode_attention.decode_attention_fwd`, with at most 4 splits."""
     (batch, heads, dim), splits, page = q.shape, 4, k_pages.shape[1]
     starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     slots = (table[:, :, None] * page + torch.arange(page, device=q.device)).reshape(batch, -1)
@@ -124,7 +124,7 @@ def attention_paged(q, k_pages, v_pages, table, lengths):
 
 
 def attention_prefill(q, k, v, offsets, *, window):
-    """`attention.prefill_attention.context_attention_fwd`"""
+    """Call `attention.prefill_attention.context_attention_fwd`."""
     batch, seq, heads, dim = q.shape
     q, k, v = (a[:, :seq].reshape(batch * seq, -1, dim) for a in (q, k, v))
     out = torch.full_like(q, torch.nan)
@@ -134,5 +134,5 @@ def attention_prefill(q, k, v, offsets, *, window):
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """`attention.merge_state.merge_state_triton` of attention over two halves of the keys, by torch"""
+    """Call `attention.merge_state.merge_state_triton` of attention over two halves of the keys, by torch."""
     return here.in_two_parts(q, k, v, lengths, merge=lambda *parts: merging.merge_state_triton(*parts)[0])

@@ -1,4 +1,4 @@
-"""Contracts for each function: its op, and its documented domain if it is smaller than the contract's."""
+"""Jobs for functions of other libraries: each has an op, and a narrower domain if the library documents one."""
 
 from dataclasses import replace
 from typing import Any

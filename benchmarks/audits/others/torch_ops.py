@@ -5,95 +5,95 @@ import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 
 def gradients(function, *inputs, slope):
-    """Call `function` and return the gradients that autograd finds, of copies since some kernels overwrite theirs."""
+    """Call `function` on copies of `inputs`, and return the gradients. Some backward kernels overwrite their arrays."""
     copies = [a.clone().requires_grad_() for a in inputs]
     return torch.autograd.grad(function(*copies), copies, slope.clone())
 
 
 def add(x, y):
-    """`x + y`"""
+    """Return `x + y`."""
     return x + y
 
 
 def argmax(x):
-    """`argmax`"""
+    """Call `argmax`."""
     return x.argmax(-1)
 
 
 def softmax(x):
-    """`softmax`"""
+    """Call `softmax`."""
     return torch.softmax(x, -1)
 
 
 def softmax_backward(p, dp):
-    """`_softmax_backward_data`"""
+    """Call `_softmax_backward_data`."""
     return torch._softmax_backward_data(dp, p, -1, p.dtype)
 
 
 def logsumexp(x):
-    """`logsumexp`"""
+    """Call `logsumexp`."""
     return torch.logsumexp(x, -1)
 
 
 def rmsnorm(x, weight, *, eps):
-    """`nn.functional.rms_norm`"""
+    """Call `nn.functional.rms_norm`."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def rmsnorm_backward(x, weight, dy, *, eps):
-    """backward of `nn.functional.rms_norm`"""
+    """Call the backward of `nn.functional.rms_norm`."""
     return gradients(lambda x, weight: rmsnorm(x, weight, eps=eps), x, weight, slope=dy)
 
 
 def attention(q, k, v, mask):
-    """`nn.functional.scaled_dot_product_attention`"""
+    """Call `nn.functional.scaled_dot_product_attention`."""
     q, k, v = (a.transpose(1, 2) for a in (q, k, v))
     grouped = q.shape[1] > k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, mask[:, None].to(q.dtype), enable_gqa=grouped).transpose(1, 2)
 
 
 def attention_backward(q, k, v, mask, do):
-    """backward of `nn.functional.scaled_dot_product_attention`"""
+    """Call the backward of `nn.functional.scaled_dot_product_attention`."""
     return gradients(lambda q, k, v: attention(q, k, v, mask), q, k, v, slope=do)
 
 
 def linear(x, weight, bias):
-    """`nn.functional.linear`"""
+    """Call `nn.functional.linear`."""
     return F.linear(x, weight, bias)
 
 
 def linear_backward(x, weight, dy):
-    """backward of `nn.functional.linear`"""
+    """Call the backward of `nn.functional.linear`."""
     return gradients(F.linear, x, weight, torch.zeros_like(dy[0]), slope=dy)
 
 
 def gemm(x, weight):
-    """`mm`"""
+    """Call `mm`."""
     return torch.mm(x, weight.T)
 
 
 def gemv(x, weight):
-    """`mv`"""
+    """Call `mv`."""
     return torch.mv(weight, x)
 
 
 def swiglu(gate, up):
-    """`nn.functional.silu(gate) * up`"""
+    """Return `nn.functional.silu(gate) * up`."""
     return F.silu(gate) * up
 
 
 def swiglu_backward(gate, up, dy):
-    """backward of `nn.functional.silu(gate) * up`"""
+    """Call the backward of `nn.functional.silu(gate) * up`."""
     return gradients(swiglu, gate, up, slope=dy)
 
 
 def embedding(tokens, table):
-    """`nn.functional.embedding`"""
+    """Call `nn.functional.embedding`."""
     return F.embedding(tokens, table)
 
 
 def embedding_backward(tokens, dx, *, vocab):
-    """backward of `nn.functional.embedding`"""
+    """Call the backward of `nn.functional.embedding`."""
     table = torch.zeros(vocab, dx.shape[-1], dtype=dx.dtype)
     return gradients(lambda table: F.embedding(tokens, table), table, slope=dx)[0]
 
@@ -103,16 +103,16 @@ def losses(logits, targets):
 
 
 def cross_entropy(logits, targets, weights):
-    """`nn.functional.cross_entropy(reduction="none")`"""
+    """Call `nn.functional.cross_entropy(reduction="none")`."""
     return (losses(logits, targets) * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `nn.functional.cross_entropy(reduction="none")`"""
+    """Call the backward of `nn.functional.cross_entropy(reduction="none")`."""
     return gradients(lambda x: losses(x, targets), logits, slope=weights.to(logits.dtype))[0]
 
 
 def route(x, router, *, experts_per_token, renormalized=True):
-    """`softmax(dtype=float32)` and `topk`"""
+    """Call `softmax(dtype=float32)` and `topk`."""
     weights, chosen = torch.softmax(F.linear(x, router), -1, dtype=torch.float32).topk(experts_per_token)
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalized else weights

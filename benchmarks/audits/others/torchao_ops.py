@@ -6,7 +6,7 @@ from torchao.quantization import quant_primitives as affine  # pyright: ignore[r
 
 
 def quantize(w, *, scheme):
-    """`to_mx` for mxfp4; `choose_qparams_affine(SYMMETRIC)` and `quantize_affine` for q8 and q8_row"""
+    """Call `to_mx` for mxfp4; `choose_qparams_affine(SYMMETRIC)` and `quantize_affine` for q8 and q8_row."""
     if scheme == "mxfp4":
         scales, packed = mx_tensor.to_mx(w, torch.float4_e2m1fn_x2, 32)
         packed = packed.view(torch.uint8)

@@ -17,7 +17,7 @@ def add_kernel(out, x, y, count, BLOCK: tl.constexpr):
 
 
 def add(x, y):
-    """`tl.load(x) + tl.load(y)`"""
+    """Return `tl.load(x) + tl.load(y)`."""
     out = torch.full_like(x, float("nan"))
     add_kernel[(1,)](out, x, y, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))  # pyright: ignore
     return out

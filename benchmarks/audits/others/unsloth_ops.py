@@ -42,38 +42,38 @@ from unsloth.kernels.swiglu import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel  #
 
 
 def rmsnorm(x, weight, *, eps):
-    """`unsloth.kernels.rms_layernorm.Fast_RMS_Layernorm`"""
+    """Call `unsloth.kernels.rms_layernorm.Fast_RMS_Layernorm`."""
     return Fast_RMS_Layernorm.apply(x, weight, eps, False)
 
 
 def swiglu(gate, up):
-    """`unsloth.kernels.swiglu.swiglu_fg_kernel`"""
+    """Call `unsloth.kernels.swiglu.swiglu_fg_kernel`."""
     return swiglu_fg_kernel(gate[None], up[None])[0]
 
 
 def swiglu_backward(gate, up, dy):
-    """`unsloth.kernels.swiglu.swiglu_DWf_DW_dfg_kernel`"""
+    """Call `unsloth.kernels.swiglu.swiglu_DWf_DW_dfg_kernel`."""
     _, dup, dgate = swiglu_DWf_DW_dfg_kernel(dy.clone(), gate.clone(), up.clone())
     return dgate, dup
 
 
 def rope_halves(x, positions, frequencies):
-    """`unsloth.kernels.rope_embedding.fast_rope_embedding`, with one sequence's positions"""
+    """Call `unsloth.kernels.rope_embedding.fast_rope_embedding`, with one sequence's positions."""
     cos, sin = (torch.cat([a, a], -1) for a in here.angles(positions[0], frequencies))
     q = x.transpose(1, 2)
     return fast_rope_embedding(q.clone(), q.clone(), cos, sin)[0].transpose(1, 2)
 
 
 def rope_halves_backward(dy, positions, frequencies):
-    """backward of `unsloth.kernels.rope_embedding.fast_rope_embedding`"""
+    """Call the backward of `unsloth.kernels.rope_embedding.fast_rope_embedding`."""
     return gradients(lambda x: rope_halves(x, positions, frequencies), dy, slope=dy)[0]
 
 
 def cross_entropy(logits, targets, weights):
-    """`unsloth.kernels.cross_entropy_loss.Fast_CrossEntropyLoss`"""
+    """Call `unsloth.kernels.cross_entropy_loss.Fast_CrossEntropyLoss`."""
     return (Fast_CrossEntropyLoss.apply(logits, targets, 0, 0) * weights).sum()
 
 
 def cross_entropy_backward(logits, targets, weights):
-    """backward of `unsloth.kernels.cross_entropy_loss.Fast_CrossEntropyLoss`"""
+    """Call the backward of `unsloth.kernels.cross_entropy_loss.Fast_CrossEntropyLoss`."""
     return gradients(lambda x: Fast_CrossEntropyLoss.apply(x * 1, targets, 0, 0), logits, slope=weights)[0]

@@ -62,47 +62,47 @@ unified = here.without_packages(f"{OPS}.triton_unified_attention")
 
 
 def softmax(x):
-    """`batch_invariant.softmax`"""
+    """Call `batch_invariant.softmax`."""
     return batch_invariant.softmax(x)
 
 
 def rmsnorm(x, weight, *, eps):
-    """`batch_invariant.rms_norm_batch_invariant`"""
+    """Call `batch_invariant.rms_norm_batch_invariant`."""
     return batch_invariant.rms_norm_batch_invariant(x, weight, eps)
 
 
 def rmsnorm_inkling(x, weight, *, eps):
-    """`models.inkling.nvidia.ops.norm.rmsnorm`"""
+    """Call `models.inkling.nvidia.ops.norm.rmsnorm`."""
     return norm.rmsnorm(x, weight, eps)
 
 
 def rmsnorm_after_sum(x, weight, *, eps):
-    """`models.inkling.nvidia.ops.norm.add_rmsnorm` with a residual of zeros"""
+    """Call `models.inkling.nvidia.ops.norm.add_rmsnorm` with a residual of zeros."""
     return norm.add_rmsnorm(torch.zeros_like(x), x, weight, eps)[0]
 
 
 def add(x, y):
-    """`models.inkling.nvidia.ops.norm.add_rmsnorm`, its sum"""
+    """Call `models.inkling.nvidia.ops.norm.add_rmsnorm`, its sum."""
     return norm.add_rmsnorm(x, y, torch.ones_like(x[0]), 1e-5)[1]
 
 
 def rmsnorm_beam(x, weight, *, eps):
-    """`models.beam.nvidia.layernorm.beam_rms_norm`"""
+    """Call `models.beam.nvidia.layernorm.beam_rms_norm`."""
     return beam.beam_rms_norm(x, weight, eps)
 
 
 def gemm(x, weight):
-    """`batch_invariant.matmul_persistent`"""
+    """Call `batch_invariant.matmul_persistent`."""
     return batch_invariant.matmul_persistent(x, weight.T)
 
 
 def linear(x, weight, bias):
-    """`batch_invariant.matmul_persistent` with a bias"""
+    """Call `batch_invariant.matmul_persistent` with a bias."""
     return batch_invariant.matmul_persistent(x, weight.T, bias)
 
 
 def swiglu(gate, up):
-    """`models.inkling.nvidia.ops.silu_and_mul.silu_and_mul_triton`"""
+    """Call `models.inkling.nvidia.ops.silu_and_mul.silu_and_mul_triton`."""
     return silu.silu_and_mul_triton(torch.stack([gate, up], -1).reshape(len(gate), -1))
 
 
@@ -116,34 +116,34 @@ def _rotated(x, positions, frequencies, *, halves):
 
 
 def rope_halves(x, positions, frequencies):
-    """`rotary_embedding.mrope.triton_mrope`"""
+    """Call `rotary_embedding.mrope.triton_mrope`."""
     return _rotated(x, positions, frequencies, halves=True)
 
 
 def rope_interleaved(x, positions, frequencies):
-    """`rotary_embedding.mrope.triton_mrope(is_neox_style=False)`"""
+    """Call `rotary_embedding.mrope.triton_mrope(is_neox_style=False)`."""
     return _rotated(x, positions, frequencies, halves=False)
 
 
 def cross_entropy(logits, targets, weights):
-    """`v1.worker.gpu.sample.logprob.compute_token_logprobs`"""
+    """Call `v1.worker.gpu.sample.logprob.compute_token_logprobs`."""
     return -(logprob.compute_token_logprobs(logits, targets[:, None])[:, 0] * weights).sum()
 
 
 def distribution(logits, seen, *, temperature, top_k, top_p, min_p, repetition_penalty):
-    """`v1.worker.gpu.sample.min_p.apply_min_p`, and a softmax by torch"""
+    """Call `v1.worker.gpu.sample.min_p.apply_min_p`, and a softmax by torch."""
     filtered, row = logits[None].clone(), torch.zeros(1, dtype=torch.int32)
     filtering.apply_min_p(filtered, row, torch.tensor([min_p]))
     return filtered[0].softmax(-1)
 
 
 def quantize(w, *, scheme):
-    """`int8_utils.per_token_quant_int8`, for a row"""
+    """Call `int8_utils.per_token_quant_int8`, for a row."""
     return int8.per_token_quant_int8(w)
 
 
 def attention_paged(q, k_pages, v_pages, table, lengths):
-    """`triton_decode_attention.decode_attention_fwd`, with 4 splits"""
+    """Call `triton_decode_attention.decode_attention_fwd`, with 4 splits."""
     out, (batch, heads, dim), splits = torch.full_like(q, torch.nan), q.shape, 4
     lse = torch.full((batch, heads), torch.nan)
     partial = torch.full((batch, heads, splits, dim + 1), torch.nan)
@@ -155,7 +155,7 @@ def attention_paged(q, k_pages, v_pages, table, lengths):
 
 
 def attention_paged_unified(q, k_pages, v_pages, table, lengths):
-    """`triton_unified_attention.unified_attention`, one query for each sequence"""
+    """Call `triton_unified_attention.unified_attention`, one query for each sequence."""
     out, batch = torch.full_like(q, torch.nan), len(q)
     starts = torch.arange(batch + 1, dtype=torch.int32)
     unified.unified_attention(
@@ -180,7 +180,7 @@ def attention_paged_unified(q, k_pages, v_pages, table, lengths):
 
 
 def attention_prefill(q, k, v, offsets, *, window):
-    """`triton_prefill_attention.context_attention_fwd`"""
+    """Call `triton_prefill_attention.context_attention_fwd`."""
     batch, seq, heads, dim = q.shape
     q, k, v = (a[:, :seq].reshape(batch * seq, -1, dim) for a in (q, k, v))
     out = torch.full_like(q, torch.nan)
@@ -190,7 +190,7 @@ def attention_prefill(q, k, v, offsets, *, window):
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """`triton_merge_attn_states.merge_attn_states` of attention over two halves of the keys, by torch"""
+    """Call `triton_merge_attn_states.merge_attn_states` of attention over two halves of the keys, by torch."""
     return here.in_two_parts(q, k, v, lengths, merge=_merged)
 
 

@@ -1,7 +1,7 @@
-"""Engines, one per file. Each runs in its own process, and answers a line of JSON with a line of JSON.
+"""Engines, one per file. Each runs in its own process, reads requests as lines of JSON and answers with lines of JSON.
 
-An engine first prints `{"versions": {…}}`. On `{"prefill": tokens}` it reads a prompt into an empty cache, up to the
-next logits, and answers `{"seconds": …}`. On `{"decode": tokens}` it draws that number of tokens greedily, after a
-prompt of 8 that is not timed, and answers `{"seconds": …, "ids": […]}`. Another Python, without this repository, runs
-the files of the other engines.
+An engine first prints `{"versions": {…}}`. The request `{"prefill": tokens}` times a prompt in an empty cache, up to
+the next logits; the answer is `{"seconds": …}`. The request `{"decode": tokens}` times greedy decoding of that number
+of tokens after an untimed prompt of 8; the answer is `{"seconds": …, "ids": […]}`. The files of other engines run in
+their own Python, without this repository.
 """

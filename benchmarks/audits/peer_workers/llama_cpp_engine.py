@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python's bindings, as its own examples call it.
 
 llama_cpp_engine.py MODEL.gguf THREADS            answers requests on standard input (`benchmarks.audits.peer_workers`)
-llama_cpp_engine.py MODEL.gguf THREADS TO TYPE    writes TO, quantized by llama.cpp itself
+llama_cpp_engine.py MODEL.gguf THREADS TO TYPE    quantizes the model with llama.cpp and writes it to TO
 """
 
 import ctypes

@@ -1,10 +1,10 @@
-"""llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
+"""Times llamaspec as `generate` runs it: with its session, its bursts, and the work of the host between bursts.
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
-`stored` leaves weights as the file has them. Other dtypes are as `generate` would choose on the device.
-Answers requests on standard input (see the package). The answer to `{"read": tokens}` is the read bandwidth of this
-machine in bytes a second, and the bytes that a step reads after decoding `tokens` tokens.
+`stored` keeps weights in the dtypes of the file. All other dtypes are the ones that `generate` chooses on the device.
+The engine answers requests on standard input, as the package describes. It also answers `{"read": tokens}`, with the
+read bandwidth of this machine in bytes per second, and the bytes that a step reads after `tokens` decoded tokens.
 """
 
 import json
@@ -41,7 +41,7 @@ class LlamaspecEngine:
         self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)
         self.reader: Reader | None = None
 
-    def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
+    def draw(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
         """Draw `count` tokens after a prompt. Returns the start time and the end time of each burst, and the tokens."""
         ids = [i % self.vocab for i in range(prompt)]
         session = Session[Any, Any](self.backend, vocab=self.vocab)
@@ -52,11 +52,11 @@ class LlamaspecEngine:
         return times, drawn
 
     def prefill(self, count: int) -> dict:
-        (began, ended), _ = self.drawn(count, 1)
+        (began, ended), _ = self.draw(count, 1)
         return {"seconds": ended - began}
 
     def decode(self, count: int) -> dict:
-        (_, first, *_, last), ids = self.drawn(PROMPT, count + 1)
+        (_, first, *_, last), ids = self.draw(PROMPT, count + 1)
         return {"seconds": last - first, "ids": ids}
 
     def read(self, count: int) -> dict:

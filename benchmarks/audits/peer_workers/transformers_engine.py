@@ -1,4 +1,4 @@
-"""Hugging Face transformers on PyTorch, with its cache, in a plain loop in place of its `generate`.
+"""Times Hugging Face transformers on PyTorch with its cache, in a plain loop instead of its `generate`.
 
 transformers_engine.py DIRECTORY THREADS DTYPE [DEVICE]    answers on standard input (`benchmarks.audits.peer_workers`)
 """

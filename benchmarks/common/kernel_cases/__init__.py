@@ -39,9 +39,9 @@ def _declared[Kind: (CaseFamily, Variant)](kind: type[Kind]) -> Iterator[Kind]:
 
 
 OPS = tuple(_declared(CaseFamily))
-ONE_IN = 11  # the sample takes every 11th variant: these have each kind of codes, and a window
+ONE_IN = 11  # the sample has every 11th variant; together they have each kind of codes, and a window
 
-# Kernels refuse some cases with these messages. XLA's ops run instead.
+# Kernels refuse cases with these names, with messages that match these patterns. XLA's ops run instead.
 REFUSED = (
     (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
     (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
@@ -65,7 +65,7 @@ def refusal(name: str) -> str | None:
 
 @cache
 def kernel_cases() -> dict[str, Case]:
-    """Build the table, by name. A case that several models share is listed once, with all their names."""
+    """Build the table, by name. A case that several models share occurs once, with the names of these models."""
     cases: dict[str, Case] = {}
     for model, config in SHAPES.items():
         work = KernelWork(several=model == "llama-3.1-8b")
@@ -97,6 +97,6 @@ def gated_cases() -> dict[str, Case]:
 
 
 def sampled() -> dict[str, Case]:
-    """Choose cases for a check that has no time for all: the cases of two models in the table, and some variants."""
+    """Choose cases for a shorter check: the cases of two models in the table, and some variants."""
     some = [case for case in kernel_cases().values() if set(TWO_MODELS) & set(case.models)]
     return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

@@ -94,7 +94,7 @@ class CaseFamily:
 
 
 class Meeting(NamedTuple):
-    """A model, a dtype and further arguments with which the cases of a `Variant` are built."""
+    """A model, a dtype and other arguments, from which a `Variant` builds its cases."""
 
     model: str
     dtype: np.dtype

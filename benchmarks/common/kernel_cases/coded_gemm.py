@@ -78,16 +78,14 @@ def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
 
 
 def _limits(geometry: Geometry) -> KernelLimits:
-    """Count instructions for each weight of a thread, of 64 rows and a group of columns at a time.
+    """Return limits from the number of instructions per weight of a thread, for products of 64 rows and one group.
 
-        1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
-        1.4                 for codes of four bits: a mask and an addition for two, and three shifts for eight
-        2.5                 for codes of 5 and 6 bits: the same, and a shift and a mask for the rest of two
-        width / group       to scale the sums and add them up, and as much where there are minima
-        48 / group          for products and their addresses, loads, and waits
-        160 a step          to wait, to ask for the next copies, and to turn
-
-    A step that fits in the ring, or that takes several rows, needs no more.
+    1.75                for codes of eight bits: two masks and an addition per two codes, and a shift per four
+    1.4                 for codes of four bits: a mask and an addition per two codes, and three shifts per eight
+    2.5                 for codes of 5 and 6 bits: the same, and a shift and a mask for the low bits of two codes
+    width / group       to scale the sums and add them up, and the same again for minima
+    48 / group          for products and their addresses, loads, and waits
+    160 per step        to wait, to request the next copies, and for the loop itself
     """
     columns = geometry.group or geometry.cut.turn
     decoding = 1.75 if geometry.bits == 8 else 1.4 if geometry.bits == 4 else 2.5

@@ -32,8 +32,8 @@ from llamaspec.verify.bounds.running_error import (
 )
 from llamaspec.verify.bounds.running_error import rounded as rounded_by
 
-ROUNDING = 2.0**-8  # of bfloat16
-PARTS = 16  # the largest number of parts into which a product of several vectors cuts its columns, with a rounding
+ROUNDING = 2.0**-8  # relative rounding error of bfloat16
+PARTS = 16  # most parts into which a product of several vectors cuts its columns; each part adds one rounding
 KEYS = 64  # keys in a tile of attention, at least
 
 
@@ -43,7 +43,7 @@ def rounded(x: Approx, dtype: Any) -> Approx:
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None) -> Approx:
-    y = _biased(_product(_normed(x, norm, eps), w, eps=None if norm is None else eps), bias)
+    y = _biased(_product(_apply_norm(x, norm, eps), w, eps=None if norm is None else eps), bias)
     return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
 
 
@@ -126,7 +126,7 @@ def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> 
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
-    gate_and_up = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
+    gate_and_up = _biased(_product(_apply_norm(x, norm, eps), w, eps=eps), bias)
     gate, up = (gate_and_up.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     return rounded(gated(gate, up), x.dtype)
 
@@ -136,7 +136,7 @@ def norm_qkv(
 ) -> tuple[Approx, Approx, Approx]:
     """Compute q, and the caches with one new row of k and of v. Their other rows are unchanged."""
     batch, kv_heads, _, head_dim = k.shape
-    y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
+    y = _biased(_product(_apply_norm(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
     turned = rounded(turned_by(y, exactly(cos).value, exactly(sin).value), x.dtype)
     y = rounded(y, x.dtype)
@@ -153,7 +153,7 @@ def norm_qkv(
     return turned.map(lambda part: part[:, :heads]), appended(k, new_k), appended(v, new_v)
 
 
-def _normed(x, norm, eps: float) -> Approx:
+def _apply_norm(x, norm, eps: float) -> Approx:
     return exactly(x) if norm is None else normalized(exactly(x), exactly(norm).value, eps=eps)
 
 
@@ -202,12 +202,12 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
 def softmax(scores) -> Approx:
     """Compute softmax. The bound has the errors of the numerator's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
-    spread, off = _off(scores)
+    spread, off = _score_spread(scores)
     exact = exact_softmax(scores)
     return Approx(exact, exact * (np.exp(U * spread + 2 * ELEMENTARY + U) / (1 - off) - 1) + 2 * TINY)
 
 
-def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _score_spread(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute the difference of a row's largest and smallest score, and the relative error of the sum of exponentials.
 
     The error of each exponent is at most U times its size, also for the exponents that rescale sums of parts. A term

@@ -1,20 +1,28 @@
 """Limits on a compiled product: the figures of its design, extended to several vectors.
 
-The design was measured for one vector before any kernel ran, in registers of a thread and instructions per weight:
-bfloat16 in tiles of 8, 16 and 32 rows 54 and 6.0, 94 and 4.3, 151 and 3.5; float32 50 and 3.9; with a norm, and in
-pairs of rows too, 96 and 5.0. Since then two instructions, not three, widen the two bfloat16 of a word, which lowers
-the counts. A comment gives the reason for any other difference. Limits for codes are counted, below: tensor cores
-multiply them, where the design multiplied one by one, with 4.3 instructions, or 3.4 for codes of four bits.
+The design was measured for one vector before any kernel ran on a GPU. Registers are per thread, instructions per
+weight:
 
-A turn of the loop takes one instruction more than in the design, because it waits for its reads before it asks for a
-slot of the ring again. Each limit of floats includes it. A step of several chunks is one turn: it saves `TURN`
-instructions for each chunk but one (39 with a norm), and takes a few more registers, because it loads the numbers of
-one chunk while it multiplies those of the previous one.
+                        rows of a tile    registers    instructions
+    bfloat16            8                 54           6.0
+                        16                94           4.3
+                        32                151          3.5
+    float32                               50           3.9
+    with a norm, and in pairs of rows     96           5.0
 
-With n vectors, each takes 1 + c / (R V) instructions per weight that is a float, in addition to the instructions that a
-turn takes once: its multiplication and addition, and its share of the c instructions that load V columns of a vector
-and widen them for a thread's R rows. Each vector adds R V sums, V numbers, R numbers that are added in the end, and
-some addresses to a thread's registers.
+Since then, two instructions instead of three widen the two bfloat16 numbers of a word, which lowers the counts.
+Comments give the reasons for all other differences. Limits for codes are counted below: tensor cores multiply codes,
+while the design multiplied them one by one, with 4.3 instructions per weight, or 3.4 for codes of four bits.
+
+A turn of the loop takes one instruction more than in the design, because it waits for its reads before it requests a
+new copy into a slot of the ring. Each limit for floats includes this instruction. A step of several chunks is one turn.
+It saves `TURN` instructions (39 with a norm) for each chunk except the first, and takes a few more registers, because
+it loads the numbers of one chunk while it multiplies the numbers of the previous chunk.
+
+With n vectors, a float weight takes 1 + c / (R V) instructions per vector, in addition to the instructions that a turn
+takes once: one multiplication and addition, and a share of the c instructions that load V columns of a vector and widen
+them, which serve the thread's R rows. Each vector adds to a thread's registers: R V sums, V numbers, R numbers that are
+added at the end, and some addresses.
 """
 
 from math import ceil
@@ -26,15 +34,14 @@ from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
 from llamaspec.pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
-FENCE = 1  # instructions of a turn that wait for reads
-TURN = 25  # instructions of a turn that a further chunk in the same turn does not repeat
+FENCE = 1  # instructions per turn that wait for reads
+TURN = 25  # instructions that a turn executes once, for any number of chunks
 
-# Limits by dtype and rows of a tile. Apart from its products, a turn takes as many instructions for half the rows: in
-# float32 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because a residual
-# and a bias are read before the loop, two numbers of each, with their addresses. bfloat16 in 8 rows takes two more,
-# because both halves of a word are widened together, and two more in 40 rows, because threads meet only where they
-# must. Two to four blocks share a processor, which leaves each thread 128 registers or more; with 40 rows two blocks
-# could.
+# Limits by dtype and rows of a tile. Apart from its products, a turn takes the same number of instructions for half the
+# rows: in float32, 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because the
+# kernel reads a residual and a bias before the loop, two numbers of each, with their addresses. bfloat16 takes two more
+# in 8 rows, because both halves of a word are widened together, and two more in 40 rows, because there are fewer
+# barriers. Two to four blocks share a processor, which leaves each thread 128 registers or more.
 PLAIN = {
     ("float32", 8): KernelLimits(58, 8.4),
     ("float32", 16): KernelLimits(58, 3.9),
@@ -42,12 +49,13 @@ PLAIN = {
     ("bfloat16", 16): KernelLimits(94, 3.7),
     ("bfloat16", 40): KernelLimits(194, 2.8),
 }
-# The design multiplied by the norm in the loop; now x is staged with its norm, in float32, and is not widened. The
-# design had a block for each tile; a block of several tiles looks up the next one. A pair of rows copies once more
-# each turn, which in float32 covers half as many weights, 16. A ring with a length that is no power of two takes three
-# more instructions to begin again. Four more registers hold a position, cosines and sines, read before the loop. One
-# more in bfloat16 holds a sum of squares, since its threads stage 32 numbers at once. A tile of 32 rows has that
-# register, too, and a block of its own; it takes no more than a tile of 40 rows, which widens its vector.
+# The design multiplied by the norm in the loop. Now x is staged times its norm in float32, so it is not widened. The
+# design had a block for each tile. Now a block may have several tiles, and looks up the next one. A pair of rows copies
+# once more per turn, and in float32 a turn covers half the number of weights, 16. If the length of a ring is not a
+# power of two, returning to its start takes three more instructions. Four more registers hold a position, cosines and
+# sines, which are read before the loop. In bfloat16 one more register holds a sum of squares, because threads stage 32
+# numbers at once. A tile of 32 rows also has this register; it takes no more registers than a tile of 40 rows without a
+# norm.
 NORMED = {"float32": KernelLimits(96, 4.7), "bfloat16": KernelLimits(96, 3.9)}
 NORMED_WIDE = KernelLimits(152, 2.8)
 PAIRED = {"float32": KernelLimits(100, 6.2), "bfloat16": KernelLimits(101, 4.6)}
@@ -75,10 +83,10 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
         limits = PLAIN.get((dtype.name, rows), KernelLimits())
     if limits.instructions is not None:
         shared = TURN * (1 - 1 / product.chunks)
-        limits = limits._replace(instructions=_up(limits.instructions + (FENCE - shared) / (share * widest)))
+        limits = limits._replace(instructions=_round_up(limits.instructions + (FENCE - shared) / (share * widest)))
     if product.chunks > 1:
         limits = limits._replace(registers=min(limits.registers + LOADED, MOST_REGISTERS))
-    if not normed:  # a thread reads these words of a vector before it stores any
+    if not normed:  # a thread reads this many words of a vector before it stores the first one
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         limits = limits._replace(registers=max(limits.registers, read + STAGING))
     if product.e4m3 and limits.instructions is not None:
@@ -88,58 +96,60 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
     if not more or limits.instructions is None:
         return limits
     width = product.vector
-    # 16 bytes take a load and an address; a vector with a norm is float32. Each bfloat16 takes one more, to widen it.
+    # 16 bytes take a load and an address. A vector with a norm is float32. Each bfloat16 takes one instruction to
+    # widen.
     wide = normed or dtype == FLOAT32
     loading = 2 * ceil(width * (4 if wide else 2) / 16) + (0 if wide else width)
     per_vector = 1 + loading / (share * width)
-    # Half as wide loads make a turn cover half the weights in as many instructions, but for multiplying and widening.
+    # With loads of half the width, a turn covers half the weights. Only multiplying and widening take fewer
+    # instructions.
     halved = widest // width
     flat = 1 if dtype == FLOAT32 else 2
     turn = share + 1 if pair else 0  # registers for its position, cosines and sines
     registers = limits.registers + more * (width * (share + 1) + share + turn + 4)
     return KernelLimits(
-        min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector)
+        min(registers, MOST_REGISTERS), _round_up((limits.instructions - flat) * halved + flat + more * per_vector)
     )
 
 
 def _of_codes(product: QuantizedProduct) -> KernelLimits:
-    """Count the instructions of a warp in a step of 256 columns, with four tensor-core products for each 8 rows:
+    """Return limits from the instructions of a warp for a step of 256 columns, in which each 8 rows take four products.
 
-        2 to 16 / 8 rows        to load codes, 16 bytes at a time, or 8 in groups of 32 and 4 in groups of 16, and a
-                                load for four scales
-        3 a word                to cut 8 codes of four bits apart, or 6 to make selectors of levels of them
-        4 a word and 2          to join them with their rest, where codes have 5 or 6 bits, and to load it
-        7 a word and plane      to look 8 levels up, with moves of the table
-        1 a word and plane      for each plane but the first: the compiler of jax 0.12.0.1 adds up to 1.4 a word to
-                                NF4's three planes, for a reason that we have not looked up in its code
-        4 a product             to move codes of eight bits in groups of 32; their sides are not loaded together
-        30                      a turn of the loop
-        20 + 16 a copy          to ask for another step, unless the ring holds all steps
+        2 to 16 per 8 rows      to load codes, 16 bytes at a time (8 in groups of 32, 4 in groups of 16), and to load
+                                four scales
+        3 per word              to separate 8 codes of four bits, or 6 to make selectors from codes of levels
+        4 per word, and 2       for codes of 5 or 6 bits: to load the low bits and to combine them with the words
+        7 per word and plane    to look up 8 levels, with moves of the table
+        1 per word and plane    for each plane after the first: the compiler of jax 0.12.0.1 adds up to 1.4 per word for
+                                NF4's three planes, for an unknown reason
+        4 per product           to move codes of eight bits in groups of 32, because their sides are loaded separately
+        30                      for a turn of the loop
+        20 + 16 per copy        to request another step, unless the ring holds all steps
 
-    for each two vectors, by codes of up to six bits of sixteen rows,
+    For each pair of vectors, with codes of up to six bits and sixteen rows:
 
-        8 + 8                   to load digits, of a side each
-        1 a product             to multiply, for each plane of levels; in groups of 16 there are twice as many
-        6 / 8 rows              for each group: two sums become floats, with a scale each, and are added
-        16                      to clear lane 3's digits, where there are minima
-        2                       to load the units of four groups' digits
+        8 + 8                   to load the digits of each side
+        1 per product           to multiply, for each plane of levels; groups of 16 have twice the number of products
+        6 per 8 rows            for each group: two sums become floats, are multiplied by scales, and are added
+        16                      to clear the digits of lane 3, if there are minima
+        2                       to load the units of the digits of four groups
 
-    and for each single vector
+    For each single vector:
 
         8 + 4 or 8              to load digits
-        1 a product             to multiply
-        3 or 4 / 8 rows         for each group: a sum, of both sides where they are one group's, becomes a float, with a
-                                scale, and is added
-        1                       to load the units of four groups' digits
-        8                       to clear lane 3's digits, where there are minima
+        1 per product           to multiply
+        3 or 4 per 8 rows       for each group: a sum (of both sides, if they are one group) becomes a float, is
+                                multiplied by a scale, and is added
+        1                       to load the units of the digits of four groups
+        8                       to clear the digits of lane 3, if there are minima
 
-    Each plane of levels but the first takes one more instruction for each scale.
+    Each plane of levels after the first takes one more instruction per scale.
 
-    Four blocks can share a processor with 128 registers a thread, and three with 168. Tiles of more than four octets
-    may take 168, because three blocks a processor cover their whole matrix. Levels of several planes may, too, since
-    they wait for instructions and not for memory, and two vectors in groups of 16, with 16 scales a row. More than two
-    vectors may take all registers, with two blocks a processor: their digits take 12 each. Steps that are written
-    out form no loop, so neither limit is theirs.
+    Four blocks can share a processor with 128 registers per thread, and three with 168. Tiles of more than four octets
+    may take 168, because three blocks per processor cover their whole matrix. So may levels of several planes, because
+    instructions limit their speed and not memory, and two vectors in groups of 16, with 16 scales per row. More than
+    two vectors may take all registers, with two blocks per processor, because the digits of each take 12 registers.
+    Unrolled steps form no loop, so neither limit applies to them.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
@@ -168,9 +178,9 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
     total = codes + turn + pairs * two + single * per_octet
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
-    return KernelLimits(registers, _up(total * LANES / (8 * octets * QUARTER)))
+    return KernelLimits(registers, _round_up(total * LANES / (8 * octets * QUARTER)))
 
 
-def _up(instructions: float) -> float:
+def _round_up(instructions: float) -> float:
     """Round up to one decimal, like all limits."""
     return ceil(instructions * 10) / 10

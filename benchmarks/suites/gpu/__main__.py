@@ -1,4 +1,4 @@
-"""Runs one part of the suite in this process, and prints each row as a line of JSON at once."""
+"""Runs one part of the suite in this process, and prints each row immediately, as a line of JSON."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ SCALES = {"full": scales.full, "dry": scales.dry}
 
 
 def measure_memory(scale: Scale, _: Deadline) -> Iterator[Row]:
-    """Measure the machine in one row. The shares in all other rows are relative to this row."""
+    """Measure the machine's rates in one row. The shares in all other rows are relative to these rates."""
     yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
 
 
@@ -50,15 +50,15 @@ def wrong_device(scale: Scale) -> str | None:
     if scale.device == "cpu" or getattr(device, "compute_capability", None) == "9.0":
         return None
     return (
-        "the suites of a GPU run on one of compute capability 9.0 (H100, H200), and JAX has here "
-        f"a {device.device_kind}: --dry-run shows on a CPU that it works"
+        "the suites of a GPU need a GPU of compute capability 9.0 (H100, H200), but JAX has here "
+        f"a {device.device_kind}: use --dry-run to test a suite on a CPU"
     )
 
 
 @click.command()
 @click.argument("part", type=click.Choice(sorted(PARTS)))
 @click.option("--scale", "name", type=click.Choice(sorted(SCALES)), required=True)
-@click.option("--seconds", type=float, required=True, help="After which it leaves out what is left.")
+@click.option("--seconds", type=float, required=True, help="Seconds after which the remaining cases are skipped.")
 @click.option("--options", default="{}", help="As JSON.")
 def main(part: str, name: str, seconds: float, options: str):
     """Run a part of the suite."""

@@ -1,10 +1,10 @@
-"""Measures the time that a part of the suite has left."""
+"""Measures the remaining time of a part of the suite."""
 
 from time import monotonic
 
 
 class Deadline:
-    """A clock that starts when it is made and is over after `seconds`."""
+    """A clock that starts when it is created, and is over after `seconds`."""
 
     def __init__(self, seconds: float):
         self._end = monotonic() + seconds

@@ -22,7 +22,7 @@ def draw(case: Case, seed: int) -> list[Any]:
     return [
         jnp.asarray(case.values[i])
         if i in case.values
-        else jax.tree.map(lambda shape: _drawn(next(seeds), shape), shapes, is_leaf=_is_e4m3)
+        else jax.tree.map(lambda shape: _draw(next(seeds), shape), shapes, is_leaf=_is_e4m3)
         for i, shapes in enumerate(case.arrays)
     ]
 
@@ -31,9 +31,9 @@ def _is_e4m3(leaf: Any) -> bool:
     return isinstance(leaf, ScaledE4M3)
 
 
-def _drawn(seed: int, shape: Any) -> Any:
+def _draw(seed: int, shape: Any) -> Any:
     if _is_e4m3(shape):
-        codes, scales = (_drawn(seed + i, part) for i, part in enumerate((shape.codes, shape.scales)))
+        codes, scales = (_draw(seed + i, part) for i, part in enumerate((shape.codes, shape.scales)))
         return ScaledE4M3(codes & NO_NAN, scales)
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return random_numbers(seed, *shape.shape, dtype=shape.dtype)

@@ -1,4 +1,4 @@
-"""Times each kernel, and XLA's program for the same op. Consecutive calls have different arguments."""
+"""Times each kernel and XLA's program for the same op, with different arguments in consecutive calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,10 @@ FRESH = 512 << 20  # bytes of all sets of arguments, which are used in turn: cac
 
 
 def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
-    """Time each case of the table, or each variant. `backwards` starts with the last cases, which may be skipped."""
+    """Time each case of the table, or each variant.
+
+    `backwards` starts with the last cases, because a run may skip some at the end.
+    """
     cases = scale.timed_variants if variants else scale.timed
     for some in batched(reversed(cases) if backwards else cases, scale.prepared):
         if clock.over:
@@ -38,7 +41,7 @@ def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, vari
 
 
 def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time decode attention that clears hidden rows in the last tile of V.
+    """Time decode attention if it must clear hidden rows in the last tile of V.
 
     All cases read the same number of tiles. The first case of each dtype and shape has no row to clear, and is the
     baseline.
@@ -91,7 +94,10 @@ def _row(case: Case, timing: "CaseTimer", programs: list[Any]) -> Row:
 
 
 class CaseTimer:
-    """A timer of a case. Calls use different sets of arguments, up to 512 MB in total, so no large matrix is cached."""
+    """A timer of a case.
+
+    Its calls use different sets of arguments, up to 512 MB in total, so large matrices are not cached.
+    """
 
     def __init__(self, case: Case, scale: Scale):
         self._case, self._scale = case, scale
@@ -103,16 +109,16 @@ class CaseTimer:
         jax.block_until_ready(sets)
 
     def lowered(self, form: Callable[..., Any]) -> Any:
-        """Lower a program that calls `form` many times without the host, with different arguments in consecutive calls.
+        """Lower a program that calls `form` many times in a loop on the device, with changing arguments.
 
-        A turn of the program's loop takes some 10 us without any call, so a turn makes many calls. Arrays that a case
-        updates in place are its last results, and go into the next call with the same set of arguments.
+        A turn of the program's loop takes about 10 us even without calls, so each turn makes many calls. If a case
+        updates arrays in place, the updated arrays go into the next call with the same set of arguments.
         """
         program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
         return program.lower(1, self._updated, self._fixed)
 
     def of(self, compiled: Any) -> Seconds:
-        """Time one call by a program."""
+        """Run a compiled program, and return the time of one call."""
 
         def call(turns: int):
             self._updated, results = compiled(turns, self._updated, self._fixed)
@@ -134,7 +140,7 @@ def compiled_together(*programs: Any) -> list[Any]:
 def again_and_again(
     case: Case, form: Callable[..., Any], calls: int, turns: Int[Array, ""], updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Run `in_turn` for `turns` turns. Returns the updated arrays and the last results."""
+    """Run `in_turn` `turns` times. Returns the updated arrays and the results of the last turn."""
 
     def body(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         # The barrier ties the arguments to the state. Without it XLA would make the calls once, before the loop.

@@ -1,4 +1,4 @@
-"""Measures the gain from CUDA graphs and from overlapping kernels (PDL): a decode step with one, both or neither."""
+"""Measures a decode step with CUDA graphs, with overlapping kernels (PDL), with both and with neither."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their n
 
 
 def time_launches(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time each setting, with PDL and without. The interpreter has no PDL."""
+    """Time a decode step for each CUDA graph setting, with and without PDL. The interpreter has no PDL."""
     model, context = scale.launched, scale.contexts[0]
     params = params_of(model, scale)
     for name, options in IN_A_GRAPH.items():

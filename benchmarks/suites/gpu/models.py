@@ -25,14 +25,14 @@ from llamaspec.model.running.session import tokens_at_once
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.params import Params
 
-SOME = 16  # tokens of a first call, which shows how many a session would draw at once
+SOME = 16  # tokens of a first call; its time shows how many tokens a session would draw per call
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
 def time_models(scale: Scale, clock: Deadline, *, batch: int = 1) -> Iterator[Row]:
-    """Time each model with each of its tables of ops, at each length.
+    """Time each model with each of its tables of ops (kernels or XLA), at each length.
 
-    Several sequences at once decode after the shortest context, since their caches must fit, and read no prompts.
+    Several sequences decode only after the shortest context, because their caches must fit, and read no prompts.
     """
     if batch > 1:
         scale = replace(scale, contexts=scale.contexts[:1], prompts=())
@@ -107,7 +107,8 @@ def decoding(
 ) -> Row:
     """Time a decoding step after `context` tokens, as a session runs it.
 
-    A call draws as many tokens as a session would, and the next call is queued before the last one is read."""
+    A call draws the number of tokens that a session would, and the next call is queued before the last one is read.
+    """
     ask = model_speed.decoding(programs, params, context=context, options=options)
 
     def step(burst: int, effort: Effort) -> Seconds:

@@ -9,10 +9,10 @@ from llamaspec.benchmarks.common.report import Column, Row, machine_lines, skipp
 from llamaspec.benchmarks.suites.gpu.suite import SectionRow
 from llamaspec.model.insight.machine import Ceilings
 
-NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
+NOTHING_MEANT = "dry run on a CPU: nothing ran on a GPU, so the numbers mean nothing"
 INTERRUPTED = 130  # exit status after Ctrl-C
 
-LARGE = 32 << 20  # bytes: with smaller matrices, the launch of a kernel takes a large part of the time
+LARGE = 32 << 20  # bytes: for smaller matrices, launching a kernel takes a large part of the time
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
 LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
 MORE = Column("least, more than without, us", "more", ",.2f", 1e6)
@@ -71,7 +71,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     "launching": (
-        "A decode step, with CUDA graphs of more and of less, with PDL and without",
+        "A decode step with different CUDA graphs, with PDL and without",
         (
             Column("in a graph", "case"),
             Column("PDL", "pdl"),
@@ -116,7 +116,7 @@ def as_report(rows: Iterable[SectionRow], *, suite: str, dry: bool) -> dict[str,
     except (KeyboardInterrupt, SystemExit) as end:
         if not machine:
             raise
-        left_out.append({"section": suite, **skipped("what was to come", "interrupted")})
+        left_out.append({"section": suite, **skipped("the remaining cases", "interrupted")})
         interrupted = {"interrupted": end.code if isinstance(end, SystemExit) else INTERRUPTED}
     ceilings = Ceilings(**machine["ceilings"])
     return {

@@ -1,8 +1,8 @@
-"""Checks kernels on the device: exact numbers, poisoned memory, repeats, canaries.
+"""Checks kernels on the device, with exact numbers, poisoned memory, repeats and canaries.
 
-Each kernel is run on the inputs that break kernels: memory that it allocates holds NaN, and so do the rows of a cache
-that no query may see. Unowned pages are NaN, and unused entries of a page table point beyond all pages. The results
-must be within a proven bound of the exact numbers, and equal bit by bit in every repeat, since a race shows as a
+Each kernel gets inputs that reveal bugs: memory that it allocates holds NaN, and so do cache rows that no query may
+see. Pages without an owner are NaN, and unused entries of a page table point beyond all pages. The results must be
+within a proved bound of the exact numbers. They must have equal bits in every repeat, because a race shows as a
 difference. Canary arrays elsewhere in memory must not change.
 """
 
@@ -31,10 +31,10 @@ CANARY = 1 << 14  # numbers in each
 
 
 def check(scale: Scale, clock: Deadline, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
-    """Check each case: its largest error relative to its bound, and the number of repeats with other results.
+    """Check each case: its largest error relative to its bound, and the number of repeats with different results.
 
-    The cases come from the table, or with `varied` from options that no model of the table uses. The call checks every
-    `shares`-th of them, from number `share` on.
+    The cases come from the table, or if `varied`, from options that no model of the table uses. One call checks every
+    `shares`-th case, starting with case number `share`.
     """
     cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
     canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
@@ -78,7 +78,7 @@ def checked(case: Case, repeats: int) -> Row:
 
 
 def share_of_bound(result: np.ndarray, exact: Approx) -> float:
-    """Compute the largest error as a share of its bound; infinite if NaN is missing or unexpected.
+    """Compute the largest error as a share of its bound. It is infinite if a NaN is missing or unexpected.
 
     >>> share_of_bound(np.array([1.5, np.nan]), Approx(np.array([1.0, np.nan]), np.array([1.0, 0.0])))
     0.5
@@ -109,13 +109,13 @@ def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
-    """Fill the caches with NaN, and draw different positions."""
+    """Fill the caches with NaN, and draw a different position for each sequence."""
     k[:], v[:] = np.nan, np.nan
-    return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin, *bias]
+    return [w, x, norm, k, v, _choose_numbers(len(positions), k.shape[2] - 1), cos, sin, *bias]
 
 
 def _attention_decode(q, k, v, lengths):
-    lengths = _some(len(lengths), k.shape[2])
+    lengths = _choose_numbers(len(lengths), k.shape[2])
     for b, length in enumerate(lengths):
         k[b, :, length:] = v[b, :, length:] = np.nan
     return [q, k, v, lengths]
@@ -123,7 +123,7 @@ def _attention_decode(q, k, v, lengths):
 
 def _attention_paged(q, k, v, table, lengths):
     page = k.shape[2]
-    lengths = _some(len(lengths), table.shape[1] * page)
+    lengths = _choose_numbers(len(lengths), table.shape[1] * page)
     for b, length in enumerate(lengths):
         first_page, first_row = divmod(int(length), page)
         for i, number in enumerate(table[b, first_page:]):
@@ -161,27 +161,33 @@ def _prefill_before_window(q, k, v, offsets):
 
 
 def _masked(scores):
-    """Mask half of a row, and raise one score far above the others."""
+    """Mask half of a row, and make one score much larger than the others."""
     scores[:, ::2] = -np.inf
     scores[:, 7] = 30
     return [scores]
 
 
-def _some(count: int, largest: int) -> np.ndarray:
-    """Choose numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random ones."""
+def _choose_numbers(count: int, largest: int) -> np.ndarray:
+    """Choose `count` numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random numbers."""
     rng = np.random.default_rng(0)
     numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
     return np.array(numbers[:count], np.int32)
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Replace the arguments of an op by hard ones, if SPOILED has any for the op. All forms of weights share them."""
+    """Replace the arguments of an op by harder arguments, if SPOILED has any.
+
+    They do not depend on the form of weights.
+    """
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 
 
 def unseen(case: Case, arguments: list[Any]) -> list[Any]:
-    """Put NaN in the rows of a cache before every window. Only the kernel gets them: the exact op reads these rows."""
+    """Put NaN in the rows of a cache before every window.
+
+    Use the result only for the kernel, because the exact op reads these rows.
+    """
     op, *how = case.op.split()
     return BEFORE_WINDOW[op](*arguments) if "window" in how else arguments
 

@@ -38,7 +38,7 @@ class RandomModel:
     config: Config
     dtype: str
     quantize: str | None = None
-    by: tuple[str, ...] = ("kernels",)  # tables of ops to time; XLA's takes half a minute to compile a large model
+    by: tuple[str, ...] = ("kernels",)  # tables of ops to time; XLA takes half a minute to compile a large model
 
     @property
     def title(self) -> str:
@@ -81,7 +81,7 @@ class Scale:
     launched: RandomModel  # the model for the parts `launching` and `starting`
 
 
-# Rows are as long as in the largest models, so that rings wrap many times, but few, since NumPy multiplies exactly.
+# Rows are as long as in the largest models, so that rings wrap many times. There are few, because NumPy is slow.
 LONG = Config(
     dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=14_336, vocab=4096, context=4096, eps=1e-5, theta=1e4
 )
@@ -90,7 +90,7 @@ NARROW_HEADS = replace(LONG, dim=1024, heads=32, head_dim=64, ffn=5632, vocab=50
 TINY = Config(
     dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=256, eps=1e-5, theta=1e4, tied=True
 )
-# Rows of codes have at least 1024 columns: here are a few such rows, for products with a residual and with a norm.
+# Rows of codes have at least 1024 columns. This model has a few such rows, for products with a residual or a norm.
 SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
 WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
 TINY_WORK = KernelWork(capacity=128, chunk=64, sequences=2)
@@ -110,7 +110,9 @@ def checked_cases() -> Iterator[Case]:
 def timed_cases() -> Iterator[Case]:
     """List the kernel table in the dtypes that models run in.
 
-    The most important cases come first: decoding one sequence with two of the models, their other ops, other models."""
+    The most important cases come first: decoding one sequence with two models. The other ops of these models follow,
+    and then other models.
+    """
     cases = [case for name, case in kernel_cases().items() if refusal(name) is None and _run(case)]
     yield from sorted(
         cases, key=lambda case: (not TIMED_FIRST & set(case.models), " x" in case.shape, case.op == "rmsnorm")
@@ -118,7 +120,7 @@ def timed_cases() -> Iterator[Case]:
 
 
 def once(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Remove cases with the name of an earlier case, since these are equal."""
+    """Remove each case with the name of an earlier case, because cases with equal names are equal."""
     return tuple({case.name: case for case in cases}.values())
 
 
@@ -129,7 +131,7 @@ def _run(case: Case) -> bool:
 
 
 def tiny_cases() -> Iterator[Case]:
-    """Yield a case or two of each kernel, with few thread blocks: the interpreter takes half a second for a block."""
+    """Yield one or two cases of each kernel, with few thread blocks: the interpreter takes half a second per block."""
     for op in (
         norm_qkv_cases, norm_gate_up_cases, gemv_cases, attention_paged_cases, attention_prefill_cases,
     ):  # fmt: skip

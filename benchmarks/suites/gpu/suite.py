@@ -22,7 +22,7 @@ BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS
 
 CANNOT_RUN = 3  # exit status of a part that cannot run on this machine; its last line gives the reason
 GRACE = 5.0
-BATCH = 15.0  # grace of a part that compiles several cases, for 8 seconds, before it looks at the clock
+BATCH = 15.0  # grace of a part that compiles several cases for 8 seconds between looks at the clock
 PATIENCE = 600.0  # grace of the first part, which must report a missing GPU even on a slow machine
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 DRY_SECONDS = 600.0  # for each part of a dry run, on a slow machine too
@@ -66,8 +66,8 @@ class SectionRow(NamedTuple):
 def plan(suite: str, *, dry: bool, batch: int = 1) -> list[SuitePart]:
     """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
 
-    The most important part comes first, since the last is left out if time runs out. All take 530 seconds at most.
-    `batch` is for `models`.
+    The most important part comes first, since the last parts are skipped if the time runs out. All parts together take
+    at most 530 seconds. `batch` is for `models`.
     """
     if suite == "tuning":
         return [SuitePart("memory", 25, grace=PATIENCE), SuitePart("tuning", 505)]
@@ -103,11 +103,12 @@ def plan(suite: str, *, dry: bool, batch: int = 1) -> list[SuitePart]:
 def run_suite(
     suite: str, *, dry: bool, batch: int = 1, progress: Callable[[str, float], object] = lambda stage, share: None
 ) -> Iterator[SectionRow]:
-    """Run a suite. Yields every row, with the machine's first. Raises ValueError if the suite cannot run here.
+    """Run a suite.
 
-    The suite `models` runs `batch` sequences at once.
+    Yields every row, starting with the row of the machine. `batch` is the batch size of the suite `models`.
 
-    A part that is killed, dies or cannot begin in time yields a row that says so.
+    A part that is killed, dies, or cannot begin in time yields a row that says so. Raises ValueError if the suite
+    cannot run on this machine.
     """
     planned = plan(suite, dry=dry, batch=batch)
     clock, planned_seconds, total = Deadline(0), 0.0, sum(part.seconds for part in planned)
@@ -186,10 +187,10 @@ def run_part(
                 timer.cancel()
                 process.kill()  # no-op if it has ended
         errors.seek(0)
-        last = next((line for line in reversed(errors.read().splitlines()) if line.strip()), "without a word")
+        last = next((line for line in reversed(errors.read().splitlines()) if line.strip()), "no message on stderr")
     if status == CANNOT_RUN:
         raise ValueError(last)
     if late.is_set():
-        yield SectionRow(part.section, skipped(part.name, "it took too long, and was ended"))
+        yield SectionRow(part.section, skipped(part.name, "it took too long and was killed"))
     elif status:
         yield SectionRow(part.section, skipped(part.name, f"it ended with {status}: {last}"))

@@ -1,7 +1,7 @@
 """Finds the fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
 
-`pallas_kernels.parts.tile` has a rule, and a table of shapes for which another tile is faster. This
-module makes the table.
+`pallas_kernels.parts.tile` has a rule for tiles, and a table of shapes for which another tile is faster. This module
+makes the table.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ STAGES = (2, 3, 4, 6)
 
 
 def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Find the fastest tile of each product of one vector, and time the tile in use."""
+    """Find the fastest tile of each product of one vector, and time the tile that is in use now."""
     for case in scale.timed:
         if not (product := product_of(case)):
             continue
@@ -54,7 +54,7 @@ def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
 
 
 def listed(tile: Tile) -> list[int | None]:
-    """Convert a tile to a list for the table: None for numbers that the rule chooses, without Nones at the end.
+    """Convert a tile to a list for the table. None means that the rule chooses; None at the end is left out.
 
     >>> listed(Tile(16)), listed(Tile(16, blocks=264))
     ([16], [16, None, 264])
@@ -64,7 +64,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Return the arguments of `tile_for` for a case. None for a case without its own tile, or with several vectors."""
+    """Return the arguments of `tile_for` for a case, or None if the case has no tile of its own or several vectors."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

@@ -1,7 +1,7 @@
 """Small cases with options that no published Llama uses. The suite `kernels` compares them with exact numbers.
 
-`kernel_cases.variants` has the same features in the shapes of two models, for which NumPy would take an hour. The cases
-here have short rows, or few long ones, but enough for several tiles a block.
+`kernel_cases.variants` has the same features in the shapes of two models, which would take NumPy an hour. The cases
+here have short rows, or a few long rows, but several tiles per thread block.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,7 @@ ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax reads t
 
 
 def varied_cases() -> Iterator[Case]:
-    """Yield cases that no model of the table has, the newest first."""
+    """Yield cases that no model of the table has, starting with the newest kind."""
     yield crowded()
     yield come_and_go()
     yield from in_chunks()
@@ -77,8 +77,9 @@ def at_once() -> Iterator[Case]:
 def crowded() -> Case:
     """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
-    Four blocks on a processor, the maximum, delay the reads. Short rings over a matrix in the L2 cache make the copies
-    early. Without a fence, 3,000 of 3,000 runs were wrong, and with 400 blocks of 16 rows half of the runs.
+    Four blocks on a processor, the maximum, delay the reads. The copies are early, because rings are short and the
+    matrix fits in the L2 cache. Without a fence, 3,000 of 3,000 runs were wrong; with 400 blocks of 16 rows, half of
+    the runs were.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
@@ -86,14 +87,16 @@ def crowded() -> Case:
 def come_and_go() -> Case:
     """Make a product with more blocks than run at once, and with rings that are filled again.
 
-    The heads of 70B and, with a longer ring, 8B have such tiles, but NumPy would take too long for them."""
+    The heads of 70B and, with a longer ring, of 8B have such tiles, but NumPy would take too long for them.
+    """
     return _in_tiles(kernel_cases()["gemv norm 32000x2048 bfloat16"], Tile(32, 6, 1000), "come and go")
 
 
 def in_chunks() -> Iterator[Case]:
-    """Yield every product that the table of tiles has in steps of several chunks of columns.
+    """Yield every product for which the table of tiles has steps of several chunks of columns.
 
-    NumPy would take too long for the head, so a smaller matrix gets the head's tile."""
+    NumPy would take too long for the head, so we give the head's tile to a smaller matrix.
+    """
     cases = kernel_cases()
     for shape in ("2048x2048", "2048x5632", "2048x8192", "4096x4096", "5120x5120"):
         yield cases[f"gemv residual {shape} bfloat16"]
@@ -101,9 +104,10 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """Yield products of codes that the table of tiles has in more rows than the rule, in groups of 64 or of a row.
+    """Yield products of codes for which the table of tiles has more rows than the rule, in groups of 64 or whole rows.
 
-    Down of Llama 2 13B and of 70B, and o of 70B, have fewer rows here, since NumPy would take long."""
+    Down of Llama 2 13B and 70B, and o of 70B, have fewer rows here, because NumPy would take too long.
+    """
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
         for case in _downs(config, quantized_cases(config, BFLOAT16, WORK)):
             yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
@@ -142,7 +146,7 @@ def attentions() -> Iterator[Case]:
 
 
 def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
-    """Yield products of codes with more vectors than a kernel takes at once. Ops get different numbers of vectors."""
+    """Yield products of codes with more vectors than a kernel accepts. Ops get different numbers of vectors."""
     sizes = range(AT_ONCE + 1, MAX_BATCH + 1)
     # Products of float weights take one launch, and are in the table.
     by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
@@ -151,7 +155,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products of more sequences than kernels take, which XLA computes.
+    """Yield float products with more sequences than our kernels accept, which XLA computes.
 
     In bfloat16 we leave out products with a norm: XLA rounds a normalized vector before the product, kernels do not.
     """

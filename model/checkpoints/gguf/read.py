@@ -31,7 +31,7 @@ def open_gguf(file: MappedFile) -> Checkpoint:
     metadata, located = header.metadata, locate(file, header)
     architecture = architecture_of(metadata)
     config = _config(metadata, architecture, located)
-    located = _apart(config, architecture, located)
+    located = _split_fused(config, architecture, located)
     entries = {name: place.entry for name, place in located.items()}
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
@@ -69,7 +69,7 @@ def _factors(place: Located | None, name: str) -> np.ndarray | None:
     return file.array(DTYPES["F32"], entry.shape, entry.offset)
 
 
-def _apart(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
+def _split_fused(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
     """Replace each fused matrix by its parts, which are consecutive rows of it."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):

@@ -99,7 +99,7 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     names = family.names
     for fused, parts, _ in fused_rows(config, family.fused, names):
         joined |= dict.fromkeys(parts, fused)
-    located = _apart(path, config, family, located, ("weight", *(rule.row_parts if rule else ())))
+    located = _split_fused(path, config, family, located, ("weight", *(rule.row_parts if rule else ())))
     expected = {weight.named(names): weight for weight in weights_of(config)}
     every = list(expected.items())
     stacked = take_experts(expected, located, config, family, path) if family.stacked_experts else {}
@@ -135,7 +135,7 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
         return read().astype(np.float32)
 
 
-def _apart(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
+def _split_fused(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
     """Replace each fused matrix by its parts, which are consecutive rows of it.
 
     `kinds` are the endings of the names of tensors that have these rows.

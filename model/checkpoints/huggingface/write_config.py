@@ -30,7 +30,7 @@ def _format(config: Config, family: Family) -> dict[str, Any]:
         "model_type": family.name,
         "hidden_act": "silu",
         **{key: values[0] for key, values in family.understood.items()},
-        **family.written(config),
+        **family.write_fields(config),
         **format_rope(config, family.rope),
         "use_cache": True,
         **_format_windows(config, family),

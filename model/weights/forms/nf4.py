@@ -26,12 +26,12 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
     return places, tops
 
 
-def _chosen(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
+def _select_levels(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
     """Select the level of each code, one bit of the code after the other."""
     if len(levels) == 1:
         return levels[0]
     lower, upper = np.split(levels, 2)
-    return jnp.where((codes & len(lower)) != 0, _chosen(codes, upper), _chosen(codes, lower))
+    return jnp.where((codes & len(lower)) != 0, _select_levels(codes, upper), _select_levels(codes, lower))
 
 
 class _CodebookCodes(QuantizedMatrix):
@@ -60,7 +60,7 @@ class NF4Codes(_CodebookCodes):
     form = "nf4"
     largest = 1.0
     encode = staticmethod(encode)
-    decode = staticmethod(partial(_chosen, levels=NF4.levels))
+    decode = staticmethod(partial(_select_levels, levels=NF4.levels))
 
 
 class FP4Codes(_CodebookCodes):
@@ -68,7 +68,7 @@ class FP4Codes(_CodebookCodes):
 
     __slots__ = ()
     form = "fp4"
-    decode = staticmethod(partial(_chosen, levels=FP4.levels))
+    decode = staticmethod(partial(_select_levels, levels=FP4.levels))
 
 
 class NF4Words(LevelWords):

@@ -94,10 +94,14 @@ def test_without_one_that_of_the_family_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7, not a text"),
-        ("tokenizer_config.json", '{"chat_template": [7, {"name": "rag", "template": "x"}]}', "is the default"),
-        ("tokenizer_config.json", '{"chat_template": [{"name": {}, "template": "x"}]}', "is the default"),
-        ("tokenizer_config.json", '{"chat_template": {"default": 7}}', "chat_template is 7, not a text"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "expected a string as chat_template, got 7"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [7, {"name": "rag", "template": "x"}]}',
+            "none has the name default",
+        ),
+        ("tokenizer_config.json", '{"chat_template": [{"name": {}, "template": "x"}]}', "none has the name default"),
+        ("tokenizer_config.json", '{"chat_template": {"default": 7}}', "expected a string as chat_template, got 7"),
         ("tokenizer_config.json", '{"chat_template": "x", "bos_token": 7}', "bos_token is 7, not a text"),
         ("tokenizer_config.json", "{", "is not JSON"),
         ("tokenizer_config.json", json.dumps({"chat_template": "x" * LARGEST + "x"}), "more than 1048576 bytes"),
@@ -122,7 +126,7 @@ def test_a_model_without_one_says_so(tmp_path):
 
 def test_a_default_template_is_announced(tmp_path):
     note = find_template(LLAMA2, tmp_path).note
-    assert note and note.startswith(f"{tmp_path}: no chat template")
+    assert note and note.startswith(f"{tmp_path}: comes without a chat template")
     assert "llama2" in note and "--template" in note and "llama3, chatml" in note
     (tmp_path / "chat_template.jinja").write_text("its own")
     assert find_template(LLAMA2, tmp_path).note is None
@@ -139,5 +143,8 @@ def test_a_file_can_be_chosen(tmp_path):
     (tmp_path / "other.txt").write_text("{{ bos_token }}{{ messages[0].content }}")
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<x>"}')
     assert find_template(LLAMA2, tmp_path, template=tmp_path / "other.txt").render(HELLO) == "<x>Hello"
-    with pytest.raises(CheckpointError, match="llama3, chatml"):
+    with pytest.raises(
+        CheckpointError,
+        match="llama3, chatml",
+    ):
         find_template(LLAMA2, tmp_path, template="alpaca")

@@ -36,7 +36,7 @@ def test_a_family_is_a_file():
 
 def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
     config = replace(SMALL, logit_cap=5.0, post_norms=True)
-    words = r" do not know post norms, logit cap yet$"
+    words = r" do not support post norms, logit cap yet$"
     with pytest.raises(ValueError, match="^walks" + words):
         never = cast(Any, lambda _: pytest.fail("nothing is computed"))
         next(walk(WalkableModel(None, None, XLA, never, never, never), [], config=config, unit=0.0))

@@ -129,14 +129,14 @@ def test_a_tied_flag_against_the_weights(tmp_path):
     checkup = check_up(contradicted, text=story(tmp_path))
     assert [fault.fault for fault in checkup.faults] == ["head", "head"]
     assert "lm_head.weight differs" in checkup.faults[0].measured
-    assert "does better" in checkup.faults[1].what  # so the flag is right, and the head is wrong
+    assert "predicts better" in checkup.faults[1].what  # so the flag is right, and the head is wrong
 
 
 def test_a_head_that_is_missing_or_there_twice(tmp_path):
     [missing] = of_weights(silent(damaged(tmp_path / "missing", tie_word_embeddings=False)))
     assert ("lacks tensor lm_head" in missing.measured, "true" in missing.mend) == (True, True)
     [fault] = of_weights(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head)))
-    assert "number for number" in fault.measured
+    assert "equals that of the embedding" in fault.measured
 
 
 def changed(name: str, at: tuple[int, ...], value: float, dtype: type, tensors: Tensors) -> Tensors:
@@ -237,7 +237,7 @@ def test_ids_that_are_not_the_tokenizers(tmp_path):
     assert faults_of_text(folder) == []
     (folder / "generation_config.json").write_text('{"bos_token_id": 3, "eos_token_id": 4}')
     begins, stops = faults_of_text(folder)
-    assert (begins.fault, "3 by the model" in begins.measured) == ("tokenizer", True)
+    assert (begins.fault, "3 in the model" in begins.measured) == ("tokenizer", True)
     assert (stops.fault, stops.mend) == ("stops", '"eos_token_id": [2, 4] in generation_config.json')
 
 
@@ -246,7 +246,7 @@ def test_a_template_without_stops(tmp_path):
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(template.replace("{{- eos_token -}}", "{{- '\n' -}}"))
     [fault] = faults_of_text(folder)
-    assert (fault.fault, "ends no answer" in fault.what) == ("stops", True)
+    assert (fault.fault, "writes no token after an answer" in fault.what) == ("stops", True)
     (folder / "chat_template.jinja").write_text("{% nonsense %}")
     [fault] = faults_of_text(folder)
     assert fault.fault == "template"
@@ -318,7 +318,7 @@ def test_norms_of_a_model_without_a_tokenizer(tmp_path):
     families.write_checkpoint(tmp_path, config)
     families.write_safetensors(tmp_path / "model.safetensors", norms_less(1.5, families.random_tensors(config)))
     [fault] = of_weights(tmp_path)
-    assert (fault.fault, "not above 0 in 9 of 9 norms" in fault.measured) == ("norms", True)
+    assert (fault.fault, "0 or less in 9 of 9 norms" in fault.measured) == ("norms", True)
 
 
 @pytest.mark.slow  # 4 s

@@ -293,8 +293,8 @@ def test_what_json_and_text_hold():
 @pytest.mark.parametrize(
     ("raw", "what"),
     [
-        (b"", "holds no text"),
-        (b" \n", "holds no text"),
+        (b"", "contains no text"),
+        (b" \n", "contains no text"),
         (b"abc\xffdef", "is not UTF-8: its byte 3 is 0xff"),
         (b"\xe2\x82", "is not UTF-8: its byte 0"),
     ],
@@ -313,7 +313,7 @@ def test_other_bad_input_is_refused(run, tmp_path):
     assert_refused(run("eval", "--text", str(tmp_path / "none")), "none: No such file")
     assert_refused(run("eval", "--text", str(tmp_path)), "Is a directory")
     assert_refused(run("eval"), "--text", status=2)
-    assert_refused(run("eval", "--text", str(path), "--by-tensor"), "--by-tensor goes with --against", status=2)
+    assert_refused(run("eval", "--text", str(path), "--by-tensor"), "--by-tensor needs --against", status=2)
     assert_refused(run("eval", "--text", str(path), "--context", "1"), "at least 2")
     assert_refused(
         run("eval", "--text", str(path), "--context", "8", "--stride", "8"), "stride must be between 1 and 7"
@@ -345,7 +345,7 @@ def test_a_token_without_a_prediction_is_not_counted(tmp_path):
     text = text_for([checkpoint], path, tokenizer=spelt)
     assert text.bytes == len("\u00e9x".encode()) - len(tokenizer.bytes_of(text.ids[0]))
     path.write_text("x")
-    with pytest.raises(CheckpointError, match="text: is a single token"):
+    with pytest.raises(CheckpointError, match="text: has only one token"):
         text_for([checkpoint], path, tokenizer=spelt)
 
 

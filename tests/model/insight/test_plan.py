@@ -162,12 +162,12 @@ def test_a_plan_for_several_devices_counts_a_share_and_all_reduces(run):
 def test_a_plan_over_the_memory_at_hand_says_so(run):
     code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
     assert code == 0, err
-    assert "MORE THAN THERE IS" in out
+    assert "MORE THAN THE DEVICE HAS" in out
     assert json.loads(run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090", "--json")[1])[
         "memory"
     ]["fits"] is False  # fmt: skip
     code, out, _ = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--quantize", "q4")
-    assert code == 0 and "MORE THAN THERE IS" not in out
+    assert code == 0 and "MORE THAN THE DEVICE HAS" not in out
 
 
 def test_several_sequences_share_the_weights_and_nothing_else():

@@ -56,7 +56,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
     for (way, devices), story in zip(SHARED_BY[1:], shared, strict=True):
         assert (story["drawn"], story["greedy"]) == (single["drawn"], single["greedy"])
         assert np.allclose(story["logits"], single["logits"], rtol=0, atol=1e-4)
-        dealt = ", each with every n-th position" * (way == "context")
+        dealt = ", the cache sharded by positions" * (way == "context")
         assert story["run"] == f"{single['run']}, {devices} devices{dealt}"
     assert len(single["drawn"]) > 40 and single["drawn"] != single["greedy"]
 
@@ -111,7 +111,7 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             "3 heads.* 2 .* one device",
         ),
         ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns.* expert"),
-        ({}, 0, "0 devices are none"),
+        ({}, 0, "expected at least 1 device, got 0"),
     ],
 )
 def test_a_wrong_number_of_devices_is_refused_with_possible_numbers(sizes, devices, words):

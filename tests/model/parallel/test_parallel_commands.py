@@ -21,7 +21,7 @@ def test_the_commands_of_the_page_do_what_it_says(run):
     assert "float32 on CPU, 2 devices" in ran["generate"]["err"]
     assert "within bounds" in ran["verify"]["out"]
     out = ran["bench"]["out"]
-    assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us a message, [\d,.]+ GB/s$", out, re.M)
+    assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us per message, [\d,.]+ GB/s$", out, re.M)
     assert "stories, 2 devices: float32 on CPU, 2 devices\n" in out
     assert re.search(
         r"^  decoding +[\d,.]+ tokens/s after 504, [\d.]+ MB read by each device at [\d,.]+ GB/s$", out, re.M
@@ -49,9 +49,9 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
 
     for name, words in {
         "bench of three": "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices",
-        "bench of many sequences": "--batch is not for several devices",
-        "alone": "--parallel context goes with --devices",
-        "growth": "--devices goes with the suites decode and collectives",
+        "bench of many sequences": "--batch does not work with --devices 2 or more",
+        "alone": "--parallel context needs --devices",
+        "growth": "--devices needs --suite decode or --suite collectives",
     }.items():
         assert ran[name]["code"] in (1, 2) and words in ran[name]["err"], name
         assert ran[name]["err"].count("\n") == 1 and not ran[name]["out"], name

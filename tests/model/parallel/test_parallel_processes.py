@@ -177,7 +177,7 @@ def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     assert processes[0].stdout.read(6) == "Once u"  # the text has begun
     processes[victim].kill()
     lines = errors(processes[1 - victim])  # at once, without waiting for a timeout
-    gone = f"error: process {victim} of 2 is gone"
+    gone = f"error: process {victim} of 2 has ended"
     if victim == 0 and len(lines) > 1:  # a busy machine's JAX may report its lost coordinator before we do
         own_lines = [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)]  # without JAX's log
         assert own_lines == [gone] or any("detected fatal errors" in line for line in lines), lines

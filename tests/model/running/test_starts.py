@@ -42,7 +42,7 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
     clock = StartClock(began=5.0)
     clock.begin("read")  # at 10
     clock.begin("compile")  # at 12
-    with clock.beside("compile"):  # from 13
+    with clock.parallel_work("compile"):  # from 13
         clock.begin("read")  # at 17
     clock.end(at=26.0)
     clock.end(at=34.0)  # no phase is running

@@ -219,8 +219,8 @@ def test_every_code_comes_back(seed, bits):
         (np.zeros((2, 4)), (1, 3), 8, r"blocks of \(1, 3\) do not divide a tensor of shape \(2, 4\)"),
         (np.zeros((2, 4)), (4,), 8, r"blocks of \(4,\) do not divide"),
         (np.zeros((2, 4)), (1, 0), 8, r"blocks of \(1, 0\) do not divide"),
-        (np.zeros((2, 4)), (1, 4), 1, "2 to 8 bits, not 1"),
-        (np.zeros((2, 4)), (1, 4), 9, "2 to 8 bits, not 9"),
+        (np.zeros((2, 4)), (1, 4), 1, "2 to 8 bits, got 1"),
+        (np.zeros((2, 4)), (1, 4), 9, "2 to 8 bits, got 9"),
     ],
 )
 def test_refusals(quantize, w, block, bits, message):

@@ -89,7 +89,7 @@ def test_every_byte_comes_back(bits):
     [
         (np.full((1, 8), np.nan), 4, 8, "must be finite"),
         (np.ones((1, 8)), 4, 3, r"blocks of \(1, 3\) do not divide"),
-        (np.ones((1, 8)), 0, 8, "1 to 8 bits, not 0"),
+        (np.ones((1, 8)), 0, 8, "1 to 8 bits, got 0"),
     ],
 )
 def test_refusals(w, bits, group, message):

@@ -92,7 +92,7 @@ def test_w8a8_gains():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"between 0 and 1, not 1\.5"):
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
         smoothquant.factors(np.ones(2), np.ones((1, 2)), alpha=1.5)
     with pytest.raises(ValueError, match="must be finite"):
         smoothquant.factors(np.array([1.0, np.inf]), np.ones((1, 2)), alpha=0.5)

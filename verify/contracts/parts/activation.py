@@ -16,7 +16,7 @@ def activation_contract(
 ) -> Contract:
     """Make the contract of `definition(x)`, which is 0 at 0.
 
-    `running` computes it with its error. `low` is a negative number for which the function is near 0.
+    `running` computes it with an error bound. `low` is a negative number for which the function is near 0.
     """
 
     def expect(x: np.ndarray) -> Expected:
@@ -31,7 +31,7 @@ def activation_contract(
         expect=expect,
         domain="x [rows ffn], |x| up to 2^17",
         bound=bound,
-        laws=[independent("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
+        laws=[independent("a row", "x"), Law(f"{definition.__name__}(0) equals 0", _zero)],
         large=Large(
             {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
         ),

@@ -21,9 +21,8 @@ def gating_contract(
 ) -> Contract:
     """Make the contract of `definition(gate, up)`, which is 0 if the gate is 0.
 
-    Unless other `laws` are given, its law is that it is odd in `up`.
-
-    `running` computes it with its error. `low` is a gate for which the function is near 0, but not 0.
+    Without `laws`, the contract has the law that the function is odd in `up`. `running` computes the function with an
+    error bound. `low` is a gate for which the function is near 0, but not 0.
     """
 
     def expect(gate: np.ndarray, up: np.ndarray) -> Expected:
@@ -31,7 +30,7 @@ def gating_contract(
         return Expected(y.value, y.error, y.error, np.abs(y.value))
 
     name = definition.__name__
-    odd = Law(f"{name}(gate, -up) is -{name}(gate, up), bit for bit", _sign)
+    odd = Law(f"{name}(gate, -up) equals -{name}(gate, up), bit for bit", _sign)
     return Contract(
         definition=definition,
         shapes={"rows": st.sampled_from([1, 2, 3, 5]), "ffn": sizes(8, 32, 128, 256, most=513)},
@@ -47,7 +46,7 @@ def gating_contract(
         laws=[
             independent("a row", "gate", "up"),
             *([odd] if laws is None else laws),
-            Law("a gate of 0 lets nothing through", _zero),
+            Law("a gate of 0 gives 0", _zero),
         ],
         large=Large(
             {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
