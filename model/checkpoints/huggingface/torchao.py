@@ -150,8 +150,8 @@ def read_torchao(fields: Fields) -> Rule:
     settings = Fields(Fields(config, fields.path).object("_data"), fields.path)
     modules = Fields(settings.object(BY_MODULE[kind]), fields.path)
     rules: list[tuple[list[str], Rule]] = []
-    for name in sorted(modules.values.keys() - {"_default"}, key=lambda name: name.startswith(PREFIX)):
-        if own := modules.object(name):
+    for name in sorted(modules.values, key=lambda name: name.startswith(PREFIX)):  # whole names come first
+        if name != "_default" and (own := modules.object(name)):
             target = name.removesuffix(".weight")
             if name.startswith(PREFIX):  # torchao matches whole names
                 target = f"{PREFIX}(?:{name.removeprefix(PREFIX)})$"

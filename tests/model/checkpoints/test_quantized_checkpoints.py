@@ -446,6 +446,34 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
     assert {tensor.codes.form for tensor in checkpoint.tensors.values() if tensor.codes} == {"fp8", "int8", "int4"}
 
 
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_model_optimizer_names_the_format_of_each_module(file, tmp_path):
+    """nvidia's releases with MIXED_PRECISION have NVFP4 in some modules, and FP8 in others."""
+    kinds = {"down_proj": ("W4A16_NVFP4", 16), "gate_proj": ("NVFP4", 16), "up_proj": ("MXFP8", 32)}
+
+    def store(name: str, w: np.ndarray) -> Layout:
+        if "up_proj" in name:
+            q = mx.quantize(w, to=E4M3)
+            stored = {"weight": q.codes.view(ml_dtypes.float8_e4m3fn), "weight_scale": q.scales}
+            return stored, mx.dequantize(q, to=E4M3)
+        return _nvfp4(w, divided=False) if any(part in name for part in kinds) else _fp8_static(w)
+
+    modules = {}
+    for name in families.random_tensors(CONFIG):
+        if is_matrix(name) and name != "lm_head.weight":
+            kind, group = next((kinds[part] for part in kinds if part in name), ("FP8", None))
+            modules[name.removesuffix(".weight")] = {"quant_algo": kind} | ({"group_size": group} if group else {})
+    inner = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": modules}
+    if file == "config.json":
+        meant = write_stored(tmp_path, {"quant_method": "modelopt", **inner}, store)
+    else:
+        meant = write_stored(tmp_path, {}, store)
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / file).write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inner}))
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
+
+
 @pytest.mark.parametrize(
     ("layout", "file", "keys"),
     [
