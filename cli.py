@@ -38,6 +38,7 @@ VERBS = {
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
     "convert": Entry(MAKE, "convert", "Convert a checkpoint to another format, or quantize it."),
     "train": Entry(MAKE, "train", "Train a model from scratch, on your text or on generated stories."),
+    "tune": Entry(MAKE, "tune", "Fine-tune a model on your examples."),
     "verify": Entry(TRUST, "verify", "Check ops against the reference, each within a proven bound."),
     "bench": Entry(TRUST, "bench", "Measure how close a model comes to the limits of this machine."),
     "profile": Entry(TRUST, "profile", "Show the time that each op takes, in a prompt and in a decode step."),

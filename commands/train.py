@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,11 +9,10 @@ import click
 from llamaspec.commands.loading import prepare_jax
 from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, processes_options
 from llamaspec.commands.output import say
-from llamaspec.commands.progress import progress_bar
+from llamaspec.commands.progress import progress_bar, training_progress
 
 if TYPE_CHECKING:
     from llamaspec.training.data import Source
-    from llamaspec.training.loop import StepReport
 
 
 @click.command(cls=Verb)
@@ -128,7 +124,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     if jax.process_index():  # only the first process reports
         train_model(recipe, source, out, **running)
         return
-    with _training_progress(recipe.steps) as report:
+    with training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
     say(f"wrote a model of {parameters(config):,} parameters to {directory}")
 
@@ -146,32 +142,3 @@ def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
     vocabulary = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
     files = files_beside(tokenizer) if tokenizer else stories.files
     return Text(text, vocabulary, files, context=context)
-
-
-@contextmanager
-def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
-    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise lines. Each evaluation is a line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    terminal = sys.stderr.isatty()
-    last_line = 0.0
-
-    def line(progress: StepReport) -> str:
-        skipped = "  skipped: its gradient is not finite" if progress.skipped else ""
-        return f"step {progress.step}  loss {progress.loss:.4f}  {progress.rate:,.0f} tokens/s{skipped}"
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as bar:
-        task = bar.add_task("compiling", total=steps)
-
-        def report(progress: StepReport):
-            nonlocal last_line
-            bar.update(task, description=line(progress), completed=progress.step)
-            if progress.evaluation:
-                bar.console.print(f"{line(progress)}  {progress.seconds:.0f} s  {progress.evaluation}", highlight=False)
-            elif progress.skipped or (not terminal and progress.seconds > last_line + 30):
-                last_line = progress.seconds
-                bar.console.print(f"{line(progress)}  {progress.seconds:.0f} s", highlight=False)
-
-        yield report

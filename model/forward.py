@@ -27,15 +27,21 @@ def hidden_states(
     cache: Cache,
     *,
     lengths: Int[Array, " batch"] | None = None,
+    positions_within: Int[Array, "batch seq"] | None = None,
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow the tokens in `cache`, through the blocks. The returned cache contains both.
 
-    The cache must have room for `seq` more positions in every row, including padding. If the cache is in pages, padding
-    needs no room, and a row with length -1 in the cache is idle during decoding.
+    `positions_within` are the positions of the tokens within their documents, for rows of several documents (see
+    `training.packing`) and an empty cache; None: consecutive positions after those in the cache.
+
+    The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
+    needs no room, and a row with length -1 in the cache is idle when decoding.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
+    if positions_within is not None:
+        positions = Positions(positions_within, *(table[positions_within] for table in params.rope[:2]))
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
         counts = jnp.arange(tokens.shape[1]) < lengths[:, None]
         positions = positions._replace(at=jnp.where(counts, positions.at, -1))
@@ -78,11 +84,14 @@ def forward(
     cache: Cache,
     *,
     lengths: Int[Array, " batch"] | None = None,
+    positions_within: Int[Array, "batch seq"] | None = None,
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq vocab"], Cache]:
     """Compute float32 logits for the token after each of `tokens`, and the extended cache. See `hidden_states`."""
-    x, cache = hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)
+    x, cache = hidden_states(
+        params, tokens, cache, lengths=lengths, positions_within=positions_within, config=config, ops=ops
+    )
     return ops.norm_logits(x, params, config=config), cache
 
 

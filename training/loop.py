@@ -57,10 +57,10 @@ class Task(NamedTuple):
     transform: optax.GradientTransformation
     step: TrainingFunctions
     sums: tuple[str, ...]  # the names of the sums that the loss reports
-    documents: Callable[[int, Tensors | None], Work]  # of a step, counted from 0
-    identity: Mapping[str, Any]  # all that the weights depend on, in JSON's types; a resumed run must have the same
+    documents: Callable[[int, Tensors | None], Work]  # returns the documents of a step; steps count from 0
+    identity: Mapping[str, Any]  # everything that the weights depend on, as JSON types; a resumed run needs the same
     evaluate: Callable[[Tensors], Any] | None = None  # scores the tensors
-    files: Mapping[str, bytes] = {}  # to write into the folder at the start, by name
+    files: Mapping[str, bytes] = {}  # name: bytes of a file to write into the folder at the start
     over: Spread | None = None  # several devices
     draws: bool = False  # whether the documents depend on the tensors, as samples do
 
@@ -97,10 +97,10 @@ def run(
 ) -> Tensors:
     """Take the steps of a task, and return the trained tensors.
 
-    `resume` continues from the last checkpoint in `out`. With several processes, all read `out` and only the first
-    writes there. We call `report` after each step (on a GPU, once the next one has started) and after each evaluation.
-    Raises CheckpointError for an unusable file, and FloatingPointError if `MOST_SKIPPED` gradients in a row, or the
-    weights to save, are not finite; each has a one-line message.
+    With `resume`, we continue from the last checkpoint in `out`. With several processes, all of them read `out`, and
+    only the first writes there. We call `report` after each step (on a GPU, once the next step has started) and after
+    each evaluation. Raises CheckpointError for an unusable file. Raises FloatingPointError if `MOST_SKIPPED` gradients
+    in a row, or the weights to save, are not finite. Each message is one line.
     """
     out = Path(out)
     check_at_least_one(eval_every=eval_every, save_every=save_every)
@@ -124,7 +124,7 @@ def run(
 
 
 def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, float]:
-    """Return tensors, optimizer state, completed steps and seconds: of a new training, or of the last checkpoint."""
+    """Return tensors, optimizer state, completed steps and seconds of a new training, or of the last checkpoint."""
     tensors = task.tensors
     state = task.transform.init(tensors)
     saved = checkpoints(out)
@@ -150,7 +150,7 @@ def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, f
 
 
 class _Loop:
-    """The state of a running training."""
+    """The state of a training that is running."""
 
     def __init__(self, task: Task, tensors: Tensors, state: Any, seconds: float, report: Callable):
         self.tensors, self.skipped, self.since = tensors, 0, time.perf_counter()
@@ -187,7 +187,7 @@ class _Loop:
         return work
 
     def _add_up(self, batches: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensors, Sums]:
-        """Sum the gradients and the reported sums of batches."""
+        """Add the gradients, and the sums to report, of several batches."""
         task, totals = self._task, self._zeros()
         for batch in batches:
             arrays = map(task.over.documents if task.over else np.asarray, batch)
@@ -218,7 +218,7 @@ class _Loop:
         return step_report
 
     def save(self, out: Path, step: int) -> None:
-        """Write a checkpoint. Raises FloatingPointError, and keeps the checkpoints before, for NaN or infinity."""
+        """Write a checkpoint. For NaN or infinity, raises FloatingPointError and keeps the previous checkpoints."""
         over = self._task.over
         tensors, state = over.gather((self.tensors, self._state)) if over else (self.tensors, self._state)
         if jax.process_index() == 0:

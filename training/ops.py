@@ -25,7 +25,7 @@ def attend_whole(
 ) -> Float[Array, "batch seq width"]:
     """Attend like `ops.attend`, for a cache with exactly these sequences, from their first token.
 
-    On a CPU, this and its gradient are twice as fast.
+    On a CPU, this function and its gradient are twice as fast as `ops.attend`.
     """
     i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(q.shape[1])
     seen = j <= i if window is None else (j <= i) & (j > i - window)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training, and the model at its end."""
+"""Checkpoints of a training, and the model that it writes at its end."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def checkpoints(out: Path) -> list[Path]:
 def save_state(
     out: Path, step: int, seconds: float, identity: Mapping[str, Any], tensors: Tensors, state: optax.OptState
 ) -> None:
-    """Write a checkpoint, then remove all but the last two.
+    """Write a checkpoint, and then remove all checkpoints except the last two.
 
     Raises FloatingPointError, and leaves the folder as it is, if a weight is not finite.
     """
@@ -63,8 +63,8 @@ def load_state(
 ) -> tuple[Tensors, Any, int, float]:
     """Read the weights, optimizer state, completed steps and elapsed seconds that `save_state` wrote.
 
-    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or for one of a
-    training with another `identity`.
+    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or for a
+    checkpoint of a training with a different `identity`.
     """
     try:
         with os_errors(path), safe_open(path, "np") as file:

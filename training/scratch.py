@@ -1,6 +1,6 @@
 """Training from scratch, as `llamaspec train` does it.
 
-DIR/tokenizer.model, chat_template.jinja …   the model's files
+DIR/tokenizer.model, chat_template.jinja …   files that the model needs besides its weights
 DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
 DIR/model/                                 at the end: the model in bfloat16, for `load`
 """
@@ -67,11 +67,11 @@ def train(
     fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
 ) -> Path:
-    """Train, and return the directory of the model.
+    """Train a model, and return its directory.
 
-    `resume` continues from the last checkpoint in `out`. `devices` share the documents of a step. With `fsdp` they also
-    share weights and optimizer state, otherwise each device has a copy. `report` and the errors are those of
-    `loop.run`; ValueError is raised for an invalid recipe.
+    With `resume`, training continues from the last checkpoint in `out`. `devices` share the documents of a step. With
+    `fsdp`, they also share weights and optimizer state; otherwise each device has a copy. `report` is called, and
+    errors are raised, as in `loop.run`. Also raises ValueError for an invalid recipe.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
@@ -120,7 +120,7 @@ def train(
 
 
 def identity(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """Return all that the trained weights depend on: the recipe, and digests of the documents and the tokenizer."""
+    """Return what the trained weights depend on: the recipe, and digests of the documents and the tokenizer."""
     return asdict(recipe) | dict(source.digests)
 
 

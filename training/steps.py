@@ -34,7 +34,7 @@ def compile_step(loss: Callable, transform: optax.GradientTransformation, *, pla
     """
 
     def add_gradient(gradient: Tensors, sums: Sums, trained: Tensors, frozen: Any, *batch: Array):
-        """Add the gradient and the sums of this batch to the totals of the batches before."""
+        """Add the gradient and the sums of this batch to the totals of the previous batches."""
         (_, more), slopes = jax.value_and_grad(loss, has_aux=True)(trained, frozen, *batch)
         return jax.tree.map(jnp.add, gradient, slopes), jax.tree.map(jnp.add, sums, more)
 
@@ -42,7 +42,7 @@ def compile_step(loss: Callable, transform: optax.GradientTransformation, *, pla
         """Take an optimizer step for the mean loss of `count` predictions.
 
         Returns the tensors, the optimizer's state, and whether the gradient is finite. If it is not, the step is
-        skipped: tensors and state stay as they are.
+        skipped, and tensors and state do not change.
         """
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(slope)) for slope in jax.tree.leaves(gradient)]))
 

@@ -4,7 +4,7 @@ Training updates a dictionary of float32 tensors with Hugging Face's names. The 
 from it (`params_of`). So a tied head shares the embedding, and a checkpoint is just the dictionary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +15,12 @@ from jaxtyping import Array, Float, Int
 from llamaspec.model.cache import empty_cache
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.table import Ops
-from llamaspec.model.weights.params import params_of, rope_table
+from llamaspec.model.weights.params import Params, params_of, rope_table
 from llamaspec.reference.config import Config
+from llamaspec.training.data import Example
+from llamaspec.training.loop import Work
+from llamaspec.training.objectives.objective import Objective
+from llamaspec.training.packing import packed
 from llamaspec.training.steps import Sums, Tensors
 
 
@@ -52,3 +56,51 @@ def of_documents(loss: Callable) -> Callable:
         return weighed, {"loss": plain}
 
     return of_batch
+
+
+def packed_logits(
+    params: Params,
+    ids: Int[Array, "batch seq"],
+    at: Int[Array, "batch seq"],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+) -> Float[Array, "batch predicted vocab"]:
+    """Compute the logits that predict ids 1, 2, … of each row; `at` are the positions within the row's documents."""
+    cache = empty_cache(config, batch=ids.shape[0], capacity=ids.shape[1], dtype=dtype)
+    return forward(params, ids, cache, positions_within=at, config=config, ops=ops)[0][:, :-1]
+
+
+def packed_work(examples: Sequence[Example], *, rows: int, length: int) -> Work:
+    """Pack examples into batches of `rows` rows of `length` tokens."""
+    batches = list(packed(examples, rows=rows, length=length))
+    divisor = sum(float(batch.weights.sum()) for batch in batches)
+    return Work(batches, divisor, sum(min(len(example.ids), length) for example in examples))
+
+
+def supervised(
+    params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype, rows: int, length: int
+) -> Objective:
+    """Make the objective of packed documents: the weighted cross entropy. It reports the share of right ids, too.
+
+    `params` makes the tree of weights from the trained tensors and the frozen arrays.
+    """
+
+    def loss(
+        tensors: Tensors,
+        frozen: Any,
+        ids: Int[Array, "batch seq"],
+        at: Int[Array, "batch seq"],
+        weights: Float[Array, "batch seq"],
+    ) -> tuple[Array, Sums]:
+        logits = packed_logits(params(tensors, frozen), ids, at, config=config, ops=ops, dtype=dtype)
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
+        total = jnp.sum(nats * weights[:, 1:])
+        right = (jnp.argmax(logits, axis=-1) == ids[:, 1:]) * weights[:, 1:]
+        return total, {"loss": total, "right": jnp.sum(right)}
+
+    def work(examples: Sequence[Example]) -> Work:
+        return packed_work(examples, rows=rows, length=length)
+
+    return Objective(loss, ("loss", "right"), work)

@@ -1,0 +1,205 @@
+"""`tune`: a model learns from examples."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import COUNT, MODEL, POSITIVE, Verb, template_option, tokenizer_option
+from llamaspec.commands.output import say, write
+from llamaspec.commands.progress import progress_bar, training_progress
+
+if TYPE_CHECKING:
+    from llamaspec.training.loop import StepReport
+
+PARTS = ("q", "k", "v", "o", "gate", "up", "down")
+OPTIONS_OF = {"preference": ("beta",), "distill": ("teacher", "keep_layers", "temperature")}
+RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
+
+
+def matrices(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Read the names of matrices, separated by commas. Raises BadParameter for another name."""
+    names = tuple(name.strip() for name in value.split(","))
+    if wrong := [name for name in names if name not in PARTS]:
+        raise click.BadParameter(f"{wrong[0]!r} is no matrix that LoRA can change, expected some of {', '.join(PARTS)}")
+    return names
+
+
+def layer_numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Read numbers of layers, separated by commas. Raises BadParameter for other text."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise click.BadParameter(f"{value!r} is not a list of layers such as 0,2,4")
+    return tuple(map(int, numbers))
+
+
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL)
+@click.option("--data", metavar="FILE.jsonl", required=True, help="Learn from the examples in FILE, one per line.")
+@click.option("--out", metavar="DIR", help="Write checkpoints and the result to DIR.")
+@click.option(
+    "--method",
+    type=click.Choice(["supervised", "preference", "distill"]),
+    default="supervised",
+    show_default=True,
+    help="Learn the answers, to prefer chosen to rejected answers (DPO), or a teacher's predictions.",
+)
+@click.option("--steps", type=COUNT, default=100, show_default=True, metavar="N", help="Stop after N steps.")
+@click.option("--batch", type=COUNT, default=8, show_default=True, metavar="N", help="Take N examples per step.")
+@click.option("--lora", type=COUNT, metavar="R", help="Train adapters of rank R instead of all weights.")
+@click.option(
+    "--lora-on",
+    default=",".join(PARTS),
+    show_default=True,
+    callback=matrices,
+    metavar="LIST",
+    help="With --lora: put adapters on these matrices.",
+)
+@click.option("--alpha", type=POSITIVE, help="With --lora: scale the adapters by ALPHA / R.  [default: twice R]")
+@click.option(
+    "--beta", type=POSITIVE, help="With --method preference: count the margin of a pair BETA times.  [default: 0.1]"
+)
+@click.option(
+    "--teacher", type=MODEL, help="With --method distill: learn from this model.  [default: MODEL with all layers]"
+)
+@click.option(
+    "--keep-layers",
+    callback=layer_numbers,
+    metavar="LIST",
+    help="With --method distill: the student has only these layers, such as 0,2,4.  [default: all]",
+)
+@click.option("--temperature", type=POSITIVE, help="With --method distill: soften both distributions.  [default: 1]")
+@click.option(
+    "--lr", type=POSITIVE, help=f"Set the highest learning rate.  [default: {ADAPTER_RATE} with --lora, or {RATE}]"
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(["cosine", "linear", "constant", "wsd"]),
+    default="cosine",
+    show_default=True,
+    help="Let the learning rate fall to 0 along a cosine, along a line, not at all, or in the last fifth (wsd).",
+)
+@click.option(
+    "--warm-up", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Raise it over N steps first."
+)
+@click.option("--decay", type=click.FloatRange(0), default=0.0, show_default=True, help="Set AdamW's weight decay.")
+@click.option("--accumulate", type=COUNT, metavar="N", help="Compute each step in N parts: less memory, same gradient.")
+@click.option("--context", type=click.IntRange(2), metavar="N", help="Cut examples after N tokens.  [default: none]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Compute in this dtype. What is trained stays in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
+)
+@click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides the order of the examples.")
+@click.option("--eval-every", type=COUNT, default=100, show_default=True, metavar="N", help="Evaluate every N steps.")
+@click.option(
+    "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."
+)
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
+@click.option("--show", type=COUNT, metavar="N", help="Only print N examples, with « and » around the tokens to learn.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step on stdout.")
+@tokenizer_option
+@template_option
+def tune(model: str, out: str | None, show: int | None, as_json: bool, **options: Any):
+    """Fine-tune a model on your examples.
+
+    A line of FILE is a JSON object: {"messages": [{"role": "user", "content": "..."}, ...]}, of which the
+    assistant's answers are learned, {"prompt": ..., "completion": ...}, or {"text": ...}. Every twentieth
+    example is held out to measure the loss. Run with --show 3 first, to see what will be learned.
+
+    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages.
+    With --lora, DIR gets an adapter in PEFT's format, and otherwise DIR/model a whole model.
+
+    \b
+    llamaspec tune stories --data chat.jsonl --show 3
+    llamaspec tune stories --data chat.jsonl --lora 8 --out tuned
+    """
+    from llamaspec.model.chat.template import find_template, template_of
+    from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+
+    if (out is None) == (show is None):
+        raise click.UsageError("give either --out DIR or --show N")
+    if options["alpha"] and not options["lora"]:
+        raise click.UsageError("--alpha goes with --lora")
+    for method, names in OPTIONS_OF.items():
+        for name in names:
+            if options[name] is not None and options["method"] != method:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {method}")
+    checkpoint = open_checkpoint(model)
+    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]
+    named = options.pop("template")
+    own = template_of(tokenizer, *places)
+    try:
+        template = find_template(tokenizer, *places, template=named)
+    except CheckpointError:
+        if named or own:
+            raise
+        template = None  # Only conversations need a template.
+    if template and template.note:
+        say(template.note)
+    data, eos = options.pop("data"), min(checkpoint.stops, default=None)
+    if show is not None:
+        from llamaspec.training.conversations import Reader, marked_text, read_data
+
+        if options["method"] == "preference":
+            pairs = read_data(data, tokenizer, template, Reader.preference, eos=eos)
+            examples = [example for pair in pairs for example in pair][: 2 * show]  # chosen and rejected in turn
+        else:
+            examples = read_data(data, tokenizer, template, Reader.example, eos=eos)[:show]
+        for number, example in enumerate(examples, 1):
+            counted = sum(weight > 0 for weight in example.weights[1:])
+            write(f"example {number}: {len(example.ids)} tokens, {counted} to learn\n")
+            write(f"{marked_text(tokenizer, example)}\n\n")
+        return
+    assert out is not None
+    prepare_jax()
+    try:
+        with progress_bar() as progress:
+            import jax
+
+            from llamaspec.training.tune import TuneRecipe
+            from llamaspec.training.tune import tune as tune_model
+
+            options["lr"] = options["lr"] or (ADAPTER_RATE if options["lora"] else RATE)
+            options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+            teacher = options.pop("teacher")
+            running: dict[str, Any] = {"teacher": open_checkpoint(teacher) if teacher else None}
+            running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
+    recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
+    with training_progress(recipe.steps) as show_step:
+
+        def report(step: StepReport) -> None:
+            show_step(step)
+            if as_json:
+                write(json.dumps(summary(step, recipe.steps)) + "\n")
+
+        result = tune_model(
+            checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
+        )
+    kind = "an adapter" if recipe.lora else "a model"
+    say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
+
+
+def summary(step: StepReport, steps: int) -> dict[str, Any]:
+    """Make the JSON object of a step."""
+    numbers = {
+        "step": step.step,
+        "loss": step.loss,
+        **step.measures,
+        "tokens_per_second": round(step.rate, 1),
+        "seconds": round(step.seconds, 3),
+        "seconds_left": round(step.seconds / step.step * (steps - step.step), 1),
+        "skipped": step.skipped,
+    }
+    return numbers | ({"held_out": step.evaluation._asdict()} if step.evaluation else {})

@@ -1,0 +1,48 @@
+r"""Packing: several documents in one sequence, which a model computes as if each were alone.
+
+Documents of n_1, n_2, … tokens stand one after the other. Position and mask start anew in each:
+
+    positions     0, 1, …, n_1 - 1,  0, 1, …, n_2 - 1,  …
+    mask_ij       0 if i and j are in the same document and j <= i, otherwise -inf
+
+Every layer but attention treats tokens one by one, so this is all. The last token of a document must not predict the
+first token of the next: that prediction has weight 0. Without the mask, documents would read each other, and training
+would learn from text that no prompt has.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def packed_positions(lengths: Sequence[int]) -> Int[np.ndarray, " seq"]:
+    """The position of each token within its document.
+
+    >>> packed_positions([3, 2])
+    array([0, 1, 2, 0, 1])
+    """
+    return np.concatenate([np.zeros(0, int), *(np.arange(length) for length in lengths)])
+
+
+def packed_mask(lengths: Sequence[int], *, window: int | None = None) -> Float[np.ndarray, "seq seq"]:
+    """The mask to add to attention scores. With `window`, a token sees only the last `window` tokens.
+
+    >>> packed_mask([2, 1])
+    array([[  0., -inf, -inf],
+           [  0.,   0., -inf],
+           [-inf, -inf,   0.]])
+    """
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    i, j = np.arange(len(document))[:, None], np.arange(len(document))
+    seen = (document[:, None] == document) & (j <= i) & (True if window is None else j > i - window)
+    return np.where(seen, 0.0, -np.inf)
+
+
+def packed_weights(weights: Sequence[Sequence[float]]) -> Float[np.ndarray, " seq"]:
+    """The weight of the prediction of each token: each document's own weights, and 0 for its first token.
+
+    >>> packed_weights([[1.0, 1.0, 0.0], [1.0, 2.0]])
+    array([0., 1., 0., 0., 2.])
+    """
+    return np.concatenate([np.zeros(0), *([0.0, *document[1:]] for document in weights if len(document))])

@@ -1,0 +1,284 @@
+"""Data for fine-tuning: JSON lines as TRL documents them, and which tokens of a conversation the loss counts.
+
+    {"text": "..."}                                              every token counts
+    {"prompt": "...", "completion": "..."}                       the completion counts
+    {"messages": [{"role": "user", "content": "..."}, ...]}      the assistant's answers count
+    {"prompt": [message, ...], "completion": [message, ...]}     the assistant's answers in the completion count
+    {"prompt": ..., "chosen": ..., "rejected": ...}              a preference: two completions of one prompt
+
+A chat template says which characters of a conversation are the assistant's: it has `{% generation %}` around them, or
+we render the conversation up to each answer and with it. What the second rendering adds is the answer. This needs
+each rendering to begin with the one before. A template for which this is false (some drop earlier thoughts) is refused;
+no text counts by accident. An answer ends with the token that ends a turn, since the model must learn to stop.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamaspec.model.chat.marked_text import QUOTED, MarkedText, marked, marks_of, plain
+from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, turn_stops
+from llamaspec.model.chat.template_process import Workers
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_texts
+from llamaspec.training.data import Example, end_of_text
+
+ROLES = ("system", "user", "assistant", "tool")
+# Control tokens that begin a message. The prompt for an answer holds them, so no answer may.
+HEADERS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "<|assistant|>", "<|user|>")
+BEGIN, END = "\ue000", "\ue001"  # characters for private use: they mark the tag's content in a rendering
+TAG = re.compile(r"\{%[-+]?\s*(end)?generation\s*([-+]?)%\}(\n?)")
+
+Messages = list[dict[str, Any]]
+
+
+class Preference(NamedTuple):
+    """Two completions of one prompt."""
+
+    chosen: Example
+    rejected: Example
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns lines of data into examples, for one model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none, and conversations are refused
+    end: int | None  # the id that ends a text
+
+    def example(self, line: dict[str, Any]) -> Example:
+        """Make the example of a line. Raises ValueError for a line of another form."""
+        match line:
+            case {"messages": messages}:
+                return self.conversation(_messages(messages))
+            case {"prompt": list() as prompt, "completion": completion}:
+                begin = _messages(prompt)
+                return self.conversation([*begin, *_messages(completion)], first=len(begin))
+            case {"prompt": prompt, "completion": completion}:
+                return self.completion(_text("prompt", prompt), _text("completion", completion))
+            case {"text": text}:
+                return self.completion("", _text("text", text))
+        raise ValueError(f"expected messages, or prompt and completion, or text; got {_keys(line)}")
+
+    def preference(self, line: dict[str, Any]) -> Preference:
+        """Make the two examples of a line with prompt, chosen and rejected. Raises ValueError for another line."""
+        match line:
+            case {"prompt": list(), "chosen": chosen, "rejected": rejected} | {
+                "prompt": str(),
+                "chosen": chosen,
+                "rejected": rejected,
+            }:
+                sides = (self.example({"prompt": line["prompt"], "completion": side}) for side in (chosen, rejected))
+                return Preference(*sides)
+            case {"chosen": list() as chosen, "rejected": list() as rejected}:
+                return Preference(*(self.conversation(_messages(side), last=True) for side in (chosen, rejected)))
+        raise ValueError(f"expected prompt, chosen and rejected; got {_keys(line)}")
+
+    def completion(self, prompt: str, text: str) -> Example:
+        """Make an example of plain text: BOS and the prompt do not count; the text, and the token that ends it, do."""
+        before = [*([] if self.tokenizer.bos is None else [self.tokenizer.bos])]
+        before += self.tokenizer.encode(prompt) if prompt else []
+        ids = self.tokenizer.encode(text, start=not prompt) + ([] if self.end is None else [self.end])
+        return Example([*before, *ids], [0.0] * len(before) + [1.0] * len(ids))
+
+    def conversation(self, messages: Messages, *, first: int = 0, last: bool = False) -> Example:
+        """Make an example of a conversation, in which the answers from message `first` on count.
+
+        With `last`, only the last message counts. Raises ValueError if the template cannot say what counts.
+        """
+        if self.template is None:
+            raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+        first = len(messages) - 1 if last else first
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
+        if not answers:
+            raise ValueError("has no message of the assistant to learn")
+        if not TAG.search(self.template.source):
+            return self._encoded(self._by_prefixes(messages, answers))
+        every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        pieces = self._tagged(messages)
+        if (blocks := sum(counts for _, counts in pieces)) != len(every):
+            what = f"has {blocks} {{% generation %}} blocks with text for {len(every)} answers"
+            raise ValueError(f"{self.template.name}: {what}")
+        chosen = iter([i in answers for i in every])
+        return self._encoded([(text, counts and next(chosen)) for text, counts in pieces])
+
+    def _render(self, messages: Messages, *, prompt: bool = False) -> MarkedText:
+        assert self.template
+        return self.template.render(messages, add_generation_prompt=prompt)
+
+    def _by_prefixes(self, messages: Messages, answers: Sequence[int]) -> list[tuple[MarkedText, bool]]:
+        """Split a rendered conversation into pieces, and tell for each whether it is an answer that counts."""
+        assert self.template
+        pieces: list[tuple[MarkedText, bool]] = []
+        done = marked("")
+        for i in answers:
+            before, after = self._render(messages[:i], prompt=True), self._render(messages[: i + 1])
+            for shorter, longer in ((done, before), (before, after)):
+                if not plain(longer).startswith(plain(shorter)):
+                    what = "writes the messages before it in another way than without it"
+                    raise ValueError(
+                        f"{self.template.name}: {what} (message {i + 1}), so we cannot tell which tokens are the "
+                        "answer's: use a template with {% generation %}, or one answer per line"
+                    )
+            answer = after[len(before) :]
+            begin = plain(answer)[: max(0, marks_of(answer).find(QUOTED))]
+            if header := next((name for name in HEADERS if name in begin), None):
+                what = f"writes {header} before message {i + 1}, but not in the prompt for it"
+                raise ValueError(f"{self.template.name}: {what}, so the model would learn to write it")
+            pieces += [(before[len(done) :], False), (answer, True)]
+            done = after
+        return pieces
+
+    def _tagged(self, messages: Messages) -> list[tuple[MarkedText, bool]]:
+        """Split a rendered conversation into pieces by the template's `{% generation %}` tags."""
+        assert self.template
+        expected = self._render(messages)
+        if BEGIN in plain(expected) or END in plain(expected):
+            raise ValueError(f"holds {BEGIN!r} or {END!r}, which are not allowed in a conversation to learn")
+        template = replace(self.template, source=_with_marks(self.template.source))
+        text, pieces, counts = template.render(messages, add_generation_prompt=False), [], False
+        while True:
+            begin, end = plain(text).find(BEGIN), plain(text).find(END)
+            at = max(begin, end) if min(begin, end) < 0 else min(begin, end)
+            piece = text if at < 0 else text[:at]
+            pieces.append((piece, counts and plain(piece) != ""))
+            if at < 0:
+                break
+            counts, text = plain(text)[at] == BEGIN, text[at + 1 :]
+        if "".join(plain(piece) for piece, _ in pieces) != plain(expected):
+            raise ValueError(f"{self.template.name}: writes another text if its {{% generation %}} blocks are marked")
+        return pieces
+
+    def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
+        """Encode each piece after the pieces before it. An answer counts up to the last token that ends a turn."""
+        special, stops = SpecialTokens(self.tokenizer), turn_stops(self.tokenizer, self.template)
+        ids: list[int] = []
+        weights: list[float] = []
+        done = marked("")
+        for text, counts in pieces:
+            new = special.encode(text, after=done) if done else special.encode(text)
+            ends = [i for i, id in enumerate(new) if id in stops]
+            length = (ends[-1] + 1 if ends else len(new)) if counts else 0
+            ids += new
+            weights += [1.0] * length + [0.0] * (len(new) - length)
+            done = done + text
+        return Example(ids, weights)
+
+
+def _with_marks(source: str) -> str:
+    """Write a mark after each generation tag, so that the white space that the tag strips stays stripped."""
+
+    def with_mark(tag: re.Match[str]) -> str:
+        mark = END if tag[1] else BEGIN
+        printed = f'{{{{ "{mark}" -}}}}' if tag[2] == "-" else f'{{{{ "{mark}" }}}}'
+        return tag[0] + printed
+
+    return TAG.sub(with_mark, source)
+
+
+def _messages(value: Any) -> Messages:
+    """Check a list of messages. A string is a single answer of the assistant."""
+    if isinstance(value, str):
+        value = [{"role": "assistant", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"expected a list of messages, got {short(value)}")
+    for i, message in enumerate(value, 1):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            role = message.get("role") if isinstance(message, dict) else message
+            raise ValueError(f"message {i} has role {short(role)}, expected {', '.join(ROLES)}")
+        content = message.get("content")
+        calls = message["role"] == "assistant" and message.get("tool_calls")
+        if not isinstance(content, str) and not calls:
+            raise ValueError(f"message {i} has content {short(content)}, expected a string")
+        if message["role"] == "assistant" and not calls and not str(content).strip():
+            raise ValueError(f"message {i}, an answer, is empty")
+    return value
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {short(value)}, expected a string")
+    if key != "prompt" and not value.strip():
+        raise ValueError(f"{key} is empty")
+    return value
+
+
+def _keys(line: dict[str, Any]) -> str:
+    return ", ".join(map(str, line))[:100] or "no key"
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the object of each line of a JSON lines file, without empty lines.
+
+    Raises CheckpointError, which names the line, for a line that is not a JSON object.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            check_texts(value)
+        except RecursionError:
+            raise refused(path, f"line {number}: is nested too deeply") from None
+        except ValueError as error:
+            what = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise refused(path, f"line {number}: is not usable JSON: {what}") from None
+        if not isinstance(value, dict):
+            raise refused(path, f"line {number}: expected a JSON object, got {short(value)}")
+        yield number, value
+
+
+def read_data[Read](
+    path: str | Path,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    read: Callable[[Reader, dict[str, Any]], Read],
+    *,
+    eos: int | None = None,
+) -> list[Read]:
+    """Read each line of a JSON lines file, for example by `Reader.example`.
+
+    `eos` is the id that ends a text; None: find it in the tokenizer. Raises CheckpointError with the line's number.
+    """
+    end = end_of_text(tokenizer, {}) if eos is None else eos
+    examples: list[Read] = []
+    with closing(Workers()) as workers:
+        reader = Reader(tokenizer, template and replace(template, workers=workers), end)
+        for number, line in read_lines(path):
+            try:
+                examples.append(read(reader, line))
+            except (CheckpointError, ValueError) as error:
+                raise refused(path, f"line {number}: {error}") from None
+    if not examples:
+        raise refused(path, "holds no example")
+    return examples
+
+
+def marked_text(tokenizer: Tokenizer, example: Example) -> str:
+    """Spell an example as text, with « and » around the tokens that the loss counts. Control tokens have their names.
+
+    The first token is predicted by nothing, so it never counts.
+    """
+    names = {id: name for name, id in tokenizer.special.items()}
+    pieces, run, counted = [], [], False
+    weights = [0.0, *example.weights[1:]]
+
+    def flush() -> None:
+        text = b"".join(part if isinstance(part, bytes) else part.encode() for part in run).decode("utf-8", "replace")
+        pieces.append(f"«{text}»" if counted and run else text)
+        run.clear()
+
+    for id, weight in zip(example.ids, weights, strict=True):
+        if (weight > 0) != counted:
+            flush()
+            counted = weight > 0
+        run.append(names[id] if id in names else tokenizer.bytes_of(id))
+    flush()
+    return "".join(pieces)

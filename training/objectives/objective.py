@@ -1,0 +1,46 @@
+"""The parts of an objective that the fine-tuning of every kind needs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from llamaspec.training.loop import Work
+from llamaspec.training.steps import Tensors
+
+
+class Objective(NamedTuple):
+    """A loss for `steps.compile_step`, and how examples become its batches."""
+
+    loss: Callable
+    sums: tuple[str, ...]  # the names of the sums that the loss reports
+    work: Callable[[Sequence[Any]], Work]  # makes the batches of some examples
+
+
+class HeldOut(NamedTuple):
+    """The loss on held-out examples, and what the objective reports besides."""
+
+    loss: float
+    measures: dict[str, float]
+
+    def __str__(self):
+        """
+        >>> print(HeldOut(0.21, {"right": 0.9}))
+        held-out loss 0.2100, right 0.900
+        """
+        return ", ".join([f"held-out loss {self.loss:.4f}", *(f"{name} {x:.3f}" for name, x in self.measures.items())])
+
+
+def evaluator(objective: Objective, examples: Sequence[Any], frozen: Any) -> Callable[[Tensors], HeldOut]:
+    """Make a function that measures tensors on held-out examples."""
+    compiled = jax.jit(objective.loss)
+
+    def evaluate(tensors: Tensors) -> HeldOut:
+        work, totals = objective.work(examples), dict.fromkeys(objective.sums, 0.0)
+        for batch in work.batches:
+            _, sums = compiled(tensors, frozen, *batch)
+            totals = {name: total + float(sums[name]) for name, total in totals.items()}
+        means = {name: total / work.divisor for name, total in totals.items()}
+        return HeldOut(means.pop("loss"), means)
+
+    return evaluate

@@ -1,0 +1,138 @@
+"""Direct preference optimization (DPO): the chosen answer of a pair becomes likelier than the rejected one.
+
+`reference.losses.dpo` defines the loss. The frozen model of the definition is the model at the start. It is needed only
+for the log probabilities of the pairs, which we compute once, before the first step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.training.conversations import Preference
+from llamaspec.training.data import Example
+from llamaspec.training.loop import Work
+from llamaspec.training.objectives.objective import Objective
+from llamaspec.training.objectives.supervised import packed_logits
+from llamaspec.training.steps import Sums, Tensors
+from llamaspec.training.trainable import Trainable
+
+
+class Scored(NamedTuple):
+    """A pair, and the log probabilities of its answers under the model at the start."""
+
+    pair: Preference
+    frozen: tuple[float, float]  # of the chosen and of the rejected answer
+
+
+def answer_log_probabilities(
+    params: Params,
+    ids: Int[Array, "batch seq"],
+    counted: Float[Array, "batch seq"],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+) -> Float[Array, " batch"]:
+    """Sum log p of the counted ids of each row. Padding does not count, so the length of a row does not matter."""
+    at = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    logits = packed_logits(params, ids, at, config=config, ops=ops, dtype=dtype)
+    chosen = jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
+    return jnp.sum((chosen - jax.nn.logsumexp(logits, axis=-1)) * counted[:, 1:], axis=1)
+
+
+def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tuple[np.ndarray, ...]]:
+    """Make batches of `rows` pairs: ids, counted, frozen [2 rows], real [rows]. Chosen answers are the first rows.
+
+    `real` is 0 for the pairs that fill up the last batch.
+    """
+    batches = []
+    for start in range(0, len(pairs), rows):
+        members = pairs[start : start + rows]
+        ids, counted = np.zeros((2 * rows, length), np.int32), np.zeros((2 * rows, length), np.float32)
+        frozen, real = np.zeros(2 * rows, np.float32), np.zeros(rows, np.float32)
+        for i, (pair, log_probabilities) in enumerate(members):
+            real[i] = 1
+            for row, example, log_probability in zip((i, rows + i), pair, log_probabilities, strict=True):
+                size = min(len(example.ids), length)
+                ids[row, :size], counted[row, :size] = example.ids[:size], example.weights[:size]
+                frozen[row] = log_probability
+        batches.append((ids, counted, frozen, real))
+    return batches
+
+
+def preference(
+    params: Callable[[Tensors, Any], Params],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+    rows: int,
+    length: int,
+    beta: float,
+) -> Objective:
+    """Make the objective of scored pairs.
+
+    It reports the margin of the definition (beta is in it once), the share of pairs with a margin above 0, and the
+    log probabilities of both answers, because the margin may also grow while both fall.
+    """
+
+    def loss(
+        tensors: Tensors,
+        frozen_arrays: Any,
+        ids: Int[Array, "batch seq"],
+        counted: Float[Array, "batch seq"],
+        frozen: Float[Array, " batch"],
+        real: Float[Array, " pairs"],
+    ) -> tuple[Array, Sums]:
+        scores = answer_log_probabilities(
+            params(tensors, frozen_arrays), ids, counted, config=config, ops=ops, dtype=dtype
+        )
+        chosen, rejected = jnp.split(scores, 2)
+        gain, other_gain = jnp.split(scores - frozen, 2)
+        margin = beta * (gain - other_gain)
+        total = jnp.sum(jax.nn.softplus(-margin) * real)
+        sums = {"margin": margin, "accuracy": margin > 0, "chosen": chosen, "rejected": rejected}
+        return total, {"loss": total} | {name: jnp.sum(value * real) for name, value in sums.items()}
+
+    def work(pairs: Sequence[Scored]) -> Work:
+        tokens = sum(min(len(example.ids), length) for scored in pairs for example in scored.pair)
+        return Work(side_by_side(pairs, rows=rows, length=length), len(pairs), tokens)
+
+    return Objective(loss, ("loss", "margin", "accuracy", "chosen", "rejected"), work)
+
+
+def scored(
+    pairs: Sequence[Preference],
+    trainable: Trainable,
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+    rows: int,
+    length: int,
+) -> list[Scored]:
+    """Compute the log probabilities of all pairs under the model at the start."""
+
+    @jax.jit
+    def score(tensors: Tensors, frozen: Any, ids: Array, counted: Array) -> Array:
+        params = trainable.params(tensors, frozen)
+        return answer_log_probabilities(params, ids, counted, config=config, ops=ops, dtype=dtype)
+
+    results: list[Scored] = []
+    for ids, counted, _, real in side_by_side([Scored(pair, (0.0, 0.0)) for pair in pairs], rows=rows, length=length):
+        values = np.asarray(score(trainable.tensors, trainable.frozen, ids, counted))
+        for i in range(int(real.sum())):
+            results.append(Scored(pairs[len(results)], (float(values[i]), float(values[rows + i]))))
+    return results
+
+
+def sides(pairs: Sequence[Preference]) -> list[Example]:
+    """List the answers of all pairs as examples."""
+    return [example for pair in pairs for example in pair]

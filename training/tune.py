@@ -1,0 +1,298 @@
+"""Fine-tuning: a model learns from examples, all of its weights or a low-rank adapter.
+
+DIR/step-00000100.safetensors                            the last two checkpoints: trained tensors and optimizer
+DIR/adapter_config.json, adapter_model.safetensors       at the end, of an adapter, in PEFT's format
+DIR/model/                                               at the end, of all weights, in the dtypes of the base model
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from llamaspec.model.device import default_device
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.weights.loading import Progress, check_weights, load_params, no_progress
+from llamaspec.reference.config import for_sequences
+from llamaspec.training.conversations import Reader, read_data
+from llamaspec.training.data import Example, digest, tokenizer_digest
+from llamaspec.training.loop import StepReport, Task, Work, run
+from llamaspec.training.objectives.distillation import distillation, kept_layers
+from llamaspec.training.objectives.objective import evaluator
+from llamaspec.training.objectives.preference import preference, scored, sides
+from llamaspec.training.objectives.supervised import supervised
+from llamaspec.training.ops import PACKED, remat
+from llamaspec.training.optimizers import SCHEDULES, optimizer
+from llamaspec.training.recipe import check_at_least_one, check_context
+from llamaspec.training.steps import Tensors, compile_step
+from llamaspec.training.trainable import Trainable, adapters, all_weights
+
+METHODS = ("supervised", "preference", "distill")
+HELD_OUT = 20  # one document in so many is held out, if there are as many
+LENGTHS = [32 << n for n in range(8)]  # of rows, unless the recipe says: 32 to 4096 tokens
+SAMPLES = 4096  # numbers of each tensor that stand for all in a digest
+
+
+@dataclass(frozen=True)
+class TuneRecipe:
+    """The hyperparameters of a fine-tuning. With the model and the data, they determine the result."""
+
+    steps: int
+    batch: int  # examples per step
+    lr: float
+    method: str = "supervised"  # one of `METHODS`
+    schedule: str = "cosine"
+    warm_up: int = 0  # steps
+    decay: float = 0.0
+    seed: int = 0
+    context: int | None = None  # tokens per row; None: the smallest of `LENGTHS` that holds the longest example
+    lora: int | None = None  # rank; None: train all weights
+    alpha: float | None = None  # None: twice the rank
+    lora_on: tuple[str, ...] = PARTS
+    dtype: str = "float32"  # of the computation
+    remat: bool = False
+    accumulate: int | None = None  # parts of a step; None: as many as keep the device busy
+    beta: float = 0.1  # of the method preference: how strongly a margin counts
+    temperature: float = 1.0  # of the method distill
+    keep_layers: tuple[int, ...] | None = None  # of the method distill: the layers of the student; None: all
+
+
+class Tuning(NamedTuple):
+    """The result of `tune`."""
+
+    folder: Path
+    trained: int  # numbers that were trained
+
+
+def check_tune_recipe(recipe: TuneRecipe) -> None:
+    """Raise ValueError for a number out of range."""
+    check_at_least_one(steps=recipe.steps, batch=recipe.batch)
+    if recipe.method not in METHODS:
+        raise ValueError(f"method is {recipe.method!r}, expected one of {', '.join(METHODS)}")
+    for name in ("lr", "alpha", "beta", "temperature"):
+        value = getattr(recipe, name)
+        if value is not None and not 0 < value < np.inf:
+            raise ValueError(f"{name} must be positive, got {value}")
+    if recipe.keep_layers is not None and (recipe.method != "distill" or not recipe.keep_layers):
+        raise ValueError("keep_layers names the layers of a student, for the method distill")
+    if recipe.schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {recipe.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+    if recipe.lora is not None:
+        check_at_least_one(lora=recipe.lora)
+        if wrong := [part for part in recipe.lora_on if part not in PARTS]:
+            raise ValueError(f"lora_on names {wrong[0]!r}, expected some of {', '.join(PARTS)}")
+        if not recipe.lora_on:
+            raise ValueError("lora_on names no matrix")
+    if recipe.accumulate is not None:
+        check_at_least_one(accumulate=recipe.accumulate)
+    if recipe.context is not None:
+        check_context(recipe.context)
+
+
+def split(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Split examples into those to train on, and every twentieth, which is held out. Few examples are all trained on.
+
+    >>> [len(part) for part in split(range(40))], [len(part) for part in split(range(19))]
+    ([38, 2], [19, 0])
+    """
+    if len(examples) < HELD_OUT:
+        return list(examples), []
+    return [e for i, e in enumerate(examples) if i % HELD_OUT], list(examples[::HELD_OUT])
+
+
+def chosen(count: int, step: int, *, batch: int, seed: int) -> list[int]:
+    """Choose the examples of a step: each epoch takes all of them once, in its own order.
+
+    >>> sorted(chosen(4, 0, batch=2, seed=0) + chosen(4, 1, batch=2, seed=0))
+    [0, 1, 2, 3]
+    """
+    return [
+        int(np.random.default_rng([seed, n // count]).permutation(count)[n % count])
+        for n in range(step * batch, (step + 1) * batch)
+    ]
+
+
+def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> int:
+    """Return the tokens of a row: the recipe's, or the smallest usual length for the longest example, up to `most`."""
+    if recipe.context is not None:
+        return recipe.context
+    longest = max(len(example.ids) for example in examples)
+    return min(most, next((length for length in LENGTHS if length >= longest), LENGTHS[-1]))
+
+
+def check_examples(path: str | Path, examples: Sequence[Example], context: int) -> None:
+    """Raise CheckpointError if a row of `context` tokens cuts all counted tokens off some example."""
+    for number, example in enumerate(examples, 1):
+        if not any(weight > 0 for weight in example.weights[1:context]):
+            raise refused(
+                path, f"example {number} has no token to learn within {context} tokens: try a larger --context"
+            )
+
+
+def checkpoint_digest(checkpoint: Checkpoint) -> str:
+    """Return a digest of a model: of its configuration, and of some numbers of each tensor."""
+    sums = [json.dumps(asdict(checkpoint.config), default=str, sort_keys=True).encode()]
+    for name, tensor in checkpoint.tensors.items():
+        numbers = tensor.read().reshape(-1)
+        sums += [name.encode(), np.ascontiguousarray(numbers[:: max(1, numbers.size // SAMPLES)]).tobytes()]
+        checkpoint.release()
+    return digest(*sums)
+
+
+def data_digest(path: str | Path) -> str:
+    """Return a digest of a file's bytes."""
+    with os_errors(path):
+        return digest(Path(path).read_bytes())
+
+
+def tune(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    data: str | Path,
+    out: str | Path,
+    recipe: TuneRecipe,
+    *,
+    base: str,
+    teacher: Checkpoint | None = None,
+    resume: bool = False,
+    eval_every: int = 100,
+    save_every: int = 100,
+    report: Callable[[StepReport], object] = lambda step: None,
+    progress: Progress = no_progress,
+) -> Tuning:
+    """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
+
+    `base` is the name of the model, for the adapter's files. `teacher` is for the method distill; None: the model
+    itself. `report` and the errors are those of `loop.run`. Raises ValueError for an invalid recipe, and
+    CheckpointError for a file that cannot be used.
+    """
+    out = Path(out)
+    check_tune_recipe(recipe)
+    for finished in (out / CONFIG, out / "model"):
+        if finished.exists():
+            raise refused(finished, "exists already: this training is done")
+    student = checkpoint if recipe.keep_layers is None else kept_layers(checkpoint, recipe.keep_layers)
+    check_trainable(student, recipe)
+    preferences = recipe.method == "preference"
+    end = min(checkpoint.stops, default=None)
+    read: Callable[[Reader, dict[str, Any]], Any] = Reader.preference if preferences else Reader.example
+    examples: list[Any] = read_data(data, tokenizer, template, read, eos=end)
+    documents = sides(examples) if preferences else examples
+    context = row_length(recipe, documents, checkpoint.config.context)
+    check_examples(data, documents, context)
+    check_weights(student, progress=progress)
+    trainable = make_trainable(student, recipe, context=context, base=base, progress=progress)
+    platform = default_device().platform
+    rows = rows_at_once(recipe, platform)
+    static: dict[str, Any] = {
+        "config": for_sequences(student.config, context),
+        "ops": remat(PACKED) if recipe.remat else PACKED,
+        "dtype": np.dtype(recipe.dtype),
+        "rows": rows,
+        "length": context,
+    }
+    frozen = trainable.frozen
+    if preferences:
+        examples = scored(examples, trainable, **static)
+        objective = preference(trainable.params, beta=recipe.beta, **static)
+    elif recipe.method == "distill":
+        teacher = teacher or checkpoint
+        check_teacher(teacher, student)
+        frozen = frozen, load_params(teacher, dtype=np.dtype(recipe.dtype), positions=context, progress=progress)
+        teacher_config = for_sequences(teacher.config, context)
+        objective = distillation(
+            trainable.params, teacher_config=teacher_config, temperature=recipe.temperature, **static
+        )
+    else:
+        objective = supervised(trainable.params, **static)
+    training, held_out = split(examples)
+
+    def documents_of(step: int, _: Tensors | None) -> Work:
+        return objective.work([training[i] for i in chosen(len(training), step, batch=recipe.batch, seed=recipe.seed)])
+
+    evaluate = evaluator(objective, held_out, frozen) if held_out else None
+    transform = optimizer(
+        lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay, kind=recipe.schedule
+    )
+    task = Task(
+        steps=recipe.steps,
+        tensors=trainable.tensors,
+        frozen=frozen,
+        transform=transform,
+        step=compile_step(objective.loss, transform, platform=platform),
+        sums=objective.sums,
+        documents=documents_of,
+        identity=identity(recipe, checkpoint, teacher, tokenizer, template, data),
+        evaluate=evaluate,
+    )
+    tensors = run(task, out, resume=resume, eval_every=eval_every, save_every=save_every, report=report)
+    trainable.write(out, tensors)
+    return Tuning(out, sum(int(a.size) for a in tensors.values()))
+
+
+def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
+    """Choose the rows of a batch: a step's examples in `accumulate` parts, or 1 on a CPU and 8 elsewhere."""
+    if recipe.accumulate is not None:
+        return -(-recipe.batch // recipe.accumulate)
+    return 1 if platform == "cpu" else min(8, recipe.batch)
+
+
+def make_trainable(
+    checkpoint: Checkpoint, recipe: TuneRecipe, *, context: int, base: str, progress: Progress
+) -> Trainable:
+    """Choose the tensors to train: adapters, or all weights."""
+    dtype = np.dtype(recipe.dtype)
+    if recipe.lora is None:
+        return all_weights(checkpoint, context=context, dtype=dtype)
+    return adapters(
+        checkpoint,
+        rank=recipe.lora,
+        alpha=2.0 * recipe.lora if recipe.alpha is None else recipe.alpha,
+        parts=recipe.lora_on,
+        seed=recipe.seed,
+        context=context,
+        dtype=dtype,
+        base=base,
+        progress=progress,
+    )
+
+
+def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
+    """Raise CheckpointError for a model that training, or the recipe, does not support."""
+    if recipe.lora is not None and not adaptable(checkpoint.config, recipe.lora_on):
+        raise refused(checkpoint.path, f"has no matrix {', '.join(recipe.lora_on)} that LoRA can change")
+    if checkpoint.config.sinks:
+        raise refused(checkpoint.path, "has attention sinks, which training does not support")
+
+
+def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:
+    """Raise CheckpointError for a teacher with another vocabulary than the student's."""
+    if teacher.config.vocab != student.config.vocab:
+        ids = f"a vocabulary of {teacher.config.vocab}, but the student {student.path} has {student.config.vocab}"
+        raise refused(teacher.path, f"has {ids}: a teacher needs the student's tokens")
+
+
+def identity(
+    recipe: TuneRecipe,
+    checkpoint: Checkpoint,
+    teacher: Checkpoint | None,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    data: str | Path,
+) -> Mapping[str, Any]:
+    """Return all that the trained tensors depend on: the recipe, and digests of the model and of the data."""
+    source = template.source if template else ""
+    return asdict(recipe) | {
+        "model": checkpoint_digest(checkpoint),
+        "teacher": checkpoint_digest(teacher) if teacher else "",
+        "tokenizer": tokenizer_digest(tokenizer, {}),
+        "template": digest(source.encode()),
+        "data": data_digest(data),
+    }
