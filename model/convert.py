@@ -1,4 +1,4 @@
-"""Converts a checkpoint to another format, with its tokenizer and chat template if the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template if the format can hold them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.tokenizers.tokenizer_config import stated_tokens
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
-TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
+TensorWritten = Callable[[str, int], None]  # called after a tensor was written, with its name and number of bytes
 
 CALIBRATED = ("awq", "gptq", "smoothquant")
 SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(QUANTIZED_TYPES)}
@@ -27,27 +27,27 @@ SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "ggu
 def check_request(
     to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None, calibration: str | Path | None
 ) -> None:
-    """Raise ValueError for options that the format `to` does not have.
+    """Raise ValueError if the format `to` does not support an option, or if options exclude each other.
 
     >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None, calibration=None)
     Traceback (most recent call last):
-    ValueError: llama2c has no q4, only q8_0
+    ValueError: --quantize q4 is not supported for llama2c (only q8_0)
     """
     if quantize and quantize not in SCHEMES_OF[to]:
-        raise ValueError(f"{to} has no {quantize}, only {', '.join(SCHEMES_OF[to])}")
+        raise ValueError(f"--quantize {quantize} is not supported for {to} (only {', '.join(SCHEMES_OF[to])})")
     if quantize in CALIBRATED and not calibration:
-        raise ValueError(f"{quantize} needs a calibration: a file of text like what the model is for")
+        raise ValueError(f"--quantize {quantize} needs --calibration: a text file like the texts for the model")
     if calibration and quantize not in CALIBRATED:
-        raise ValueError(f"a calibration is for {', '.join(CALIBRATED)} alone")
+        raise ValueError(f"--calibration works only with --quantize {', '.join(CALIBRATED)}")
     if to != "gguf" and dtype:
-        raise ValueError("a dtype can be chosen for gguf alone")
+        raise ValueError("--dtype works only with --to gguf")
     if to != "gguf" and tokenizer and not calibration:
-        beside = "; safetensors takes along what lies beside the model" if to == "safetensors" else ""
-        raise ValueError(f"a tokenizer can be chosen for gguf alone, or with a calibration{beside}")
+        copied = "; for safetensors, the tokenizer next to the model is copied" if to == "safetensors" else ""
+        raise ValueError(f"--tokenizer works only with --to gguf or with --calibration{copied}")
     if dtype and quantize:
-        raise ValueError(f"matrices are either {dtype} or {quantize}")
+        raise ValueError(f"--dtype {dtype} and --quantize {quantize} exclude each other: give only one of them")
     if dtype and dtype not in FLOATS:
-        raise ValueError(f"gguf has no {dtype}, only {', '.join(FLOATS)}")
+        raise ValueError(f"--dtype {dtype} is not supported for gguf (only {', '.join(FLOATS)})")
 
 
 def convert(
@@ -62,18 +62,18 @@ def convert(
     progress: TensorWritten | None = None,
     calibrating: Callable[[str, float], object] = lambda stage, share: None,
 ) -> list[str]:
-    """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
+    """Write `checkpoint` to the new path `destination` in the format `to`, which is a key of `SCHEMES_OF`.
 
-    - `quantize` is a scheme for the matrices, and `dtype` their dtype in a GGUF file. By default every weight stays as
-      it is stored.
-    - `tokenizer` is a path, by default the model's own. A GGUF file holds the tokenizer and its chat template. A
-      directory that is made from a GGUF file gets both as files.
-    - `calibration` is a text file, for the schemes in `CALIBRATED`. Calibration calls `calibrating` with a stage and
-      the share of the stage that is done.
-    - `progress` is called after each tensor.
+    - `quantize` is the quantization scheme for matrices, and `dtype` is their dtype in a GGUF file. By default, every
+      weight keeps its dtype.
+    - `tokenizer` is the path of a tokenizer, by default the model's own. A GGUF file contains the tokenizer and the
+      chat template. If we convert a GGUF file to a directory, we write both as files.
+    - `calibration` is the path of a text file, for the schemes in `CALIBRATED`. During calibration, we call
+      `calibrating` with the name of the current stage and the share of this stage that is done.
+    - After each tensor, we call `progress` with its name and its number of bytes.
 
-    Returns notes for the user, one line each. Raises ValueError for a request that `check_request` refuses,
-    CheckpointError for files that cannot be used, or for a model that the format cannot hold.
+    Returns notes for the user, one line each. Raises ValueError if `check_request` refuses the options. Raises
+    CheckpointError if a file cannot be used, or if the format cannot hold the model.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
@@ -95,11 +95,11 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Say that a model was written without its tokenizer, and where the tokenizer is."""
+    """Return a note for the user: the model was written without its tokenizer, and where the tokenizer is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
     tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
-    return f"the tokenizer is not taken along: run {destination} with --tokenizer {tokenizer_path}"
+    return f"the tokenizer is not copied: to run {destination}, give --tokenizer {tokenizer_path}"
 
 
 def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
@@ -117,18 +117,18 @@ def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the chat templates to write, by name, and notes for the user."""
+    """Find the chat templates of a tokenizer; return their sources by name, and notes for the user."""
     template = template_of(tokenizer, *places)
     if template is None:
         return {}, []
     if outside := leads_out(Path(template.name)):
         what = f"it is a link to {outside}, outside the model's folder"
-        return {}, [f"the chat template in {template.name} is not taken along: {what}"]
+        return {}, [f"the chat template in {template.name} is not copied: {what}"]
     return {**template.named, "default": template.source}, []
 
 
 def _named(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Mapping[str, str | None]:
-    """Return the strings of bos_token and eos_token that the tokenizer's file or folder states."""
+    """Return the strings of bos_token and eos_token, as the tokenizer's file or folder states them."""
     if tokenizer is None and tokenizer_inside(checkpoint):
         from llamaspec.model.tokenizers.gguf import named_tokens
 
@@ -148,7 +148,7 @@ def _calibrated(
     from llamaspec.model.quantize.calibration import (
         calibrated,
         read_windows,
-    )  # imported here, since it imports JAX, which other conversions do not need
+    )  # We import this module here, since it imports JAX, which other conversions do not need.
 
     windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
     return calibrated(checkpoint, windows, method=method, progress=progress)
@@ -165,7 +165,7 @@ def _to_gguf(
     notes = []
     vocabulary_or_none = tokenizer_if_any(checkpoint, tokenizer)
     if vocabulary_or_none is None:
-        notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
+        notes.append(f"no tokenizer was found next to {checkpoint.path}, so the GGUF file does not contain a tokenizer")
     else:
         notes += unkept(vocabulary_or_none)
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
@@ -175,6 +175,6 @@ def _to_gguf(
     complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
     if complete:
         notes.append(
-            f"{len(complete)} matrices stay as they are, since {to} does not divide their rows: {complete[0]} …"
+            f"{len(complete)} matrices keep their dtype, since their rows are not whole blocks of {to}: {complete[0]} …"
         )
     return notes

@@ -16,7 +16,7 @@ from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
-HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # functions of verify.mutant that the kernels call
+HELPERS = ("bf16", "f16", "f32", "spans", "full_spans")  # functions of verify.mutant that the kernels call
 
 
 def exercise(number: int) -> Exercise:

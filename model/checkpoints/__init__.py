@@ -1,6 +1,6 @@
-"""Checkpoints: files and directories of weights, tensor by tensor.
+"""Readers of model checkpoints (files and directories of weights), which give access to one tensor at a time.
 
-Import writers from their own modules: programs that only read then start faster.
+This module does not import the writers, so programs that only read start faster. Import writers from their own modules.
 """
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint as Checkpoint

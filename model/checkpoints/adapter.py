@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) in the files of Hugging Face's PEFT: reading, writing, and merging into a checkpoint.
+"""Reads and writes low-rank adapters (LoRA) in the files of Hugging Face's PEFT, and merges them into a checkpoint.
 
     DIR/adapter_config.json         rank r, alpha, and the modules that have an adapter
     DIR/adapter_model.safetensors   two matrices for each adapted matrix W: A [r, cols] and B [rows, r]
@@ -29,9 +29,9 @@ from llamaspec.model.tensors import Role, Weight, weights
 from llamaspec.reference.config import Config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # of `model.tensors`: the matrices that an adapter can change
+PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # parts of `model.tensors` that an adapter can change
 PREFIX = "base_model.model."
-# Keys of adapter_config.json that change the computation, and the values with which they do not.
+# Keys of adapter_config.json that change the computation, and the values with which they do not change it.
 UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
@@ -49,7 +49,10 @@ UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
 
 
 class LowRank(NamedTuple):
-    """The matrices of an adapter for one weight: B A has the shape of the weight. The arrays are NumPy's or JAX's."""
+    """The matrices A and B of an adapter for one weight; B A has the shape of the weight.
+
+    The arrays are NumPy or JAX arrays.
+    """
 
     a: Any  # [rank, cols]
     b: Any  # [rows, rank]
@@ -66,7 +69,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """The factor s of B A.
+        """The factor s by which LoRA multiplies B A.
 
         >>> Adapter(4, 8.0, {}).scale, Adapter(4, 8.0, {}, rslora=True).scale
         (2.0, 4.0)
@@ -75,7 +78,7 @@ class Adapter:
 
 
 def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
-    """Return the weights that an adapter of these `parts` changes, by name.
+    """Return the weights that an adapter can change, by name, if it changes the matrices in `parts`.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [weight.part for weight in adaptable(config, ["q", "down"]).values()]
@@ -90,18 +93,18 @@ def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]
 
 
 def read_adapter(folder: str | Path, config: Config) -> Adapter:
-    """Read PEFT's files in `folder` for a model with this configuration.
+    """Read an adapter from PEFT's files in `folder`, for a model with the configuration `config`.
 
-    Raises CheckpointError for a file that cannot be used, an adapter of another kind than LoRA, and an adapter that
-    does not fit the model.
+    Raises CheckpointError if a file cannot be used, if the adapter is not a LoRA adapter, or if it does not fit the
+    model.
     """
     path = Path(folder) / CONFIG
     values = read_object(path)
     if (kind := values.get("peft_type")) != "LORA":
-        raise refused(path, f"peft_type is {short(kind)}, expected LORA: only LoRA adapters are read")
+        raise refused(path, f"peft_type is {short(kind)}, expected LORA (only LoRA adapters are supported)")
     for key, plain in UNDERSTOOD.items():
         if key in values and values[key] not in plain:
-            raise refused(path, f"{key} is {short(values[key])}, which is not supported: expected {short(plain[0])}")
+            raise refused(path, f"{key} is {short(values[key])}, which is not supported (only {short(plain[0])})")
     rank, alpha, rslora = values.get("r"), values.get("lora_alpha"), values.get("use_rslora", False)
     if not isinstance(rank, int) or rank < 1:
         raise refused(path, f"r is {short(rank)}, expected a rank of at least 1")
@@ -120,14 +123,14 @@ def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
     for name, entry in entries.items():
         module, _, letter = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
         if letter not in ("A", "B") or name != _stored(module, letter) or module not in modules:
-            raise refused(file.path, f"tensor {quoted(name)} belongs to no matrix of this model that LoRA can change")
+            raise refused(file.path, f"tensor {quoted(name)} does not belong to a matrix that LoRA can change")
         members = modules[module]
         rows = sum(weight.shape[0] for weight in members)
         expected = (rank, members[0].shape[1]) if letter == "A" else (rows, rank)
         if entry.shape != expected:
             raise refused(
                 file.path,
-                f"tensor {quoted(name)} has shape {list(entry.shape)}, expected {list(expected)}: r is {rank}",
+                f"tensor {quoted(name)} has shape {list(entry.shape)}, expected {list(expected)} with r {rank}",
             )
     for module, members in modules.items():
         stored = [_stored(module, letter) in entries for letter in "AB"]
@@ -140,7 +143,7 @@ def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
         for weight, rows in zip(members, np.split(b, ends[:-1]), strict=True):
             pairs[weight.name] = LowRank(a, rows)
     if not pairs:
-        raise refused(file.path, "contains no adapter")
+        raise refused(file.path, "does not contain an adapter")
     return pairs
 
 
@@ -168,10 +171,10 @@ def _modules(config: Config, family: Family | None = None) -> dict[str, list[Wei
 
 
 def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base: str) -> None:
-    """Write PEFT's two files into an existing folder. The configuration comes last: with it, the adapter is complete.
+    """Write an adapter as PEFT's two files into an existing folder; the configuration is written last.
 
-    `base` names the model that the adapter belongs to. Raises CheckpointError for a model whose family stores several
-    adapted matrices as one, since each of them has its own A here.
+    `base` is the name of the model to which the adapter belongs. Raises CheckpointError if transformers fuses several
+    adapted matrices into one, since each of these matrices has its own A here.
     """
     modules = _modules(config)
     tensors, targets = {}, set()
@@ -181,7 +184,7 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
             continue
         if len(members) > 1:
             what = f"transformers stores {' and '.join(weight.part for weight in members)} of this model as one matrix"
-            raise refused(folder, f"{what}, and PEFT's files cannot hold an adapter for each")
+            raise refused(folder, f"{what}, so PEFT's files cannot hold a separate adapter for each")
         targets.add(module.rpartition(".")[2])
         for letter, array in zip("AB", adapter.pairs[changed[0]], strict=True):
             tensors[_stored(module, letter)] = np.ascontiguousarray(array, np.float32)
@@ -207,9 +210,10 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
 
 
 def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Return a checkpoint with W + s B A in place of each adapted W, summed in float32 and rounded to the dtype of W.
+    """Return a checkpoint with W + s B A instead of each adapted matrix W.
 
-    A matrix of codes becomes float32, because rounding the sum to codes again would lose most of a small change.
+    We compute the sum in float32, and round it to the dtype of W. If W has codes, the sum stays float32, because
+    quantizing it again would lose most of a small change.
     """
 
     def sum_of(tensor: Tensor, pair: LowRank) -> Callable[[], np.ndarray]:

@@ -1,7 +1,7 @@
-"""The common form of all checkpoint formats: hyperparameters, and tensors that are read one at a time.
+"""`Checkpoint`, the class that represents an opened checkpoint of any format: hyperparameters and lazily read tensors.
 
-Tensors have the names of `model.tensors` and Hugging Face's layout in every format: `[out, in]` matrices, and q and k
-projections with RoPE's pairs in halves (see `reference.rope`).
+For every file format, tensors have the names of `model.tensors` and Hugging Face's layout: matrices are `[out, in]`,
+and the q and k projections keep the RoPE pairs in halves (see `reference.rope`).
 """
 
 import math
@@ -20,11 +20,11 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class CheckpointError(ValueError):
-    """Raised for a file that cannot be used; the message is one line that names the file and the fault."""
+    """The error for a file that we cannot use. Its message is one line, which names the file and the fault."""
 
 
 def refused(path: str | Path, what: str) -> CheckpointError:
-    r"""Make the error to raise about a file: one line, even if a name holds line breaks.
+    r"""Build a `CheckpointError` about the file `path`; its message is one line, even if a name contains line breaks.
 
     >>> print(refused("odd\nname.bin", "is empty"))
     odd\nname.bin: is empty
@@ -33,7 +33,7 @@ def refused(path: str | Path, what: str) -> CheckpointError:
 
 
 def quoted(name: str) -> str:
-    r"""Quote a name from a file as Python does, cut to fit an error's line.
+    r"""Quote a name as Python's `repr` does, shortened to 120 characters, for use in an error message.
 
     >>> print(quoted("a\tb"), quoted("n" * 1000)[-6:])
     'a\tb' nnn...
@@ -46,9 +46,9 @@ Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
 class CodesWithMinima(NamedTuple):
-    """Codes in groups with a scale and a minimum: weights are code x scale + minimum.
+    """Codes of consecutive rows. Each group of columns has a scale and a minimum: weight = code x scale + minimum.
 
-    float32 holds code x scale exactly, so a weight is rounded only once, in the sum.
+    float32 holds code x scale exactly, so only the addition of the minimum rounds.
     """
 
     codes: Integer[np.ndarray, "rows cols"]
@@ -60,34 +60,34 @@ Part = Quantized | Affine | CodesWithMinima
 
 
 class Codes(NamedTuple):
-    """A quantized matrix, in a file or as it will run: small codes, and a scale for each group of a row.
+    """A quantized matrix: small codes, and a scale for each group of columns in a row.
 
-    `form` says which numbers the codes stand for (see `reference.quantizers.schemes`): integers of 8, 6, 5 or 4 bits
+    `form` says which numbers the codes represent (see `reference.quantizers.schemes`): integers of 8, 6, 5 or 4 bits
     (-128 to 127, -32 to 31, -16 to 15, -8 to 7), levels of NF4, FP4 or IQ4_NL, or floats e4m3 or e2m1. With zero points
-    (see `reference.quantizers.affine`), integers of 8 or 4 bits are 0 to 255 or 0 to 15. In forms with minima (`_min`),
-    integers of 8, 5 or 4 bits are -128 to 127, 0 to 31 or 0 to 15.
+    (see `reference.quantizers.affine`), 8-bit integers are 0 to 255 and 4-bit integers 0 to 15. In forms with minima
+    (`_min`), 8-bit integers are -128 to 127, 5-bit integers 0 to 31 and 4-bit integers 0 to 15.
     """
 
     form: Form
     group: int  # columns that share a scale; the last group of a row may be shorter
     zeros: bool  # whether integers have zero points
-    bytes: int  # in the file, scales included
-    # Consecutive rows, a few megabytes at a time: codes [rows, cols], one per weight; scales [rows, groups], float32,
-    # or uint8 exponents for mxfp4; zero points [rows, groups], uint8.
+    bytes: int  # size of the matrix in the file, with its scales
+    # Yields parts of the matrix, each with consecutive rows of a few megabytes: codes [rows, cols], one per weight;
+    # scales [rows, groups], float32 (for mxfp4, uint8 exponents); zero points [rows, groups], uint8.
     parts: Callable[[], Iterator[Part]]
-    # For codes that are computed as they are read: the name of the scheme, and the tensor of floats that we quantize.
+    # If `parts` quantizes a tensor of floats when called: the name of the quantization scheme, and this tensor.
     scheme: str = ""
     source: "Tensor | None" = None
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file: its header entry, and how to read it."""
+    """A tensor in a file: its header entry, and the function that reads it."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype  # as `read` returns it
-    read: Callable[[], np.ndarray]  # may be a read-only view of the file; quantized weights are rounded to float32
-    codes: Codes | None = None  # of a quantized matrix
-    type: str | None = None  # ggml's name of the type in a GGUF file
+    dtype: np.dtype  # dtype of the array that `read` returns
+    read: Callable[[], np.ndarray]  # may return a read-only view of the file; rounds quantized weights to float32
+    codes: Codes | None = None  # None unless the tensor is a quantized matrix
+    type: str | None = None  # for a GGUF file: ggml's name for the tensor's type
 
     @property
     def bytes(self) -> int:
@@ -96,17 +96,18 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model in a file or directory. It was opened and checked, but its weights were not read."""
+    """A model in a file or directory that we have opened and checked, without reading the weights."""
 
     path: str
     format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors", "mistral"
     config: Config
     tensors: Mapping[str, Tensor] = field(repr=False)
-    bos: int | None  # the id that begins a text, if the checkpoint has one
-    stops: frozenset[int]  # ids that end a generated text
-    notes: tuple[str, ...] = ()  # lines for the user, such as a list of tensors that were left out
+    bos: int | None  # the id of the token that begins a text; None if the checkpoint names no such token
+    stops: frozenset[int]  # ids of the tokens that end generation
+    notes: tuple[str, ...] = ()  # lines for the user, such as a list of the tensors that we ignore
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
-    # In this context, the system reads nothing ahead. Its value is a function that reads a view of the file at once.
+    # Makes a context in which the operating system reads no pages ahead. The context's value is a function that takes a
+    # view of the file, and asks the system to load all pages of the view.
     scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(
         default=lambda: nullcontext(lambda view: None), repr=False
     )
@@ -114,7 +115,7 @@ class Checkpoint:
 
 @contextmanager
 def os_errors(path: str | Path) -> Iterator[None]:
-    """Turn errors of the operating system (missing, permission, full disk) into a `CheckpointError` about `path`."""
+    """Convert any OSError in the block (missing file, no permission, full disk) to a `CheckpointError` about `path`."""
     try:
         yield
     except OSError as error:

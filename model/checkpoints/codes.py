@@ -1,4 +1,4 @@
-"""Quantized matrices of a checkpoint: from codes to weights, and from weights to codes."""
+"""Conversions of a checkpoint's quantized matrices: codes to weights, weights to codes, and one form to another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,10 +19,10 @@ from llamaspec.reference.quantizers.schemes import SCHEMES, Scheme, scheme
 PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
 
 WITH_MINIMA = ("int8_min", "int5_min", "int4_min")
-BYTES = ("int8", "int6", "int5")  # forms of integers without minima that do not fit half a byte
+BYTES = ("int8", "int6", "int5")  # forms of integers without minima that need more than 4 bits
 INTEGERS = (*BYTES, "int4", "iq4_nl", *WITH_MINIMA)  # forms with levels that fit int8
 
-LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
+LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # the number for each code, in forms that are not integers
     "fp4": FP4.levels.astype(np.float64),
     "iq4_nl": IQ4_NL_LEVELS.astype(np.float64),
     **{name: scheme.levels for name, scheme in SCHEMES.items() if scheme.levels is not None},
@@ -30,7 +30,7 @@ LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not i
 
 
 def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
-    """Decode a part of `codes` exactly.
+    """Decode `part`, some rows of the matrix `codes`, to float64 without rounding.
 
     >>> part = Quantized(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]], np.float32))
     >>> exact_weights(Codes("int8", group=2, zeros=False, bytes=11, parts=lambda: iter([part])), part)
@@ -52,7 +52,7 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
 
 
 def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
-    """Decode all of `codes` to float32, each weight rounded once: the `read` of a quantized `Tensor`."""
+    """Decode the matrix `codes` to float32, rounding each weight once, for `Tensor.read` of a quantized matrix."""
     weights = np.empty(shape, np.float32)
     start = 0
     for part in codes.parts():
@@ -62,7 +62,7 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 
 
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yield consecutive rows of a matrix: decoded to float64 if it is quantized, else in the stored dtype."""
+    """Yield the rows of a matrix in order, some at a time: float64 if it is quantized, else in the stored dtype."""
     if tensor.codes:
         for part in tensor.codes.parts():
             yield exact_weights(tensor.codes, part)
@@ -74,10 +74,11 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
-    """Convert the codes of several matrices to one form, to stack them: unchanged if their forms agree, else int8.
+    """Convert the codes of several matrices to one form, so that callers can stack the matrices.
 
-    For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or if the
-    forms differ and one has zero points or levels that do not fit int8.
+    Codes that already have one form and group stay as they are; others become int8. For example, a GGUF file may hold q
+    and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also returns None if the forms differ and a
+    matrix has zero points or levels that do not fit int8.
     """
     codes = [item for item in all_codes if item]
     if len(codes) < len(all_codes):
@@ -92,12 +93,12 @@ def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
 
 
 def in_whole_bytes(codes: Codes) -> Codes:
-    """Rename the forms int6 and int5 to int8, for callers that store a code in a byte."""
+    """Rename the forms int6 and int5 to int8, for callers that store each code in one byte."""
     return codes._replace(form="int8") if codes.form in BYTES else codes
 
 
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
-    """Convert codes to int8 in groups of `group`; with `minima`, codes without minima get minima of 0."""
+    """Convert codes to int8 in groups of `group` columns; with `minima`, codes without minima get minima of 0."""
 
     def widened(part: Part) -> Part:
         copies = codes.group // group
@@ -113,12 +114,12 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """Quantize the matrices of `checkpoint` by the scheme `name`, lazily: a part at a time, when they are read.
+    """Return a copy of `checkpoint` that quantizes matrices by the scheme `name` when a caller reads them.
 
-    The matrices come from `model.tensors.quantizable`: the projections of attention, the feed-forward layers and
-    experts, and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision: they are
-    small or looked up, and errors in them cost most. Quantized matrices are quantized again. Raises ValueError for an
-    unknown scheme.
+    `model.tensors.quantizable` lists these matrices: the projections of attention, the feed-forward layers and experts,
+    and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision, because their
+    rounding errors do the most damage and quantizing them saves little. A matrix that is already quantized is decoded
+    and quantized again. Raises ValueError for an unknown scheme.
     """
     rule, form = scheme(name), form_of(name)
     matrices = quantizable(checkpoint.config)
@@ -130,7 +131,7 @@ def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
 
 
 def form_of(name: str) -> Form:
-    """Return the form of a scheme's codes.
+    """Return the form (see `Codes`) of the codes that the quantization scheme `name` makes.
 
     >>> form_of("q8_row"), form_of("mxfp4")
     ('int8', 'mxfp4')

@@ -1,4 +1,4 @@
-"""Matrices that a file stores as one, one below the other."""
+"""Fused matrices: several matrices that a file stores as one, by joining their rows."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -19,14 +19,14 @@ class Location(Protocol):
     def _replace(self, **fields: Any) -> Any: ...
 
 
-def taken_apart[E: Location](path: str, name: str, entry: E, rows: Sequence[int], *, by: str) -> list[E]:
-    """Locate the parts of a fused matrix; `rows` has the number of rows of each part.
+def taken_apart[E: Location](path: str, name: str, entry: E, rows: Sequence[int], *, source: str) -> list[E]:
+    """Locate the parts of the fused matrix `name` in its file; `rows` has the number of rows of each part.
 
-    Raises `CheckpointError` if the matrix does not have the sum of these rows. In the message, `by` says what asks for
-    them, such as "config.json makes".
+    Raises `CheckpointError` if the matrix does not have the sum of these rows. The message names `source`, which
+    determines the number of rows, such as "config.json".
     """
     if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
-        raise refused(path, f"{name} has shape {list(entry.shape)}, but {by} it {sum(rows)} rows")
+        raise refused(path, f"{name} has shape {list(entry.shape)}, expected {sum(rows)} rows according to {source}")
     parts, start = [], entry.offset
     for count in rows:
         parts.append(entry._replace(shape=(count, entry.shape[1]), offset=start))

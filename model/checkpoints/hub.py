@@ -1,4 +1,4 @@
-"""Models named as on the Hugging Face Hub: finds them in the Hub's cache, and says how to download them."""
+"""Looks up models by their Hugging Face Hub name (owner/name) in the Hub's cache, and says how to download them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NAME = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*)(@(?P<revision>[\w./
 
 
 def find_in_cache(model: str) -> Path | None:
-    """Find the snapshot of `owner/name` or `owner/name@revision` in the Hub's cache; None if it is not there.
+    """Find the snapshot of `owner/name` or `owner/name@revision` in the Hub's cache; None if the cache lacks it.
 
-    Without a revision, we take the snapshot of `main`, or else the newest. If the snapshot has one GGUF file and no
-    config.json, we return the file instead.
+    Without a revision, we return the snapshot of the branch `main`, or the newest snapshot if the cache lacks `main`.
+    If the snapshot has exactly one GGUF file and no config.json, we return the path of this file instead.
     """
     matched = NAME.fullmatch(model)
     if not matched:
@@ -35,7 +35,7 @@ def find_in_cache(model: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder that the Hub's own programs use for downloads."""
+    """Return the folder in which Hugging Face's own programs store downloads."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def how_to_download(model: str) -> str | None:
-    """Return the command that downloads a model named as on the Hub; None for any other name."""
+    """Return the command that downloads `model`; None if `model` does not have the form of a Hub name (owner/name)."""
     matched = NAME.fullmatch(model)
     if not matched:
         return None

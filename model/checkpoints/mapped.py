@@ -1,4 +1,4 @@
-"""A memory-mapped file: pages are read when they are touched, and dropped on request."""
+"""Memory-mapped files: the system loads a page when a program touches it, and we can drop loaded pages."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ _files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of 
 
 
 def maps_cut_short() -> dict[mmap.mmap, str]:
-    """Find the maps in use that are longer than their files are now, and the names of these files."""
+    """Find the maps in use that are now longer than their files, and the names of these files."""
     return {map: path for map, path in _files.items() if map.size() < len(map)}
 
 
@@ -25,8 +25,8 @@ def maps_cut_short() -> dict[mmap.mmap, str]:
 def refused_if_cut_short() -> Iterator[None]:
     """Raise `CheckpointError` at the end of the block if a mapped file became shorter during the block.
 
-    Normally, touching a page that the file has lost ends the process with SIGBUS. In the block, such pages become
-    zeros.
+    Normally, SIGBUS kills a process that touches a page beyond the end of a shortened file. In the block, such pages
+    read as zeros instead.
     """
     lost: dict[mmap.mmap, str] = {}
 
@@ -38,13 +38,13 @@ def refused_if_cut_short() -> Iterator[None]:
     with at_bus_error(put_zeros):
         try:
             yield
-        finally:  # also if an error came from the zeros
+        finally:  # We also raise our error if the zeros led to another error.
             for map, path in lost.items():
                 raise refused(path, _cut_short(map.size(), len(map)))
 
 
 class MappedFile:
-    """A regular, non-empty file, mapped read-only. Raises `CheckpointError` if it cannot be mapped."""
+    """A read-only memory map of a regular, non-empty file. Raises `CheckpointError` if the file cannot be mapped."""
 
     def __init__(self, path: str | Path):
         self.path = str(path)
@@ -62,14 +62,17 @@ class MappedFile:
         self.size = len(self._map)
 
     def bytes(self, begin: int, end: int) -> bytes:
-        """Copy the bytes from `begin` to `end`, fewer where the file ends. Raises `CheckpointError` as `array` does."""
+        """Copy the bytes from `begin` to `end`, or to the end of the file if it comes first.
+
+        Raises `CheckpointError` if the file has become shorter since we opened it.
+        """
         self._check_size()
         return self._map[begin:end]
 
     def array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
-        """Return the array at `offset`: a read-only view, or a copy if `offset` is no multiple of the element's size.
+        """Return the array at byte `offset`: a read-only view of the file, or a copy if the view would be misaligned.
 
-        Raises `CheckpointError` if the file has become shorter since it was opened.
+        Raises `CheckpointError` if the file has become shorter since we opened it.
         """
         self._check_size()
         count = int(np.prod(shape, dtype=np.int64))
@@ -77,19 +80,20 @@ class MappedFile:
         return view if view.flags.aligned else view.copy()
 
     def release(self) -> None:
-        """Drop the pages read so far from this process; views stay valid and read the file again.
+        """Drop the file's loaded pages from this process; views stay valid, and load the pages again when used.
 
-        Raises `CheckpointError` as `array` does, since bytes beyond the end of a shortened file may read as zeros.
+        Raises `CheckpointError` if the file has become shorter since we opened it: bytes beyond its end may have been
+        read as zeros.
         """
         self._check_size()
         self._map.madvise(mmap.MADV_DONTNEED)
 
     @contextmanager
     def scattered(self) -> Iterator[Callable[[np.ndarray], None]]:
-        """Have the system read only the pages that are touched, and nothing ahead, in this context.
+        """Make a context in which the system loads only the pages that the program touches, and none ahead.
 
-        This is for reading a few bytes of each row, where reading ahead would read the whole file. The context's value
-        is a function that takes a contiguous view of this file, and has the system read the pages of the view at once.
+        Use this to read a few bytes of each row: with read-ahead, the system would load the whole file. The context's
+        value is a function that takes a contiguous view of this file, and asks the system to load the view's pages.
         """
         begin = _address(self._map)
 
@@ -106,9 +110,9 @@ class MappedFile:
             self._map.madvise(mmap.MADV_NORMAL)
 
     def _check_size(self) -> None:
-        """Raise `CheckpointError` if the file became shorter.
+        """Raise `CheckpointError` if the file has become shorter since we opened it.
 
-        Touching a page beyond the end of the file would end the process with SIGBUS.
+        Without this check, SIGBUS would kill the process when it touches a page beyond the end of the file.
         """
         if (now := self._map.size()) < self.size:
             raise refused(self.path, _cut_short(now, self.size))
@@ -128,14 +132,14 @@ def _cut_short(now: int, before: int) -> str:
 
 
 def release_all(files: Iterable[MappedFile]) -> None:
-    """Drop the pages read so far, for several files."""
+    """Call `MappedFile.release` for several files."""
     for file in files:
         file.release()
 
 
 @contextmanager
 def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
-    """Enter `MappedFile.scattered` for several files; the value reads a view of any of these files at once."""
+    """Enter `MappedFile.scattered` for several files; the context's value loads a view of any of these files."""
     with ExitStack() as stack:
         readers = [stack.enter_context(file.scattered()) for file in files]
 

@@ -1,8 +1,9 @@
-"""Mistral's own layout: params.json next to consolidated.safetensors (https://github.com/mistralai/mistral-inference).
+"""Reads models in Mistral's own layout: params.json and consolidated.safetensors in one directory.
 
-The keys of params.json are the arguments of the model class in mistral-inference, and tensors are named after its
-modules. RoPE turns pairs of neighboring rows of q and k. We leave out the weights of an image encoder. No file says
-which ids begin and end a text: they are 1 and 2 in all of Mistral's tokenizers.
+The layout comes from https://github.com/mistralai/mistral-inference. The keys of params.json are the arguments of its
+model class, and tensors have the names of the class's modules. RoPE rotates pairs of neighboring rows of q and k. We
+skip the weights of an image encoder. No file states the ids of the tokens that begin and end a text; in all of
+Mistral's tokenizers, these ids are 1 and 2.
 """
 
 from dataclasses import replace
@@ -66,12 +67,12 @@ LAYOUT = replace(
     window=None,
     beside=("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm."),
 )
-EXPERTS = {"experts": ("num_experts",), "experts_per_token": ("num_experts_per_tok",)}  # keys within `moe`
-YARN = {"beta": "beta_fast", "alpha": "beta_slow"}  # keys within `yarn`, and config.json's
+EXPERTS = {"experts": ("num_experts",), "experts_per_token": ("num_experts_per_tok",)}  # keys of the object `moe`
+YARN = {"beta": "beta_fast", "alpha": "beta_slow"}  # keys of the object `yarn`, and the same keys in config.json
 
 
 def is_mistrals(folder: Path) -> bool:
-    """Tell whether a folder holds a model in this layout, and none in Hugging Face's."""
+    """Tell whether a folder holds a model in Mistral's layout, and no model in Hugging Face's layout."""
     own, huggingface_files = (
         [folder / f"{stem}.safetensors{end}" for end in ("", ".index.json")] for stem in (STEM, "model")
     )
@@ -80,13 +81,16 @@ def is_mistrals(folder: Path) -> bool:
 
 
 def open_mistral(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
-    """Open a directory, or only its file `weights`. Raises `CheckpointError`."""
+    """Open a directory in Mistral's layout; with `weights`, read tensors only from this file of the directory.
+
+    Raises `CheckpointError` if we cannot read the model.
+    """
     path = directory / "params.json"
     return open_described(directory, weights, describe(read_object(path), path))
 
 
 def describe(params: dict[str, Any], path: Path) -> Description:
-    """Describe the model of a parsed params.json. Raises `CheckpointError`."""
+    """Translate a parsed params.json to a `Description`. Raises `CheckpointError` if a key has an unsupported value."""
     values = {key: value for key, value in params.items() if value is not None}  # null means the same as an absent key
     fields = Fields(values, path)
     keys, windows = dict(LAYOUT.keys), LAYOUT.windows
@@ -111,11 +115,14 @@ def describe(params: dict[str, Any], path: Path) -> Description:
 
 
 def _by_layer(fields: Fields, windows: list[Any]) -> dict[str, Any]:
-    """Translate a list of windows to keys of config.json. The layers repeat the list."""
+    """Translate a list of attention windows to keys of config.json; the list repeats until every layer has a window."""
     layers, sizes = fields.integer("n_layers"), [size for size in windows if size is not None]
     if any(type(size) is not int or size != sizes[0] for size in sizes) or not sizes:
-        raise fields.refused("sliding_window is not one number, or a list of one number and null")
-    if layers % len(windows) or layers > MOST_LAYERS:
-        raise fields.refused(f"sliding_window has {len(windows)} numbers for {short(layers)} layers")
+        raise fields.refused("sliding_window must be an integer, or a list of null and one integer (it may repeat)")
+    if layers > MOST_LAYERS:
+        raise fields.refused(f"n_layers is {short(layers)}, expected at most {MOST_LAYERS}")
+    if layers % len(windows):
+        what = f"sliding_window is a list of length {len(windows)}, which does not divide n_layers, {short(layers)}"
+        raise fields.refused(what)
     types = ["full_attention" if size is None else "sliding_attention" for size in windows]
     return {"sliding_window": sizes[0], "layer_types": types * (layers // len(windows))}

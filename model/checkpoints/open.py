@@ -1,4 +1,4 @@
-"""Opens a checkpoint of any format that this package reads, recognized by its content rather than by its name."""
+"""Opens a checkpoint of any format that this package reads; we recognize the format by content, not by file name."""
 
 import os
 import stat
@@ -15,14 +15,15 @@ from llamaspec.model.checkpoints.recognize import GGUF, folder_without_config, s
 from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
-ENDINGS = {".gguf", ".bin", ".safetensors"}  # of files that are models
-MIN_SIMILARITY = 0.8  # the least similarity (by difflib, at most 1) of a name and a misspelling of it
+ENDINGS = {".gguf", ".bin", ".safetensors"}  # suffixes of model files
+MIN_SIMILARITY = 0.8  # least similarity (by difflib, at most 1) for which we suggest a name
 
 
 def place_of(model: str | Path) -> Path:
-    """Find where a model is: a path that exists, else a name of `BUILT_IN`, else `owner/name` in the Hub's cache.
+    """Find the path of a model from what the user typed: a path, a name in `BUILT_IN`, or a Hub name `owner/name`.
 
-    Any other name is returned as a path. For a model's folder in the Hub's cache we return the snapshot in it.
+    We try these three in this order, and look up a Hub name in the Hub's cache. If none fits, we return `model` as a
+    path. If the path is a model's folder in the Hub's cache, we return the snapshot in the folder.
     """
     path = Path(model)
     if os.path.exists(path):
@@ -31,7 +32,9 @@ def place_of(model: str | Path) -> Path:
 
 
 def nearest(path: Path) -> Path | None:
-    """Find what a misspelled path may mean: a file or folder next to it, or a name of `BUILT_IN`; else None.
+    """Guess what a misspelled path means: a similar file or folder in the same place, or a name in `BUILT_IN`.
+
+    Returns None if nothing is similar.
 
     >>> nearest(Path("storis"))
     PosixPath('stories')
@@ -47,24 +50,25 @@ def nearest(path: Path) -> Path | None:
 
 
 def is_safetensors(file: MappedFile) -> bool:
-    """Tell a safetensors file from a llama2.c file.
+    """Tell whether a file with weights is a safetensors file; otherwise it is a llama2.c file.
 
-    At byte 8, a safetensors file has JSON, and a llama2.c file has a number of four bytes: the layers or the width. The
-    number may begin with the byte "{", as 123 and 379 do, but its last byte is 0, and JSON has no such byte.
+    At byte 8, a safetensors file has JSON, and a llama2.c file has an integer of four bytes. The first byte of the
+    integer may be "{", as in 123 and 379, but its last byte is 0, and JSON does not contain a zero byte.
     """
     start = file.bytes(8, 12)
     return start.startswith(b"{") and b"\0" not in start
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file next to its config.
+    """Open a model of any supported format, and check everything except the values of the weights.
 
-    `path` may also be a name that `place_of` knows. We read and check everything except the weights' bytes. Raises
-    `CheckpointError`.
+    `path` leads to a GGUF or llama2.c file, to a directory in Hugging Face's or Mistral's layout, or to a .safetensors
+    file in such a directory. It may also be a name that `place_of` can find. Raises `CheckpointError` if we cannot read
+    the model.
     """
     path = place_of(path)
     if "\0" in str(path):
-        raise refused(path, "no file has a zero byte in its name")
+        raise refused(path, "the name contains a zero byte, which no file name can contain")
     if not os.path.lexists(path):
         if meant := nearest(path):
             raise refused(path, f"No such file or directory. Did you mean {meant}?")
@@ -76,7 +80,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         with os_errors(path):
             is_directory = stat.S_ISDIR(path.stat().st_mode)
     except UnicodeError as error:  # The name has half a surrogate pair.
-        raise refused(path, "is not a name that a file can have") from error
+        raise refused(path, "the name is not valid Unicode, so no file can have it") from error
     if is_directory:
         with os_errors(path):
             if is_mistrals(path):

@@ -1,4 +1,4 @@
-"""Recognizes files and folders that this package cannot read as models; says what they are and what to do."""
+"""Recognizes files and folders that this package cannot read; its errors say what they are and what to do instead."""
 
 import os
 import re
@@ -9,26 +9,26 @@ from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.strict_json import read_object
 
 GGUF = b"GGUF"
-TO_SAFETENSORS = "transformers' from_pretrained() and save_pretrained() write it as safetensors"
-IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quantization: no model"
-# The formats that we read begin with a number: a header's length or a model's width. Each key here, read as a number,
-# is too large for both.
+TO_SAFETENSORS = "convert the model to safetensors with transformers' from_pretrained() and save_pretrained()"
+IMATRIX = "is an importance matrix (imatrix), which llama.cpp uses for quantization, not a model"
+# Safetensors files begin with the header's length, llama2.c files with the model's width. The leading bytes here, read
+# as a number, are too large for either.
 OTHER_FORMATS = {
-    GGUF: "is a GGUF file, expected safetensors: name the file itself",
-    b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",
-    b"\x80\x02\x8a": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
-    b"\x80\x04\x95": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
-    b"version https://git-lfs": "is a Git LFS pointer, not the file: fetch it with `git lfs pull`",
+    GGUF: "is a GGUF file, expected safetensors: give the path of the GGUF file instead of its directory",
+    b"PK\x03\x04": f"is a zip archive, probably a PyTorch pickle (.pth, .bin), which we never read: {TO_SAFETENSORS}",
+    b"\x80\x02\x8a": f"is a Python pickle, which we never read: {TO_SAFETENSORS}",
+    b"\x80\x04\x95": f"is a Python pickle, which we never read: {TO_SAFETENSORS}",
+    b"version https://git-lfs": "is a Git LFS pointer, not the weights: download the weights with `git lfs pull`",
 }
 TEXTS = {
-    b"<": "is an HTML or XML page, not weights: did its download need a login?",
-    b"{": "is JSON, not weights: name the directory that it lies in",
+    b"<": "is an HTML or XML page, not weights: did the download need a login?",
+    b"{": "is a JSON file, not weights: give the path of its directory",
 }
 PRINTABLE = frozenset(range(0x20, 0x7F)) | set(b"\t\n\r")
 
 
 def weights_file(path: str | Path) -> MappedFile:
-    """Map a file of weights. Raises `CheckpointError` for a file that is recognized as something else."""
+    """Map a file of weights into memory. Raises `CheckpointError` if we recognize that the file is something else."""
     file = MappedFile(path)
     start = file.bytes(0, 64).removeprefix(b"\xef\xbb\xbf")
     for magic, what in OTHER_FORMATS.items():
@@ -41,22 +41,22 @@ def weights_file(path: str | Path) -> MappedFile:
     if _begins_imatrix(start):
         raise refused(path, IMATRIX)
     if len(start) > 8 and set(start) <= PRINTABLE:  # llama2.c's magic number is printable, too.
-        raise refused(path, "is text, not weights")
+        raise refused(path, "is a text file, not weights")
     return file
 
 
 def _begins_imatrix(start: bytes) -> bool:
-    """Tell whether a file begins as an imatrix file does: a number of tensors, the length of a name, the name."""
+    """Tell whether a file begins like an imatrix file: the number of tensors, the length of a name, then this name."""
     count, length = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
     name = start[8 : 8 + length]
     return 0 < count < 1 << 20 and 0 < length <= len(start) - 8 and re.fullmatch(rb"[\w.]+\.weight", name) is not None
 
 
 def snapshot_of(folder: str | Path) -> Path:
-    """Find the snapshot in a model's folder of Hugging Face's cache, `models--owner--name`; return any other path as it
-    is.
+    """Return the snapshot in `folder` if it is a model's folder in Hugging Face's cache (`models--owner--name`).
 
-    The snapshot is the one that `refs/main` names, or the only one.
+    We choose the snapshot that `refs/main` names, or the only snapshot. If we find no such snapshot, or if `folder` is
+    any other path, we return `folder`.
     """
     path = Path(folder)
     snapshots = path / "snapshots"
@@ -73,7 +73,7 @@ def snapshot_of(folder: str | Path) -> Path:
 
 
 def _first_line(path: Path) -> str:
-    """Read the first line of a short file; "" if the file does not exist."""
+    """Return the first line of a file, at most 100 bytes; an empty string if the file does not exist."""
     if not path.is_file():
         return ""
     with open(path, "rb") as file:
@@ -81,35 +81,36 @@ def _first_line(path: Path) -> str:
 
 
 def folder_without_config(folder: Path) -> CheckpointError:
-    """Make the error for a folder without a config.json; it says what the folder holds, if we recognize that."""
+    """Build the error for a folder without a config.json; the error says what the folder holds if we recognize it."""
     names = sorted(os.listdir(folder))
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if "adapter_config.json" in names:
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         merge = f"merge it into its base model{f', {quoted(base)},' if isinstance(base, str) else ''} first"
-        return refused(folder, f"is an adapter (LoRA), not a whole model: {merge}, as peft's merge_and_unload does")
+        return refused(folder, f"is an adapter (LoRA), not a whole model: {merge}, with peft's merge_and_unload")
     if ggufs:
-        return refused(folder, f"is a folder of GGUF files: name one of them, {_listed(ggufs)}")
+        return refused(folder, f"is a folder of GGUF files: give the path of one of these files: {_listed(ggufs)}")
     if "snapshots" in names:
         there = sorted(os.listdir(folder / "snapshots"))
-        what = f"name a snapshot, {_listed([f'snapshots/{name}' for name in there])}" if there else "it has no snapshot"
+        paths = _listed([f"snapshots/{name}" for name in there])
+        what = f"give the path of a snapshot: {paths}" if there else "it contains no snapshot"
         return refused(folder, f"is a model's folder of Hugging Face's cache: {what}")
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
-        what = "is Meta's or Mistral's own layout (consolidated.*.pth, Python pickles, which are never read)"
-        how = "convert it by convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of transformers 4.45"
-        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
+        what = "is in Meta's or Mistral's own layout (consolidated.*.pth: Python pickles, which we never read)"
+        how = "convert it with convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of transformers 4.45"
+        return refused(folder, f"{what}: download the model in Hugging Face's layout, with a config.json, or {how}")
     if "params.json" in names:
-        return refused(folder, "has Mistral's params.json, but no consolidated.safetensors, which belongs to it")
+        return refused(folder, "has Mistral's params.json, but lacks the weights, consolidated.safetensors")
     weights = [name for name in names if name.endswith((".bin", ".safetensors")) and not name.startswith("tok")]
-    there = f", but {_listed(weights)}: a .bin of llama2.c is named itself, other weights need their config.json"
-    return refused(folder, f"no config.json is there{there if weights else ''}")
+    what = f"it has {_listed(weights)}: give the path of a llama2.c .bin file, or add the weights' config.json"
+    return refused(folder, f"has no config.json{f'; {what}' if weights else ''}")
 
 
 def leads_out(path: Path) -> Path | None:
-    """Return the target of a link that leads out of the link's folder; None for any other path.
+    """Return the target of `path` if it is a link that leads out of its folder; else None.
 
-    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` next to `snapshots`. These belong to the
-    model, and do not count.
+    In Hugging Face's cache, files in `snapshots/<revision>` are links into the folder `blobs` next to `snapshots`. Such
+    a target belongs to the model, so we return None for it.
     """
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     cached = next((parent for parent in folder.parents[:2] if parent.name == "snapshots"), None)

@@ -2,9 +2,10 @@
 
     8 bytes     n, little-endian
     n bytes     JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
-    the rest    the tensors' bytes, end to end, without holes; offsets count from here
+    the rest    the tensors' bytes, one tensor after another, without gaps; data_offsets count from here
 
-We parse the header ourselves: the library's NumPy interface copies tensors, and memory-mapping needs the offsets.
+We parse the header ourselves: the safetensors library copies tensors to NumPy arrays, but we memory-map them, and need
+the offsets.
 """
 
 import json
@@ -24,7 +25,7 @@ DTYPES = {
     "F32": np.dtype("<f4"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype("<f2"),
-    "F64": np.dtype("<f8"),  # of weights that a script has computed; they are rounded to float32 as they are read
+    "F64": np.dtype("<f8"),  # some scripts save weights in float64; we round such weights to float32 on reading
     # These dtypes occur in quantized weights only.
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype("i1"),
@@ -50,28 +51,29 @@ class HeaderEntry(NamedTuple):
 
 
 def read_header(file: MappedFile) -> dict[str, HeaderEntry]:
-    """Read the tensors' entries. Raises `CheckpointError` unless the tensors fill the file without hole or overlap."""
+    """Read the entry of each tensor. Raises `CheckpointError` if the file is truncated, or has gaps or overlaps."""
     length = int.from_bytes(file.bytes(0, 8), "little")
     if file.size < 8:
-        raise refused(file.path, f"{file.size} bytes, too short for a .safetensors file")
+        raise refused(file.path, f"has {file.size} bytes, too few for a .safetensors file")
     if length > LARGEST:  # The library allows 100 MB, which would take gigabytes to parse.
-        raise refused(file.path, f"a header of {length} bytes, more than {LARGEST}: not a .safetensors file?")
+        what = f"the header's length is {length} bytes, expected at most {LARGEST}: is this a .safetensors file?"
+        raise refused(file.path, what)
     start = 8 + length
     if start > file.size:
-        raise refused(file.path, f"truncated: {file.size} bytes, of which the header alone takes {start}")
+        raise refused(file.path, f"truncated: the file has {file.size} bytes, but its header ends at byte {start}")
     text = file.bytes(8, start)
     if not text.startswith(b"{"):
-        raise refused(file.path, "its header is not a JSON object: not a .safetensors file?")
+        raise refused(file.path, "the header is not a JSON object: is this a .safetensors file?")
     header = parse_object(text, file.path)
     if not isinstance(header.pop("__metadata__", {}), dict):
-        raise refused(file.path, "__metadata__ is not an object")
+        raise refused(file.path, "__metadata__ in the header is not a JSON object")
     entries = {name: _entry(file.path, name, value, start) for name, value in header.items()}
     _check_offsets(file, entries, start)
     return entries
 
 
 def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:
-    """Format the length and header of a file with `tensors` in this order, padded so that data is 8-byte aligned."""
+    """Format the length and the header of a file with `tensors` in this order, padded to a multiple of 8 bytes."""
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}  # transformers 4 refuses a file without it
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -85,18 +87,19 @@ def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes
 def _entry(path: str, name: str, value: object, start: int) -> HeaderEntry:
     title = f"tensor {quoted(name)}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise refused(path, f"{title} is not described by dtype, shape and data_offsets")
+        raise refused(path, f"{title}: expected exactly the keys dtype, shape and data_offsets in its header entry")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise refused(path, f"{title} has dtype {short(code)}, which is not read (only {', '.join(DTYPES)})")
+        raise refused(path, f"{title} has dtype {short(code)}, which is not supported (only {', '.join(DTYPES)})")
     if not _sizes(shape) or len(shape) > MOST_AXES:
-        raise refused(path, f"{title} has a shape that is not a list of at most {MOST_AXES} sizes")
+        raise refused(path, f"{title}: shape is not a list of at most {MOST_AXES} nonnegative integers")
     if not _sizes(offsets) or len(offsets) != 2:
-        raise refused(path, f"{title} has data_offsets that are not a pair of sizes")
+        raise refused(path, f"{title}: data_offsets is not a list of two nonnegative integers")
     begin, end = offsets
     entry = HeaderEntry(DTYPES[code], tuple(shape), start + begin)
     if end - begin != entry.bytes:
-        raise refused(path, f"{title} takes {entry.bytes} bytes by its shape, {end - begin} by its data_offsets")
+        what = f"{title}: shape and dtype need {entry.bytes} bytes, but data_offsets span {end - begin}"
+        raise refused(path, what)
     return entry
 
 
@@ -108,10 +111,10 @@ def _check_offsets(file: MappedFile, entries: dict[str, HeaderEntry], start: int
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
         if entry.offset != end:
-            what = "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
-            raise refused(file.path, f"tensor {quoted(name)} {what}")
+            what = "overlaps the tensor before it" if entry.offset < end else "leaves a gap before it"
+            raise refused(file.path, f"tensor {quoted(name)} {what}: it begins at byte {entry.offset}, expected {end}")
         end += entry.bytes
     if end > file.size:
-        raise refused(file.path, f"truncated: {file.size} bytes of the {end} that its header says")
+        raise refused(file.path, f"truncated: the file has {file.size} bytes, but its tensors end at byte {end}")
     if end < file.size:
-        raise refused(file.path, f"{file.size - end} bytes after the last tensor")
+        raise refused(file.path, f"the file has {file.size - end} unexpected bytes after the last tensor")

@@ -1,8 +1,8 @@
-"""New files that appear whole or not at all: written next to their place under another name, then renamed.
+"""Writes new files atomically: under a temporary name in the same folder, then renamed when complete.
 
-A process that is killed leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer locks its unfinished
-file, and the kernel releases the lock when the process ends. So the next writer to the same place can recognize
-abandoned files, and removes them.
+A killed process leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer locks its unfinished file, and
+the kernel releases the lock when the process ends. So the next writer of the same path can tell that an unfinished file
+is abandoned, and removes it.
 """
 
 import errno
@@ -17,21 +17,22 @@ from pathlib import Path
 
 from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 
-# This set is global, since unfinished files belong to the whole process.
+# The unfinished files of this process. The set is global, so that `remove_unfinished` finds the files of all threads.
 _unfinished: set[Path] = set()
 
 
 def remove_unfinished() -> None:
-    """Remove this process's unfinished files, for a process that ends without unwinding its stack."""
+    """Remove this process's unfinished files; a process calls this if it exits without leaving its `with` blocks."""
     for staged in list(_unfinished):
         _remove(staged)
 
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Make a directory that becomes `path` when the body ends; remove it if the body fails or is interrupted.
+    """Make a temporary directory, and rename it to `path` when the `with` block ends.
 
-    Raises `CheckpointError` if `path` exists, or if the operating system refuses (for example, the disk is full).
+    If the block fails or is interrupted, we remove the directory. Raises `CheckpointError` if `path` exists, or if an
+    operation on files fails (for example, the disk is full).
     """
     path = _place(path)
     with os_errors(path):
@@ -53,16 +54,17 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Make an empty file that becomes `path` when the body ends, as `new_directory` makes a directory.
+    """Make an empty temporary file, and rename it to `path` when the `with` block ends.
 
-    With `replace`, the complete new file replaces the file at `path`, or the file that a link at `path` leads to.
+    If the block fails or is interrupted, we remove the file. With `replace`, the new file may replace a file at `path`;
+    if `path` is a link, the new file replaces the link's target. Raises `CheckpointError` as `new_directory` does.
     """
     path = _place(os.path.realpath(path) if replace else path)
     with os_errors(path):
         if not replace:
             _refuse_existing(path)
         elif path.exists() and not path.is_file():  # A rename would destroy a device, for example.
-            raise refused(path, "exists and is not a regular file")
+            raise refused(path, "exists and is not a regular file, so it cannot be replaced")
         _remove_stale(path)
         staged, lock = _stage(path, directory=False)
         try:
@@ -79,14 +81,14 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 def _place(path: str | Path) -> Path:
     path = Path(os.path.abspath(path))
     with os_errors(path):
-        os.stat(path.parent)  # We fail now rather than after an hour's work.
+        os.stat(path.parent)  # If the folder does not exist, we fail now rather than after an hour's work.
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return path
 
 
 def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
-    """Make a new file or directory next to `path`, and the open descriptor that holds its lock."""
+    """Make and lock a temporary file or directory next to `path`; return it and the descriptor that holds the lock."""
     while True:
         staged = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}.partial"
         _unfinished.add(staged)
@@ -95,7 +97,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
         else:
             os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         lock = _open(staged)
-        # Another writer may have removed the file as abandoned before we had the lock. Then we begin again.
+        # Before we locked the file, another writer may have taken it for abandoned and removed it. Then we try again.
         if lock is not None and _locked(lock, wait=True) and os.path.exists(staged):
             return staged, lock
         _unfinished.discard(staged)
@@ -104,7 +106,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove unfinished files for `path` that no process has locked: their writers were killed."""
+    """Remove the unfinished files for `path` that no process has locked: a killed process left them."""
     name = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}\.partial")
     for entry in os.scandir(path.parent):
         if not name.fullmatch(entry.name) or entry.is_symlink() or (lock := _open(entry.path)) is None:
@@ -135,9 +137,9 @@ def _open(path: str | Path) -> int | None:
 
 
 def _locked(lock: int, *, wait: bool) -> bool:
-    """Take a lock, and tell whether this process has it now.
+    """Lock the file of the descriptor `lock`, and tell whether this process may use the file now.
 
-    On a file system without locks (such as some network file systems), only a caller that would `wait` gets it.
+    Some network file systems have no locks. There, the answer is True with `wait` and False without it.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -148,19 +150,19 @@ def _locked(lock: int, *, wait: bool) -> bool:
 
 def _refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
-        raise refused(path, "exists already")
+        raise refused(path, "already exists")
 
 
 def _publish(staged: Path, path: Path, *, replace: bool = False) -> None:
     _flush(staged)
     if not replace:
-        _refuse_existing(path)  # It may have appeared while we wrote.
+        _refuse_existing(path)  # Another process may have made this file while we wrote.
     os.replace(staged, path)
     _flush(path.parent)
 
 
 def _flush(path: Path) -> None:
-    """Wait until the disk holds a file's contents, or a directory's names."""
+    """Wait until the disk holds the contents of a file, or the list of names of a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: an object, bounded in size."""
+"""Reads a JSON object of bounded size from an untrusted file."""
 
 import json
 from pathlib import Path
@@ -6,45 +6,46 @@ from pathlib import Path
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.mapped import MappedFile
 
-# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are about
-# forty times as large, and a hostile file costs at most a second and 200 MB.
+# Llama 3.1 405B has 1137 tensors: its index has 100 KB, and its headers have one object per tensor. Both bounds are
+# about forty times as large. With these bounds, a hostile file costs at most a second and 200 MB.
 LARGEST = 4 << 20  # bytes
-MOST_OBJECTS = 50_000  # other JSON is parsed a hundred times faster than objects are checked
+MOST_OBJECTS = 50_000  # checking the keys of an object takes a hundred times longer than parsing other JSON
 
 
 def read_object(path: str | Path) -> dict:
-    """Read the object in a JSON file; if a key is repeated, the last value counts. Raises `CheckpointError`.
+    """Read a JSON file that contains one object. Raises `CheckpointError` if the file does not, or is too large.
 
-    People edit these files by hand, and other JSON readers also use the last value.
+    If a key is repeated, the last value counts: people edit such files by hand, and other JSON readers also use the
+    last value.
     """
     file = MappedFile(path)
     if file.size > LARGEST:
-        raise refused(path, f"{file.size} bytes of JSON, more than {LARGEST}")
+        raise refused(path, f"the JSON file has {file.size} bytes, expected at most {LARGEST}")
     return parse_object(file.bytes(0, file.size), path, unique=False)
 
 
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
-    """Parse `text` from the file `path` as a JSON object of at most `most_objects`. Raises `CheckpointError`.
+    """Parse `text`, the content of the file `path`, as a JSON object that contains at most `most_objects` objects.
 
-    With `unique`, a repeated key is refused; otherwise its last value counts. A leading byte order mark, as editors on
-    Windows write it, is ignored.
+    Raises `CheckpointError` if this is not possible. With `unique`, a repeated key is an error, too; otherwise the last
+    value of a key counts. We ignore a leading byte order mark, which editors on Windows write.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}
     >>> parse_object(b'{"a": 1, "a": 2}', "config.json")
     Traceback (most recent call last):
-    llamaspec.model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: 'a' appears twice
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: key 'a' appears twice
     """
     if text.count(b"{") > most_objects:
-        raise refused(path, f"is not usable JSON: more than {most_objects} objects")
+        raise refused(path, f"is not usable JSON: it contains more than {most_objects} objects")
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
         raise refused(path, f"is not JSON: {error.msg} at character {error.pos}") from error
     except UnicodeDecodeError as error:
-        raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from error
+        raise refused(path, f"is not JSON: byte {error.start} is not valid UTF-8") from error
     except RecursionError as error:
-        raise refused(path, "is not usable JSON: nested too deeply") from error
+        raise refused(path, "is not usable JSON: it is nested too deeply") from error
     except ValueError as error:  # A key is repeated, or a number has thousands of digits.
         raise refused(path, f"is not usable JSON: {error}") from error
     if not isinstance(value, dict):
@@ -53,7 +54,7 @@ def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJE
 
 
 def short(value: object) -> str:
-    """Format `value` as JSON, cut to fit an error's line.
+    """Format a JSON value for an error message: at most 40 characters, and lists and objects without their contents.
 
     >>> short(None), short("x" * 100), short([1, 2])
     ('null', '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 'a list')
@@ -69,5 +70,5 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
     if len(value) < len(pairs):
         seen = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"{repeated[:40]!r} appears twice")
+        raise ValueError(f"key {repeated[:40]!r} appears twice")
     return value

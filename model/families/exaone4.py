@@ -1,6 +1,6 @@
-"""EXAONE 4: norms after each half of a block, and RoPE only in layers with a window, if some layers have one.
+"""EXAONE 4: a Llama with norms after attention and after the feed-forward layer instead of before.
 
-See https://arxiv.org/abs/2507.11407.
+If some layers have an attention window, only these layers use RoPE. See https://arxiv.org/abs/2507.11407.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,22 @@ from llamaspec.model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_win
 from llamaspec.model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, windows_but_every
 from llamaspec.model.tensors import NAMES
 
-LARGEST = 64  # layers of EXAONE 4.0 32B
+LARGEST = 64  # number of layers of EXAONE 4.0 32B, the largest model
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
 def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Use RoPE in the layers with a window, or in all layers if no layer has a window."""
+    """Compute the field `rotary_layers`: layers with a window use RoPE, or all layers if no layer has a window."""
     windows = values["windows"]
     turned = tuple(window is not None for window in windows or ())
     return {"rotary_layers": turned if windows and not all(turned) else None}
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the window: every fourth layer has no window, and llama.cpp uses windows only in the largest model."""
+    """Compute the fields `windows` and `rotary_layers` from a GGUF file as llama.cpp does.
+
+    Only the largest model has windows, and every fourth layer has no window.
+    """
     window = metadata.integer(WINDOW, 4096) if values["layers"] == LARGEST else 0
     windows = windows_but_every(4, window, layers=values["layers"]) if window else None
     return {"windows": windows} | rotary_layers(None, {"windows": windows})

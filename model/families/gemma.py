@@ -1,4 +1,7 @@
-"""Gemma: GeGLU, scaled embeddings, and norms with weights stored less one (https://arxiv.org/abs/2403.08295)."""
+"""Gemma: a Llama with GeGLU and scaled embeddings; files store the weights of norms minus 1.
+
+See https://arxiv.org/abs/2403.08295.
+"""
 
 from collections.abc import Mapping
 from math import sqrt
@@ -8,12 +11,12 @@ from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Fami
 
 DEFAULT_VALUES = DEFAULTS | {"context": 8192, "kv_heads": None, "head_dim": 256, "tied": True}
 SWITCHES = {"activation": "gelu_tanh"}
-# Old releases say "gelu" for the tanh form, which had no name of its own at the time.
+# Old releases write "gelu" for the tanh approximation of GELU, for which transformers then had no separate name.
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
 
 
 def embedding_scale(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Multiply embeddings by sqrt(dim)."""
+    """Compute the field `embedding_scale`: the model multiplies embeddings by sqrt(dim)."""
     return {"embedding_scale": sqrt(values["dim"])}
 
 

@@ -1,6 +1,7 @@
-"""Gemma 2: norms before and after each half of a block, soft caps, and windows in every other layer.
+"""Gemma 2: a Gemma with soft caps of logits, attention windows in every other layer, and more norms.
 
-See https://arxiv.org/abs/2408.00118.
+The norms are before and after attention, and before and after the feed-forward layer. See
+https://arxiv.org/abs/2408.00118.
 """
 
 from collections.abc import Mapping
@@ -27,29 +28,29 @@ WINDOW = "attention.sliding_window"
 
 
 def attention_scale(scalar: float | int, values: Mapping[str, Any]) -> float | None:
-    """Return 1 / sqrt(scalar), or None if this is the default scale of the head's width."""
+    """Return the scale of attention scores, 1 / sqrt(scalar); None if this is the default, 1 / sqrt(head_dim)."""
     return None if scalar == values["head_dim"] else scalar**-0.5
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the scales of embeddings and of attention scores."""
+    """Read the fields `embedding_scale` and `attention_scale` from config.json."""
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
-        raise fields.refused(f"query_pre_attn_scalar is {scalar}, not a positive number")
+        raise fields.refused(f"query_pre_attn_scalar is {scalar}, expected a positive number")
     return {"embedding_scale": sqrt(values["dim"]), "attention_scale": attention_scale(scalar, values)}
 
 
 def write(config: Config) -> dict[str, Any]:
-    """Write query_pre_attn_scalar, which is a whole number in every release."""
+    """Return the key query_pre_attn_scalar for config.json: an integer if it is whole, as in all releases."""
     scalar = config.head_dim if config.attention_scale is None else config.attention_scale**-2
     integer = round(scalar)
     return {"query_pre_attn_scalar": integer if isclose(scalar, integer, rel_tol=1e-12) else scalar}
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
-    """Compute a Gemma's derived fields as llama.cpp does.
+    """Compute the scales and windows of a Gemma 2 or 3 from a GGUF file as llama.cpp does.
 
-    The scale of attention scores depends on whether the model is the largest, with `largest` layers. Every
+    The largest model, with `largest` layers, has another scale of attention scores than the others. Every
     `full_every`-th layer has no window.
     """
     window = metadata.integer(WINDOW, 4096)
@@ -60,12 +61,12 @@ def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_ev
 
 
 def write_window(config: Config) -> dict[str, Any]:
-    """Write the size of the windows, which is the same in all layers with a window."""
+    """Return the GGUF key for the size of the windows, which is the same in all layers with a window."""
     sizes = [window for window in config.windows or () if window is not None]
     return {WINDOW: sizes[0]} if sizes else {}
 
 
-LARGEST = 46  # layers of Gemma 2 27B
+LARGEST = 46  # number of layers of Gemma 2 27B, the largest model
 
 FAMILY = Family(
     "gemma2",

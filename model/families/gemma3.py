@@ -1,4 +1,4 @@
-"""Gemma 3 as released with a vision tower. We read only its text model."""
+"""Gemma 3, as released with an image encoder. We read only the text model."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ FAMILY = replace(
     name="gemma3",
     model="Gemma3ForConditionalGeneration",
     names={part: f"language_model.{name}" for part, name in gemma3_text.FAMILY.names.items()},
-    # The config.json of 4B and larger models leaves out these values, which all of them share.
+    # config.json of the models with 4B and more parameters leaves out these values, which all these models share.
     defaults={**gemma3_text.FAMILY.defaults, "heads": 8, "vocab": 262_208},
     within="text_config",
     beside=("vision_tower.", "multi_modal_projector."),

@@ -1,6 +1,6 @@
-"""Gemma 3, text only: norms of q and k, five layers with a window for each without, and a theta for each kind of layer.
+"""Gemma 3, text only: a Gemma 2 with norms of q and k, and attention windows in five of six layers.
 
-See https://arxiv.org/abs/2503.19786.
+Layers with a window have another theta of RoPE than the other layers. See https://arxiv.org/abs/2503.19786.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from llamaspec.model.families.gemma2 import GGUF_NORMS, SCALES, SWITCHES, WINDOW
 from llamaspec.model.family import GGUF_KEYS, GGUF_NAMES, Architecture, RopeKeys
 from llamaspec.reference.config import Config
 
-LARGEST = 62  # layers of Gemma 3 27B
+LARGEST = 62  # number of layers of Gemma 3 27B, the largest model
 LOCAL_THETA = "rope.freq_base_swa"
 
 
 def read_gguf3(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the derived fields of Gemma 2, and the theta of layers with a window."""
+    """Read the scales and windows from a GGUF file as for Gemma 2, and the theta of layers with a window."""
     fields = read_gguf(metadata, values, largest=LARGEST, full_every=6)
     return fields | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
 
 
 def write_gguf3(config: Config) -> dict[str, Any]:
-    """Write the size of the windows, and the theta of the layers with a window."""
+    """Return the GGUF keys for the size of the windows, and for the theta of the layers with a window."""
     return write_window(config) | ({} if config.local_theta is None else {LOCAL_THETA: config.local_theta})
 
 

@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and a clamped SwiGLU, sinks, and windows in every other layer.
+"""gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, and attention windows in every other layer.
 
 See https://arxiv.org/abs/2508.10925. The release stores the experts' matrices in MXFP4, in one tensor for all experts
 of a layer.
@@ -26,14 +26,14 @@ SWITCHES = {"sinks": True, "expert_bias": True, "activation": "clamped_silu"}
 
 
 def read(fields: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Use the same RoPE rescaling as transformers if config.json has no key for rescaling."""
+    """Return transformers' default rescaling of RoPE if config.json has no key for a rescaling."""
     if fields.values.get("rope_scaling") or fields.values.get("rope_parameters"):
         return {}
     return {"scaling": YarnScaling(32.0, 4096, yarn_magnitude(32.0), truncate=False)}
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the windows: every other layer has one, starting with the first."""
+    """Read the windows from a GGUF file: every other layer has a window, and so does the first layer."""
     windows = windows_but_every(2, metadata.integer(WINDOW, 128), layers=values["layers"])
     return {"windows": windows if any(windows) else None}
 

@@ -19,12 +19,12 @@ def _multiplier(config: Config) -> float:
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the multiplier of attention scores."""
+    """Read the multiplier of attention scores from config.json."""
     return _scale(fields.number("attention_multiplier", 1.0), values)
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the multiplier of attention scores; if it is absent or 0, use the default, 1 / sqrt(head_dim)."""
+    """Read the multiplier of attention scores from a GGUF file; if it is absent or 0, use 1 / sqrt(head_dim)."""
     return _scale(metadata.decimal("attention.scale", 0.0) or values["head_dim"] ** -0.5, values)
 
 

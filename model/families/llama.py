@@ -2,7 +2,7 @@
 
 from llamaspec.model.family import DEFAULTS, KEYS, Architecture, Family
 
-# The architecture "llama" of llama.cpp is also used for Mistral and Mixtral.
+# llama.cpp also uses the architecture "llama" for Mistral and Mixtral.
 ARCHITECTURE = Architecture(
     "llama", interleaved=True, has=("experts", "qkv_bias", "o_bias", "ffn_bias"), llama3_scaling=True
 )

@@ -1,6 +1,6 @@
-"""Nemotron-4 and Minitron: LayerNorm with weights stored less one, squared ReLU, and RoPE of half a head.
+"""Nemotron-4 and Minitron: LayerNorm, squared ReLU, and RoPE for half of the features of each head.
 
-See https://arxiv.org/abs/2402.16819 and https://arxiv.org/abs/2407.14679.
+Files store the weights of norms minus 1. See https://arxiv.org/abs/2402.16819 and https://arxiv.org/abs/2407.14679.
 """
 
 from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family, RopeKeys

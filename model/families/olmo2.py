@@ -1,6 +1,6 @@
-"""OLMo 2: norms after each half of a block instead of before, and norms of q and k over all heads together.
+"""OLMo 2: norms after attention and after the feed-forward layer instead of before, and norms of q and k.
 
-See https://arxiv.org/abs/2501.00656.
+A norm of q or k normalizes all heads together. See https://arxiv.org/abs/2501.00656.
 """
 
 from llamaspec.model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
@@ -11,7 +11,7 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_no
 
 
 def read_windows(metadata, values):
-    """Read OLMo 3's windows: every fourth layer has no window."""
+    """Read the attention windows of an OLMo 3 from a GGUF file: every fourth layer has no window."""
     window = metadata.integer(WINDOW, 0)
     windows = windows_but_every(4, window, layers=values["layers"])
     # llama.cpp rescales RoPE only in the layers without a window.

@@ -1,6 +1,6 @@
-"""OLMo 3: an OLMo 2 with a window, and RoPE without rescaling, in three of four layers.
+"""OLMo 3: an OLMo 2 with attention windows in three of four layers (https://arxiv.org/abs/2512.13961).
 
-See https://arxiv.org/abs/2512.13961.
+A rescaling of RoPE applies only to the layers without a window.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ THETA = 500_000.0
 
 
 def one_theta(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave `local_theta` out if no layer has a window."""
+    """Set the field `local_theta` (theta in layers with a window) to None if no layer has a window."""
     return {} if values["windows"] else {"local_theta": None}
 
 

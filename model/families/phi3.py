@@ -1,4 +1,7 @@
-"""Phi-3, 3.5, 4 and 4-mini: fused matrices, LongRoPE, and RoPE of part of a head (https://arxiv.org/abs/2404.14219)."""
+"""Phi-3, 3.5, 4 and 4-mini: fused matrices, LongRoPE, and in 4-mini RoPE for a part of each head's features.
+
+See https://arxiv.org/abs/2404.14219.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +13,7 @@ LAYER = "model.layers.{layer}"
 
 
 def without_idle_windows(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out windows that are as long as the context, as in the releases with a long context."""
+    """Set the field `windows` to None if all windows are as long as the context, as in some releases."""
     windows = values["windows"]
     return {"windows": None if windows and min(windows) >= values["context"] else windows}
 

@@ -1,4 +1,7 @@
-"""Qwen1.5-MoE and Qwen2-MoE: experts, and a shared expert for every token (https://arxiv.org/abs/2407.10671)."""
+"""Qwen1.5-MoE and Qwen2-MoE: a Qwen2 with experts, and with a shared expert that processes every token.
+
+See https://arxiv.org/abs/2407.10671.
+"""
 
 from llamaspec.model.families.qwen3_moe import FAMILY as QWEN3
 from llamaspec.model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family

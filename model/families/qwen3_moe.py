@@ -10,7 +10,7 @@ FAMILY = Family(
     keys=KEYS
     | {
         "ffn": ("moe_intermediate_size",),
-        "experts": ("num_experts", "num_local_experts"),  # the hub's name, and transformers 5's
+        "experts": ("num_experts", "num_local_experts"),  # the name in releases, and the name in transformers 5
         "experts_per_token": ("num_experts_per_tok",),
         "renormalize_experts": ("norm_topk_prob",),
         "qkv_bias": ("attention_bias",),

@@ -10,26 +10,26 @@ EVERY = 4
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the layers with RoPE: no_rope_layers has 1 for a layer with RoPE, 0 for a layer without."""
+    """Read which layers use RoPE from config.json: no_rope_layers has 1 for a layer with RoPE, 0 for one without."""
     layers = values["layers"]
     named = fields.values.get("no_rope_layers")
     if named is None:
         step = fields.integer("no_rope_layer_interval", EVERY)
         if step < 1:
-            raise fields.refused(f"no_rope_layer_interval is {step}")
+            raise fields.refused(f"no_rope_layer_interval is {step}, expected at least 1")
         named = [int((i + 1) % step != 0) for i in range(layers)]
     if not isinstance(named, list) or len(named) != layers or any(flag not in (0, 1) for flag in named):
-        raise fields.refused(f"no_rope_layers is not a list of {layers} times 0 or 1")
+        raise fields.refused(f"no_rope_layers is not a list of 0 or 1 for each of the {layers} layers")
     return {"rotary_layers": None if all(named) else tuple(bool(flag) for flag in named)}
 
 
 def write(config: Config) -> dict[str, Any]:
-    """Write no_rope_layers, with 1 for a layer with RoPE."""
+    """Return the key no_rope_layers for config.json, with 1 for each layer that uses RoPE."""
     return {"no_rope_layers": [int(config.uses_rope(layer)) for layer in range(config.layers)]}
 
 
 def every_fourth(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the layers with RoPE in llama.cpp: all but every fourth."""
+    """Compute the field `rotary_layers` as llama.cpp does: every fourth layer has no RoPE."""
     turned = tuple((i + 1) % EVERY != 0 for i in range(values["layers"]))
     return {"rotary_layers": None if all(turned) else turned}
 

@@ -1,7 +1,7 @@
-"""StableLM 3B and StableLM 2: LayerNorm, and RoPE for a quarter of each head.
+"""StableLM 3B and StableLM 2: LayerNorm, and RoPE for a quarter of the features of each head.
 
-StableLM 2 12B also computes both halves of a block in parallel, and has a norm for each head of q and k.
-See https://arxiv.org/abs/2402.17834.
+StableLM 2 12B also computes attention and the feed-forward layer of a block in parallel, and normalizes each head of q
+and k with its own weights. See https://arxiv.org/abs/2402.17834.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ PARALLEL = "use_parallel_residual"
 
 
 def write_gguf(config: Config) -> dict[str, Any]:
-    """Write the same key as llama.cpp's converter.
+    """Return the GGUF key use_parallel_residual, which llama.cpp's converter also writes.
 
-    No reader needs the key: llama.cpp and we recognize parallel halves by the absence of the second norm.
+    No reader needs the key: llama.cpp and this package recognize a parallel block by its missing second norm.
     """
     return {PARALLEL: config.parallel_residual}
 

@@ -1,4 +1,4 @@
-"""Starcoder 2: LayerNorm, biases everywhere, and feed-forward layers of two matrices with GELU in between.
+"""Starcoder 2: LayerNorm, biases in all linear layers, and feed-forward layers of two matrices with GELU in between.
 
 See https://arxiv.org/abs/2402.19173.
 """
@@ -16,7 +16,7 @@ FAMILY = Family(
         "starcoder2",
         keys=GGUF_KEYS | {"eps": "attention.layer_norm_epsilon"},
         square=True,
-        switches=SWITCHES | dict.fromkeys(BIASES, True),  # llama.cpp computes no windows here
+        switches=SWITCHES | dict.fromkeys(BIASES, True),  # llama.cpp does not use attention windows in this family
     ),
     keys=KEYS | {"eps": ("norm_epsilon",)} | dict.fromkeys(BIASES, ("use_bias",)),
     names={**NAMES, "up": "model.layers.{layer}.mlp.c_fc", "down": "model.layers.{layer}.mlp.c_proj"},

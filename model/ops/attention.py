@@ -15,18 +15,18 @@ from llamaspec.reference.config import Config
 
 
 class CacheSpans(NamedTuple):
-    """Numbers of cache rows that attention may read. Each span costs a branch of the program, and memory to compile it.
+    """CacheSpans: the numbers of cache rows that attention may read. Each span needs a branch of the compiled program.
 
-    The time of one query is the time to read the rows, so spans for one query grow by a factor of 2. With many queries,
-    reading a few unused rows costs little compared with the products, so a prompt may have fewer spans.
+    For one query, reading the rows takes all the time, so its spans grow by a factor of 2. With many queries, reading
+    a few unused rows costs little compared with the products, so a prompt may have fewer spans.
     """
 
-    smallest: int  # rows of the smallest span
-    longest: int  # rows to read at once; a longer cache is read in blocks of this size
-    growth: int  # factor from one span of a prompt to the next
+    smallest: int  # number of rows in the smallest span
+    longest: int  # largest number of rows to read at once; a longer cache is read in blocks of this size
+    growth: int  # factor between one span of a prompt and the next span
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
-        """Give the spans for a cache of `capacity` rows; the last one is the whole cache."""
+        """Return the spans for a cache of `capacity` rows; the last span is the whole cache."""
         spans, span = [], self.smallest
         while 4 * span < 3 * capacity:
             spans.append(span)
@@ -34,7 +34,7 @@ class CacheSpans(NamedTuple):
         return [*spans, capacity]
 
 
-# A span of 4096 + 256 rows is a whole cache of the default context, with a prompt's last chunk.
+# A span of 4096 + 256 rows is a whole cache for the default context, with the padding of a prompt's last chunk.
 SPANS = CacheSpans(smallest=64, longest=4096 + 256, growth=4)
 
 
@@ -72,10 +72,10 @@ def attend(
     scores: Scores | None = None,
     weighted: Weighted | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the rows of the cache up to each query's position, or to the last `window` of them.
+    """Attend to the rows of the cache up to each query's position; with `window`, only to the last `window` rows.
 
-    A switch inside the program picks the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
-    the two products over a span; None: use dot products. For a cache in pages, see `attend_pages`.
+    A switch inside the program selects the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
+    the two products over a span; None: use dot products. For a cache in pages, this function calls `attend_pages`.
     """
     if isinstance(cache, LayerPages):
         return attend_pages(q, cache, positions.at, window=window, config=config, sinks=sinks)
@@ -114,14 +114,14 @@ def _attend_in_blocks(
 ) -> Array:
     """Attend to `block` rows of the cache at a time, with the online softmax of `reference.softmax`.
 
-    z are the scores of sinks, and the softmax starts from z; None: the model has no sinks.
+    `z` has the scores of sinks, from which the softmax starts; None: the model has no sinks.
     """
     *rows, head_dim = q.shape
     capacity = k.shape[2]
 
     def step(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         maximum, total, h = running
-        start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the one before
+        start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the previous block
         read = start + jnp.arange(block)
         keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
         visible = _visible(at, read, window) & (read >= i * block)
@@ -148,7 +148,7 @@ def transform_visible(
 
 
 def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
-    """Compute `Scores` with a dot. q and the scores have the same order of axes, so XLA does not transpose scores."""
+    """Compute `Scores` with XLA's dot. q and scores have the same order of axes, so XLA does not transpose scores."""
     k, scales = _scaled(k[:, :, : visible.shape[-1]])
     scores = jnp.einsum("bkgsd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
     if scales is not None:
@@ -157,7 +157,7 @@ def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_
 
 
 def weighted_by_dot(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
-    """Compute `Weighted` with a dot."""
+    """Compute `Weighted` with XLA's dot."""
     v, scales = _scaled(v[:, :, : p.shape[-1]])
     return jnp.einsum("bkgst,bktd->bkgsd", p if scales is None else p * scales, v, precision=lax.Precision.HIGHEST)
 

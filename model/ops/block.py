@@ -1,4 +1,4 @@
-"""The ops of a transformer block in plain JAX. The parameter `product` of an op multiplies by a matrix."""
+"""The ops of a transformer block in plain JAX. An op calls its parameter `product` for all matrix products."""
 
 from collections.abc import Callable, Mapping
 
@@ -52,7 +52,10 @@ def project_add(
 def norm_gate_up(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
 ) -> Float[Array, "batch seq ffn"]:
-    """Normalize x, project it to gate and up, and apply SwiGLU or another gate; without a gate, an activation of up."""
+    """Normalize x, project it to gate and up, and apply SwiGLU or the model's other gate.
+
+    If the model has no gate, apply the activation to up.
+    """
     assert isinstance(layer.ffn, FeedForward)
     n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
@@ -78,8 +81,8 @@ def moe_add(
 ) -> Float[Array, "batch seq dim"]:
     """Normalize x, and add the weighted outputs of the experts that the router chooses to the residual stream.
 
-    For one token, only the chosen experts are read. For several tokens, all experts are read, because some token
-    chooses almost every expert. An expert has weight 0 for a token that did not choose the expert.
+    For one token, we read only the chosen experts. For several tokens, we read all experts, because almost every expert
+    is chosen for some token. If the router does not choose an expert for a token, the expert's weight is 0.
     """
     assert isinstance(layer.ffn, Experts)
     n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
@@ -96,7 +99,7 @@ def moe_add(
         return output
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
-    # With `total`, the weighted sum of all experts is summed over devices once. Residual and biases are added later.
+    # With `total`, we sum the experts' outputs over devices only once, and then add the residual stream and the biases.
     start = x.astype(jnp.float32)
     if total is not None and config.expert_bias:
         biases = jnp.stack([ffn.down.bias for ffn in layer.ffn.experts if ffn.down.bias is not None])
@@ -131,10 +134,10 @@ def join(
     *,
     config: Config,
 ) -> Float[Array, "batch seq dim"]:
-    """Add the output of attention or of the feed-forward network to the residual stream x.
+    """Add the output of attention or of the feed-forward layer to the residual stream x.
 
-    `add` computes the output and adds it to its argument. If the output must be normalized or scaled first, `add` gets
-    zeros instead of x, and its result is rounded to the dtype of x once more.
+    `add` computes the output and adds it to the argument of `add`. If the model normalizes or scales the output first,
+    we call `add` with zeros instead of x. Then the output is rounded to the dtype of x before we add it to x.
     """
     if norm is None and config.residual_scale == 1:
         return add(x)
@@ -144,17 +147,17 @@ def join(
 
 
 def score_scale(config: Config) -> float:
-    """Return the factor of attention scores: 1 / sqrt(head_dim), unless `config` has another."""
+    """Return the factor of attention scores: `config.attention_scale`, or 1 / sqrt(head_dim) by default."""
     return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def transform_scores(scores: Float[Array, "*heads seq rows"], config: Config) -> Float[Array, "*heads seq rows"]:
-    """Cap scaled scores before the softmax, if the model does. All attention in plain JAX calls this function."""
+    """Apply the model's soft cap to scaled attention scores, if it has one. All attention in plain JAX calls this."""
     return scores if config.attention_cap is None else capped(scores, config.attention_cap)
 
 
 def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "kv_heads group 1 1"]:
-    """Lay out the scores of sinks like the scores of keys, in float32."""
+    """Convert the scores of sinks to float32, with the same order of axes as the scores of keys."""
     return sinks.astype(jnp.float32).reshape(config.kv_heads, -1, 1, 1)
 
 
@@ -166,7 +169,10 @@ def capped(x: Float[Array, "*batch n"], cap: float) -> Float[Array, "*batch n"]:
 def rmsnorm(
     x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float, mean: Mean | None = None
 ) -> Float[Array, "*batch n"]:
-    """Compute `reference.rmsnorm` in float32. With `mean`, x is one device's part of a vector, of equal parts."""
+    """Compute `reference.rmsnorm` in float32.
+
+    With `mean`, x is one device's part of a vector, and all devices have parts of the same size.
+    """
     x = x.astype(jnp.float32)
     square = jnp.mean(x * x, axis=-1, keepdims=True)
     square = square if mean is None else mean(square)
@@ -226,7 +232,7 @@ def _apply_norm(
     *,
     config: Config,
 ) -> Float[Array, "*batch dim"]:
-    """Normalize x, and round the result to the dtype of x, for a product. Without a weight, return x."""
+    """Normalize x, and round the result to the dtype of x. If `weight` is None, return x unchanged."""
     if weight is None:
         return x
     eps = config.eps
@@ -236,7 +242,10 @@ def _apply_norm(
 def _norm_of_heads(
     x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config, mean: Mean | None
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Normalize each head, with a common weight or one weight per head, or all heads of a token as one vector."""
+    """Normalize q or k, in the way that `config` states.
+
+    We normalize each head, with weights that all heads share or with weights per head, or all heads as one vector.
+    """
     if config.head_qk_norm:
         return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)
     if not config.wide_qk_norm:

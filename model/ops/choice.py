@@ -1,4 +1,4 @@
-"""Choose a table of ops for a model and a device, once, before anything is compiled, and say why."""
+"""Chooses a table of ops for a model and a device before compilation, and explains why some ops run without kernels."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ class OpsChoice(NamedTuple):
 
     name: str  # xla, cpu or pallas
     ops: Ops
-    kernels: tuple[str, ...]  # ops that are kernels, in some layers at least
-    plain: Mapping[str, str]  # op to reason, for each op that runs without a kernel in some layer
+    kernels: tuple[str, ...]  # names of the ops that run as kernels in at least one layer
+    plain: Mapping[str, str]  # for each op that runs without a kernel in at least one layer: the reason
 
 
 def ops_for(
@@ -36,9 +36,10 @@ def ops_for(
 ) -> OpsChoice:
     """Choose the table of ops named `kernels`: xla, cpu, pallas, or auto for the best table on the device.
 
-    `params` may be `abstract_params`. `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
-    last chunk. `device` is the default device unless given. `pages` are the sizes of a cache in pages. Raises
-    ValueError for any other name, and for pallas if a kernel refuses the model.
+    `params` may come from `abstract_params`. `capacity` is the capacity of the cache's arrays, including the padding of
+    a prompt's last chunk. `device` describes the device; None: the default device. `pages` has the sizes of a cache in
+    pages; None: the cache has no pages. Raises ValueError for an unknown name. Raises ValueError for pallas if a kernel
+    refuses the model.
     """
     device = device or default_device()
     check_kernels(kernels, device)
@@ -61,7 +62,7 @@ def ops_for(
 
 
 def check_kernels(kernels: str, device: Device) -> None:
-    """Raise ValueError for a name that `ops_for` does not know, and for pallas if `device` cannot run our kernels."""
+    """Raise ValueError if `kernels` is not a name for `ops_for`, or if it is pallas and `device` has no kernels."""
     if kernels not in ("auto", "xla", "cpu", "pallas"):
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:
@@ -83,7 +84,7 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
 
 
 def summarize(choice: OpsChoice) -> str:
-    """Say in a few words how many ops run without a kernel.
+    """Return a short phrase for the user that says how many ops run without a kernel.
 
     >>> summarize(OpsChoice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
     '2 of 3 ops are plain: `llamaspec doctor` says why'
@@ -96,7 +97,7 @@ def summarize(choice: OpsChoice) -> str:
 
 
 def describe(choice: OpsChoice) -> str:
-    """Say in one line which ops are kernels, and why the others run without one.
+    """Return a line for the user that says which ops run as kernels, and why the other ops run without a kernel.
 
     >>> describe(OpsChoice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
     'kernels: none; plain: all ops (cpu was requested)'

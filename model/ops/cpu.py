@@ -1,4 +1,7 @@
-"""The table of ops for XLA's CPU compiler: products in slices of columns, and attention that reads few unused rows."""
+"""`CPU`, the table of ops for XLA's CPU compiler.
+
+Its products work on slices of columns (`products.cpu_product`), and its attention reads few unused rows of the cache.
+"""
 
 from typing import Any
 
@@ -16,10 +19,10 @@ from llamaspec.model.ops.xla import plain
 from llamaspec.model.weights.groups import LANES
 from llamaspec.reference.config import Config
 
-# The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
+# The first chunk of a prompt has 128 tokens. 512 rows of keys and values stay in a CPU's caches.
 PROMPT_SPANS = CacheSpans(smallest=128, longest=512, growth=2)
-SUMMED = 16  # most values of the cache in a partial sum; each value is one more operation to compile
-SECOND_CORE = 1 << 19  # bytes that a loop must read and write before XLA gives it a second core
+SUMMED = 16  # largest number of values in a partial sum; each value is one more operation to compile
+SECOND_CORE = 1 << 19  # XLA runs a loop on two cores if the loop reads and writes at least this number of bytes
 
 
 def cpu_attend(
@@ -33,9 +36,9 @@ def cpu_attend(
 ) -> Float[Array, "batch seq width"]:
     """Call `attend` with spans and products for a CPU.
 
-    A prompt has more and shorter spans, so it reads few unused rows, and the rows stay in a CPU's caches. If each query
-    head has its own keys, a single token multiplies the keys without a dot, because a dot would first copy the keys. In
-    this case, a batch with a cache in pages uses `attend_listed_pages`.
+    For a prompt, we use more and shorter spans, so attention reads few unused rows, and these rows stay in a CPU's
+    caches. For a single token, if each query head has its own keys, we multiply the keys without a dot, because a dot
+    would first copy the keys. In this case, a batch with a cache in pages uses `attend_listed_pages`.
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
@@ -55,10 +58,10 @@ def cpu_attend(
 
 
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
-    """Choose the smallest span for one query, if each row of the cache has `numbers` numbers.
+    """Choose the smallest span for one query; `numbers` is the number of elements in a row of the cache.
 
-    The span is twice `SPANS.smallest` if XLA gives only the loops over the doubled span to both cores. Two cores read
-    twice as many rows in the same time, and both are awake for the product that follows.
+    If XLA runs loops over the doubled span on both cores, but not loops over `SPANS.smallest`, we choose the doubled
+    span. Two cores read twice as many rows in the same time, and both cores are awake for the next product.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
@@ -67,10 +70,11 @@ def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
 
 
 def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
-    """Choose how many products to add in a partial sum, so that XLA gives a loop of `numbers` products to both cores.
+    """Choose how many products to add in a partial sum, so that XLA runs a loop of `numbers` products on both cores.
 
-    Returns the largest divisor of `most` that works; None if no divisor works. XLA gives a small loop to both cores if
-    the loop has more operations than bytes, or at least `SECOND_CORE` bytes. Shorter sums write more bytes.
+    Returns the largest divisor of `most` that works; None if no divisor works. XLA runs a small loop on both cores if
+    the loop has more operations than bytes, or at least `SECOND_CORE` bytes. With shorter sums, the loop writes more
+    bytes.
     """
     for summed in range(most, 0, -1):
         bytes_ = numbers * dtype.itemsize + 4 * numbers // summed
@@ -81,7 +85,7 @@ def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
 
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
-    """Compute `Scores` for one query per head of keys, with `products.lane_sums` instead of a dot if possible."""
+    """Compute `Scores` for one query per kv head, with `products.lane_sums` instead of a dot if possible."""
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return scores_by_dot(q, k, visible)
     q = lax.optimization_barrier(q)[:, :, 0]  # [batch, kv_heads, 1, head_dim]
@@ -93,9 +97,9 @@ def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv
 
 
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
-    """Compute `Weighted` for one query per head of values, in partial sums of up to `SUMMED` values.
+    """Compute `Weighted` for one query per kv head, in partial sums of up to `SUMMED` values.
 
-    Each slice is taken out of the whole cache in one step; in two steps, XLA would copy the rows in use.
+    We slice the whole cache in one step; with two steps, XLA would copy the rows in use.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:
@@ -104,7 +108,8 @@ def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 hea
     p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, summed, 1)  # [batch, kv_heads, sums, values, 1]
     values = (v[:, :, i:rows:summed].astype(jnp.float32) for i in range(summed))
     partial_sums = lax.optimization_barrier(sum(value * p[:, :, :, i] for i, value in enumerate(values)))
-    # A dot with ones adds them: XLA would need longer to start both cores for such a short sum than to compute it.
+    # We add the partial sums by a dot with ones, which runs on one core: starting a second core for such a short sum
+    # would take longer than the sum.
     ones = jnp.ones(partial_sums.shape[:3])
     return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)[:, :, None, None]
 

@@ -1,11 +1,11 @@
-"""Round activations before a product as other programs do, on both backends.
+"""Emulates other programs that round activations before a product, in JAX and in NumPy.
 
 llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds activations to int8
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
 
-The rounding is stored with the matrix, so the code of the model is the same with and without rounding. In JAX,
-`RoundedMatrix` is a pytree around a matrix, and `emulating` makes a product that reads it. In NumPy, `RoundingArray` is
-a matrix that rounds the vectors of a product.
+We store the rounding with the matrix, so that the code of the model is the same with and without rounding. In JAX,
+`RoundedMatrix` is a pytree that contains a matrix, and `emulating` makes a product that applies the rounding. In NumPy,
+`RoundingArray` is a matrix that rounds the vectors of a product.
 """
 
 from collections.abc import Callable
@@ -37,11 +37,12 @@ SUPERBLOCK = 256
 
 
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
-    """Map the name of each matrix that needs rounded activations to the name of the rounding, one of `ROUNDINGS`.
+    """Map the name of each matrix that needs rounded activations to its rounding, which is a key of `ROUNDINGS`.
 
-    `emulate` is q8_0, for all quantized matrices; int8, with one scale per token, for matrices in int8; or ggml, for
-    the rounding that llama.cpp uses with the type of each tensor of a GGUF file. Raises ValueError for another name,
-    for a model without such matrices, and if we stack matrices for one product that have different roundings.
+    `emulate` has three values: q8_0 rounds the inputs of all quantized matrices; int8 rounds the inputs of matrices in
+    int8, with one scale per token; and ggml uses the rounding that llama.cpp uses for the type of each tensor of a GGUF
+    file. Raises ValueError for another name, if no matrix needs rounding, or if matrices that we stack for one product
+    have different roundings.
     """
     from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
 
@@ -55,14 +56,15 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     elif emulate == "int8":
         rounded_by = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form in BYTES}
     else:
-        raise ValueError(f"no rounding of activations named {emulate}: choose q8_0, int8 or ggml")
+        raise ValueError(f"the rounding of activations {emulate!r} is unknown: choose q8_0, int8 or ggml")
     if not rounded_by:
-        raise ValueError(f"{checkpoint.path} has no matrix with activations for {emulate} to round")
+        raise ValueError(f"{checkpoint.path} has no matrix for which {emulate} would round activations")
     for stack in stacks(checkpoint.config):
         first, *stacked = (weight.name for weight in stack.weights)
         for name in stacked:
             if rounded_by.get(first) != rounded_by.get(name):
-                raise ValueError(f"{checkpoint.path}: {first} and {name} have types with different activations")
+                what = "are multiplied together, but their types need different roundings of activations"
+                raise ValueError(f"{checkpoint.path}: {first} and {name} {what}")
     return rounded_by
 
 
@@ -71,12 +73,12 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 class RoundedMatrix:
     """A matrix, and the name of the rounding for the vectors of its products."""
 
-    weight: Any  # a `Matrix`, or what a map over the tree puts there
+    weight: Any  # a `Matrix`, or another leaf if JAX maps a function over the tree
     to: str = field(metadata={"static": True})
 
 
 def emulating(product: Product) -> Callable[[Array, Matrix | RoundedMatrix], Array]:
-    """Extend `product` to matrices that carry a rounding."""
+    """Return a function like `product` that also accepts a `RoundedMatrix`: it rounds the vectors, then multiplies."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Matrix | RoundedMatrix) -> Float[Array, "*batch rows"]:
         if not isinstance(weight, RoundedMatrix):
@@ -97,28 +99,29 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 
 
 def emulated_ops(ops: Ops) -> Ops:
-    """Return the same table of ops with `emulating` products. Raises ValueError for a table with kernels."""
+    """Return the table `ops` with products that apply `RoundedMatrix`. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
         raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 
 def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
-    """Wrap each matrix of `params` that `roundings_by_name` names in a `RoundedMatrix`. `params` may be shapes."""
+    """Wrap each matrix in `params` with a name in `roundings_by_name` in a `RoundedMatrix`. `params` may be shapes."""
 
     def rounding(place: Any, array: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in roundings_by_name:
             return RoundedMatrix(array, roundings_by_name[place.names[0]])
         return array
 
-    # No product uses the embedding, so the embedding is not wrapped. A tied head is wrapped, as a separate leaf.
+    # No product uses the embedding, so we do not wrap it. We do wrap a tied head, which is a separate leaf of the tree.
     return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 
 class RoundingArray(np.ndarray):
-    """A NumPy matrix that rounds the vectors it is multiplied by. It only supports `x @ matrix.T`.
+    """A NumPy matrix that rounds the vectors x in a product. The only supported product is `x @ matrix.T`.
 
-    A stack of matrices may be indexed by its first axis. `minima` are the minima of the blocks, for q8_1.
+    The array may also be a stack of matrices, which callers index by the first axis. For q8_1, `minima` has the minima
+    of the blocks.
     """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None
@@ -154,7 +157,7 @@ class RoundingArray(np.ndarray):
 
 
 def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """Round as `ggml_activations.q8_0` does, in float32, which holds the results exactly."""
+    """Round activations as `ggml_activations.q8_0` does, in float32, which holds the results exactly."""
     cols = x.shape[-1]
     blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]).reshape(*x.shape[:-1], -1, BLOCK)
     most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
@@ -165,7 +168,7 @@ def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
 
 
 def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks"]:
-    """Round as `ggml_activations.q8_1` does, in float32, which holds the results exactly."""
+    """Round activations as `ggml_activations.q8_1` does, in float32, which holds the results exactly."""
     rounded = q8_0(x)
     more = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]
     blocks, sums = (jnp.pad(a, more).reshape(*x.shape[:-1], -1, BLOCK) for a in (x, rounded))
@@ -178,7 +181,7 @@ def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks
 
 
 def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """Round as `ggml_activations.q8_k` does, with each number rounded once to float32."""
+    """Round activations as `ggml_activations.q8_k` does, and round each result once to float32."""
     blocks = x.reshape(*x.shape[:-1], -1, SUPERBLOCK)
     first = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
     most = jnp.take_along_axis(blocks, first, axis=-1)
@@ -190,7 +193,7 @@ def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
 
 
 def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """Round as `smoothquant.activations` does, in float32, by the codes of the int8 cache."""
+    """Round activations as `smoothquant.activations` does, in float32, with the same functions as the int8 cache."""
     codes, scales = from_int8(to_int8(x))
     return codes * scales[..., None]
 

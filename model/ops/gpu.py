@@ -1,13 +1,13 @@
 """The ops of a transformer block on a Hopper GPU: our kernels if they support the model, otherwise XLA.
 
-Kernels are for decoding: one new token for each of a few sequences, when reading weights and cache takes all the time.
-XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
-has a kernel for both.
+Kernels are for decoding steps, with one new token for each of a few sequences. In such a step, reading weights and
+cache takes all the time. For the many tokens of a prompt, XLA computes the products, because its matrix products are as
+fast as the tensor cores. Attention has a kernel for decoding and a kernel for prompts.
 
-`pallas_ops` asks each kernel once, before anything is compiled, which calls of a model the kernel accepts. The form of
-a call is the shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by form.
+Before compilation, `pallas_ops` asks each kernel once which calls of a model it accepts. The form of a call is the
+shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by their form.
 
-This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
+This module is separate from the other tables because importing Pallas takes a second, and only a GPU needs Pallas.
 """
 
 from collections import Counter, defaultdict
@@ -45,8 +45,8 @@ from llamaspec.pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
 
-CHUNK = 256  # tokens of a prompt in calls for `pallas_ops`; the kernel's answer is the same for any number
-PROMPT = "attend_prompt"  # name of the prompt's attention kernel, among the reasons of `pallas_ops`
+CHUNK = 256  # number of tokens of a prompt in the calls for `pallas_ops`; the answer is the same for any number
+PROMPT = "attend_prompt"  # name of the attention kernel for prompts in the reasons that `pallas_ops` returns
 
 
 def norm_qkv(
@@ -59,7 +59,7 @@ def norm_qkv(
     mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerStore]:
     """Compute `block.norm_qkv` for one token of each sequence."""
-    del mean  # only norms of q and k use it, and those have no kernel
+    del mean  # only norms of q and k use `mean`, and this kernel does not support such norms
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
@@ -94,7 +94,7 @@ def attend(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Compute `attention.attend` with a kernel: one for a single token of each sequence, or one for a prompt."""
+    """Compute `attention.attend` with the kernel for one token of each sequence, or with the kernel for a prompt."""
     assert sinks is None  # `check_config`
     _check_cache(cache, q)
     start = positions.at[:, 0]
@@ -140,7 +140,10 @@ def down_add(
 def _linear_add(
     v: Float[Array, "batch 1 cols"], linear: Linear, x: Float[Array, "batch 1 rows"], total: Total | None
 ) -> Float[Array, "batch 1 rows"]:
-    """Multiply v by the weight, and add the bias and x: in the kernel, or with `total`, after the sum over devices."""
+    """Multiply v by the weight, and add the bias and x.
+
+    With `total`, we add the bias and x after the sum over devices; otherwise the kernel adds them.
+    """
     weight, bias = linear
     if total is None:
         return gemv(multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
@@ -173,7 +176,7 @@ def _check_cache(cache: LayerStore, x: Array) -> None:
 def _norm_qkv_form(
     x: Shaped, layer: Layer, cache: LayerStore, positions: Positions, *, config: Config, mean: Mean | None = None
 ) -> Form | None:
-    del mean  # `config` determines whether it is given
+    del mean  # `config` determines whether callers pass `mean`
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else form_of((x, weights, cache, positions), config)
 
@@ -187,7 +190,7 @@ def _attend_form(
     config: Config,
     sinks: Shaped | None = None,
 ) -> Form | None:
-    del sinks  # `config` determines whether they are given
+    del sinks  # `config` determines whether callers pass `sinks`
     batch, seq, *head = q.shape
     several = min(seq, 2)  # prompts of all lengths have one form, since the kernel accepts any length
     q, at = abstract(batch, several, *head, dtype=q.dtype), abstract(batch, several, dtype=positions.at.dtype)
@@ -228,7 +231,7 @@ KERNELS: dict[str, KernelOp[..., Any]] = {
 class OpCall(NamedTuple):
     """One call of an op in a model, with shapes instead of arrays."""
 
-    name: str  # of the op, or `PROMPT`
+    name: str  # name of the op, or `PROMPT`
     arguments: tuple[Any, ...]
     fixed: Mapping[str, Any] = {}
 
@@ -262,10 +265,11 @@ def calls(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> Iterator[OpCall]:
-    """Yield all calls of ops with kernels in a decoding step, and the calls of attention for a prompt.
+    """Yield all calls of ops with kernels in a decoding step, and all calls of attention for a prompt.
 
-    `params` may be `abstract_params`. The cache holds `capacity` positions. `cache_dtype` is the dtype of the embedding
-    by default. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch` sequences.
+    `params` may come from `abstract_params`. The cache holds `capacity` positions. The default of `cache_dtype` is the
+    dtype of the embedding. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch`
+    sequences.
     """
     dtype = params.embedding.dtype
     stored = np.dtype(cache_dtype or dtype)
@@ -277,7 +281,7 @@ def calls(
         return LayerPages(k, v, abstract(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
 
     prompts = 1 if pages else batch
-    cache, cache_of_prompts = cache_of(batch), cache_of(prompts)  # of any layer
+    cache, cache_of_prompts = cache_of(batch), cache_of(prompts)  # the same for every layer
 
     def positions(batch: int, seq: int) -> Positions:
         angles = abstract(batch, seq, config.rotary_features // 2, dtype=np.dtype(np.float32))
@@ -311,10 +315,11 @@ def pallas_ops(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> tuple[Ops, dict[str, str | None]]:
-    """Make the table of ops for a model. Return also, for each op, the reason why XLA runs it instead of a kernel.
+    """Build the table of ops for a model; also return, for each op, the reason why XLA runs it instead of a kernel.
 
     A reason is None if a kernel runs the op in all layers. The names of ops include `PROMPT`, and `moe_add` if the
-    model has experts. The arguments are as in `calls`. Errors of a kernel pass through, except Unsupported.
+    model has experts. The arguments are the same as for `calls`. If a kernel raises Unsupported, this is the reason;
+    all other errors of a kernel propagate.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     answers_by_name: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
@@ -334,7 +339,7 @@ def pallas_ops(
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Join the reasons of all calls. A reason that not all layers share comes with the number of its layers."""
+    """Join the reasons of all calls; if a reason does not apply to all layers, we add the number of layers."""
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

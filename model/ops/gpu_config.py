@@ -1,4 +1,4 @@
-"""A table of the fields of `Config`: which kernel ops handle a field, and which kernel ops refuse a field."""
+"""A table that says, for each field of `Config`, which kernel ops support the field and which ops refuse it."""
 
 from dataclasses import MISSING, fields
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from llamaspec.reference.config import Config
 class FieldRule(NamedTuple):
     """The kernel ops that depend on a field of `Config`; all other kernel ops ignore the field."""
 
-    handled: tuple[str, ...] = ()  # compute with the field, or with shapes and arrays that follow from it
-    refused: tuple[str, ...] = ()  # support only the default of the field
+    handled: tuple[str, ...] = ()  # ops that compute with the field, or with shapes and arrays that depend on it
+    refused: tuple[str, ...] = ()  # ops that support only the default of the field
 
 
 # A field that is not in this table is refused by every kernel, except at its default.

@@ -1,4 +1,4 @@
-"""Products on a Hopper GPU: for a decoding step, with kernels or XLA, and for a prompt, with XLA.
+"""Products on a Hopper GPU: a decoding step uses kernels or XLA, and a prompt uses XLA.
 
 `STEPS` and `PROMPTS` are tables of ops in plain JAX with these products. `model.ops.gpu` adds fused kernels.
 """
@@ -25,17 +25,17 @@ from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-# Kernels take at most this many sequences if the weights are floats. For four sequences, XLA is faster, because it uses
-# the tensor cores (docs/lessons-gpu.md).
+# If the weights are floats, we use kernels for at most this number of sequences. For four sequences, XLA is faster,
+# because it uses the tensor cores (docs/lessons-gpu.md).
 MOST_SEQUENCES = 2
-# For more sequences than this, `coded_gemm` multiplies the codes that it supports by all vectors at once.
+# For more than this number of sequences, `coded_gemm` multiplies codes (if it supports them) by all vectors at once.
 MOST_ONE_BY_ONE = 2
 
 Shaped = Array | jax.ShapeDtypeStruct
 
 
 def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """Multiply in a decoding step: with a kernel, if one supports this matrix and these vectors, or with XLA."""
+    """Multiply in a decoding step: with a kernel if a kernel supports this matrix and these vectors, else with XLA."""
     if isinstance(weight, Stacked):
         return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.reshape(-1, x.shape[-1])
@@ -48,13 +48,16 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return y.reshape(*x.shape[:-1], -1)
 
 
-# Ops in plain JAX with `step_product`: for a cache in pages, for several vectors at once, and for calls that fused
-# kernels refuse.
+# Ops in plain JAX with `step_product`. We use these for a cache in pages, for several vectors at once, and for calls
+# that the fused kernels refuse.
 STEPS = plain(step_product)
 
 
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
-    """Tell whether `coded_gemm` multiplies these codes by these vectors; XLA then runs the rest of an op."""
+    """Tell whether `coded_gemm` can multiply the codes of `weight` by the vectors `x`.
+
+    In this case, XLA computes the rest of the op.
+    """
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)
     vectors, cols = x.size // x.shape[-1], x.shape[-1]
@@ -75,7 +78,7 @@ def _coded(weight: Matrix) -> ScaledCodes:
 
 
 def _one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
-    """Tell whether `gemv` multiplies a matrix by these few vectors faster than XLA."""
+    """Tell whether `gemv` can multiply a matrix by the vectors `x`, and is faster than XLA."""
     try:
         check_one_by_one(weight, x)
     except Unsupported:
@@ -84,36 +87,37 @@ def _one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
 
 
 def check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
-    """Raise Unsupported unless `gemv` multiplies a matrix by these few vectors faster than XLA."""
+    """Raise Unsupported if `gemv` cannot multiply a matrix by the vectors `x`, or if XLA is faster."""
     vectors = abstract(x.size // x.shape[-1], x.shape[-1], dtype=x.dtype)
     for part in weight.parts if isinstance(weight, Stacked) else (weight,):
         product_of("gemv", multiplied(part, vectors), vectors, normed=False)
 
 
 def multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
-    """Return `multiplied` of the matrix, or of each part of a `Stacked`, for a kernel that takes several matrices."""
+    """Call `multiplied` for the matrix, or for each part of a `Stacked`, for a kernel that reads several matrices."""
     if isinstance(weight, Stacked):
         return tuple(multiplied(part, x) for part in weight.parts)
     return multiplied(weight, x)
 
 
 def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
-    """Return `operand(weight)`. Raises Unsupported if kernels cannot multiply it by x, or XLA is faster.
+    """Convert a matrix to the operand type of the kernels, for a product with x, [batch, 1, cols] or [batch, cols].
 
-    x is [batch, 1, cols] or [batch, cols].
+    Raises Unsupported if kernels cannot multiply this matrix by x, or if XLA is faster.
     """
     assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
-            raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
+            what = f"kernels multiply floats by at most {MOST_SEQUENCES} vectors"
+            raise Unsupported(f"{what}, got {len(x)}, for which XLA is faster")
     elif weight.cols != x.shape[-1]:
-        raise Unsupported(f"kernels multiply by codes in whole groups, {x.shape[-1]} columns are not")
+        raise Unsupported(f"kernels need rows of whole groups, got {x.shape[-1]} columns in groups of {weight.group}")
     return operand(weight)
 
 
 def operand(weight: Matrix) -> MatrixOperand:
     """Convert a matrix to the operand type of the kernels, without a copy. Raises Unsupported if no kernel reads it."""
-    assert not isinstance(weight, Stacked)  # only q, k and v are
+    assert not isinstance(weight, Stacked)  # only the matrix of q, k and v can be a `Stacked`
     if not isinstance(weight, QuantizedMatrix):
         return weight
     if isinstance(weight, FP8):
@@ -133,16 +137,16 @@ def operand(weight: Matrix) -> MatrixOperand:
 
 
 def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """Multiply for the many tokens of a prompt, and sum in float32.
+    """Multiply the many tokens of a prompt by a matrix, with sums in float32.
 
-    If x is bfloat16, quantized weights are decoded and rounded to bfloat16, as if the file stored them in bfloat16. A
-    product in float32 would take ten times as long.
+    If x is bfloat16, we decode quantized weights and round them to bfloat16, as if the file stored bfloat16. A product
+    in float32 would take ten times as long.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([prompt_product(x, part) for part in weight.parts], axis=-1)
     if not isinstance(weight, QuantizedMatrix) or x.dtype != jnp.bfloat16:
         return dot(x, weight)
-    # The barrier ties the codes to x. Without it XLA might decode the matrices of all layers before the first product.
+    # The barrier makes decoding wait for x. Without it, XLA might decode the matrices of all layers first.
     x, codes = lax.optimization_barrier((x, weight))
     assert isinstance(codes, QuantizedMatrix)
     return dot(x, codes.weights()[:, : x.shape[-1]].astype(x.dtype))
@@ -152,5 +156,5 @@ PROMPTS = plain(prompt_product)
 
 
 def abstract(*sizes: int, dtype: np.dtype) -> Any:
-    """Make the shape and dtype that stand in for an array."""
+    """Return the shape and dtype of an array, for use in place of the array."""
     return jax.ShapeDtypeStruct(sizes, dtype)

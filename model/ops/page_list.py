@@ -1,8 +1,9 @@
-"""Attention of one query per row over a cache in pages, for XLA on a CPU: one loop over a list of all rows' pages.
+"""Attention over a cache in pages for XLA on a CPU, with one query per row: one loop over a list of all rows' pages.
 
-In `paged_attention`, a loop over the pages of one row has operations that are too small for a second core. Here one
-step takes several pages of any rows, and computes one part of a softmax for each page. Afterwards a second loop joins
-the parts of each row in order. A part depends only on its page and query, so a row has the same parts in any batch.
+In `paged_attention`, a loop over the pages of one row has operations that are too small for a second core. In this
+module, one step of the loop processes several pages, which may belong to different rows, and computes a partial softmax
+for each page. Then a second loop joins the partial results of each row in order. A partial result depends only on its
+page and query, so a row gets the same results in any batch.
 """
 
 import math
@@ -19,8 +20,8 @@ from llamaspec.model.ops.attention import Scores, transform_visible
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.reference.config import Config
 
-AT_ONCE = 8  # pages in one step
-SUMMED = 16  # most values of a page in a partial sum
+AT_ONCE = 8  # number of pages in one step
+SUMMED = 16  # largest number of values of a page in a partial sum
 
 
 def attend_listed_pages(
@@ -33,9 +34,10 @@ def attend_listed_pages(
     scores: Scores,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch 1 width"]:
-    """Compute `paged_attention.attend_pages` for one query per row. `scores` computes the scores of one step's pages.
+    """Compute `paged_attention.attend_pages` for one query per row.
 
-    Every query head must have its own keys, and the cache must hold floats.
+    `scores` computes the scores for the pages of one step. Every query head must have its own keys, and the cache must
+    hold floats.
     """
     (batch, _, heads, width), (k, v, table) = q.shape, cache
     page, last = k.shape[2], at[:, 0]
@@ -45,7 +47,7 @@ def attend_listed_pages(
     ends = jnp.cumsum(counts)
     starts = ends - counts
     listed = jnp.arange(-(-table.size // AT_ONCE) * AT_ONCE, dtype=jnp.int32)
-    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # pages past the list's end belong to no row
+    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # items after the last page get any row
     block = jnp.clip(begin[row] + listed - starts[row], 0, table.shape[1] - 1)
     numbers = table[row, block]
 
@@ -67,7 +69,7 @@ def attend_listed_pages(
     parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
 
     def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add the i-th part of each row that has one, by the online softmax of `reference.softmax`."""
+        """Add the i-th partial result of each row that has one, by the online softmax of `reference.softmax`."""
         (maximum, total, h), has = running, (i < counts)[:, None, None]
         m, t, more = (part[jnp.minimum(starts + i, len(listed) - 1)] for part in parts)
         larger = jnp.maximum(maximum, m)
@@ -84,7 +86,7 @@ def attend_listed_pages(
 
 
 def _pairwise(change: Callable[[Array, Array], Array], some: Iterable[Array], partners: Iterable[Array]) -> Any:
-    """Apply `change` to each of three arrays and its partner."""
+    """Apply `change` to each array in `some` and the array at the same place in `partners`."""
     return tuple(map(change, some, partners))
 
 
@@ -104,6 +106,7 @@ def _weighted(
         return jnp.where(visible[:, None, i::summed, None], v[numbers, :, :, i].astype(jnp.float32), 0)
 
     partial_sums = lax.optimization_barrier(sum(values(i) * p[:, :, :, i] for i in range(summed)))
-    # A dot with ones adds them: XLA would need longer to start both cores for such a short sum than to compute it.
+    # We add the partial sums by a dot with ones, which runs on one core: starting a second core for such a short sum
+    # would take longer than the sum.
     ones = jnp.ones(partial_sums.shape[:3])
     return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)

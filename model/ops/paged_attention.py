@@ -1,7 +1,8 @@
 """Attention over a cache in pages, in plain JAX: each row of a batch reads only its own pages, in order.
 
-A row adds the same terms in the same order in any batch. `attention.attend` reads as many positions for every row as
-the longest row needs. That is faster if all rows have similar lengths, but a row's rounding depends on the longest row.
+So a row adds the same terms in the same order in any batch. `attention.attend` instead reads the same number of
+positions for every row, as many as the longest row needs. This is faster if all rows have similar lengths, but the
+longest row then affects how the results of other rows are rounded.
 """
 
 import jax.numpy as jnp
@@ -27,8 +28,9 @@ def attend_pages(
 ) -> Float[Array, "batch seq width"]:
     """Compute `reference.cached_attention.attention_paged`, also for several queries per row.
 
-    A query at position p of `at` sees the positions up to p, or the last `window` of them. A query at -1 sees nothing,
-    and its result is 0. A row takes one step for each of its pages.
+    `at` has the position p of each query. A query sees the positions up to p; with `window`, only the last `window` of
+    these positions. A query with p = -1 sees no position, and its result is 0. The loop for a row has one step for each
+    of the row's pages.
     """
     batch, seq = q.shape[:2]
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
@@ -50,7 +52,7 @@ def _attend_row(
 ) -> Array:
     """Attend for one row with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
-    z are the scores of sinks, and the softmax starts from z; None: the model has no sinks.
+    `z` has the scores of sinks, from which the softmax starts; None: the model has no sinks.
     """
     page = cache.k.shape[2]
     last = jnp.max(at)
@@ -84,7 +86,7 @@ def _attend_row(
 
 
 def _page(pages: Array, number: Array) -> tuple[Float[Array, "kv_heads page head_dim"], Array | None]:
-    """Read keys or values of a page in float32. For a cache of int8, return also the scales [kv_heads, 1, 1, page]."""
+    """Read the keys or values of a page in float32; for an int8 cache, also return scales [kv_heads, 1, 1, page]."""
     rows = lax.dynamic_index_in_dim(pages, number, keepdims=False)
     if rows.dtype != jnp.int8:
         return rows.astype(jnp.float32), None

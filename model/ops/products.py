@@ -14,14 +14,15 @@ from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.model.weights.groups import LANES, PAIR, ROW
 from llamaspec.model.weights.params import Matrix
 
-MOST_DECODED = 1 << 24  # most weights of a quantized matrix to decode at once: 64 MB in float32
-MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
-FEWEST_ROWS = 16  # least rows of a block; if no block has as many, the whole matrix is one block
-MOST_ONE_BY_ONE = 4  # vectors that a CPU multiplies by integer codes one after the other
-MOST_KEPT = 1 << 22  # weights: their codes stay in a CPU's caches from one vector to the next
-# Fewer vectors in bfloat16 use too few lanes with the matrix as first operand. With more, a copy of it costs little.
-NARROW_BY_ROWS = range(13, 65)  # numbers of vectors for which a bfloat16 matrix is the first operand of the dot
-MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
+MOST_DECODED = 1 << 24  # largest number of weights to decode at once (64 MB in float32)
+MOST_CPU_DECODED = 1 << 20  # largest number of weights to decode at once on a CPU (4 MB)
+FEWEST_ROWS = 16  # smallest number of rows in a block; if no such block fits, the whole matrix is one block
+MOST_ONE_BY_ONE = 4  # largest number of vectors that a CPU multiplies by integer codes one after the other
+MOST_KEPT = 1 << 22  # number of weights with codes that stay in a CPU's caches from one vector to the next
+# The numbers of vectors in bfloat16 for which the matrix is the first operand of the dot. With fewer vectors, the dot
+# would use too few lanes. With more vectors, XLA's copy of the matrix costs little.
+NARROW_BY_ROWS = range(13, 65)
+MOST_SLICES = 64  # largest number of slices (16 columns each) in one loop; longer loops of XLA on a CPU are slow
 
 
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
@@ -38,14 +39,15 @@ def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch 
 
 
 def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """Multiply on a CPU, where XLA multiplies one vector at memory speed only if the program has no dot.
+    """Multiply vectors by a matrix on a CPU.
 
-    For one vector, the product is a sum of slices of 16 columns. These operations are elementwise, so XLA makes one
-    vectorized loop of them, on both cores. The barrier keeps the last, small sum out of the loop. The loop converts or
-    decodes weights in registers; a dot would first convert the whole matrix in memory.
+    For one vector, we add products of slices of 16 columns instead of using XLA's dot. All these operations are
+    elementwise, so XLA compiles them to one vectorized loop on both cores, which decodes weights in registers and runs
+    at memory speed. A dot would first convert the whole matrix in memory. A barrier keeps the last, small sum out of
+    the loop.
 
-    Several vectors use a dot, except that a few vectors multiply integer codes one after the other. The choice depends
-    only on the number of vectors, so the values of other rows in a batch do not change a row's bits.
+    For several vectors, we use a dot. Only a few vectors and a matrix of integer codes are multiplied one vector after
+    the other. The choice depends only on the number of vectors, so other rows in a batch do not change a row's bits.
     """
     if isinstance(weight, Adapted):
         return _adapted_product(x, weight, cpu_product)
@@ -64,7 +66,7 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 
 
 def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
-    """Count the float32 partial sums that `cpu_product` stores before the last sum: 16 for each block of a row.
+    """Return the number of float32 partial sums that `cpu_product` stores before the last sum.
 
     `weight` may be shapes instead of arrays. The small matrices of an adapter are multiplied by dots.
     """
@@ -100,9 +102,10 @@ def last_sum(partial_sums: Float[Array, "*rows n"]) -> Float[Array, " *rows"]:
 
 
 def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """Multiply several vectors with a dot. A quantized matrix is decoded in a loop over two or more blocks of rows.
+    """Multiply several vectors by a matrix with a dot.
 
-    Without a loop, XLA would decode the matrices of all layers before the first product, and keep them all in memory.
+    We decode a quantized matrix in a loop over two or more blocks of rows. Without the loop, XLA would decode the
+    matrices of all layers before the first product, and keep them all in memory.
     """
     if not isinstance(weight, QuantizedMatrix):
         assert not isinstance(weight, Stacked | Adapted)
@@ -118,11 +121,11 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
 
 
 def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
-    """Multiply several vectors by a float32 matrix that is the first operand of the dot.
+    """Multiply several vectors by a float32 matrix, with the matrix as the first operand of the dot.
 
-    XLA's dot copies its second operand into tiles for every product. That is as much work as the product itself if the
-    second operand is the matrix and the vectors are few. Barriers keep XLA from exchanging the two to save a
-    transposition.
+    XLA's dot copies its second operand into tiles for every product. If the second operand is the matrix and there are
+    few vectors, this copy is as much work as the product. Barriers keep XLA from exchanging the two operands, which it
+    would do to avoid a transposition.
     """
     columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
     y = lax.dot_general(w, columns, (((1,), (0,)), ((), ())), lax.Precision.HIGHEST)
@@ -130,10 +133,10 @@ def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -
 
 
 def _narrow_dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
-    """Multiply as `_dot_by_rows` does, in bfloat16.
+    """Multiply several vectors by a bfloat16 matrix, with the matrix as the first operand of the dot.
 
-    The vectors remain rows, because XLA takes several times as long if they are columns. Zero rows pad the vectors to
-    whole registers.
+    Here the vectors are rows, because XLA needs several times as long if they are columns. We append rows of zeros, so
+    that the number of vectors fills whole registers.
     """
     vectors = x.reshape(-1, x.shape[-1])
     padded = lax.optimization_barrier(jnp.pad(vectors, [(0, -len(vectors) % LANES), (0, 0)]))
@@ -145,8 +148,8 @@ def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Floa
     """Multiply a few vectors, one after the other, by blocks of codes that stay in a CPU's cache.
 
     Decoding integers in registers for each vector costs less than decoding the matrix to memory once. The barrier makes
-    each product wait for the previous one; otherwise XLA would decode once for all vectors. A loop over vectors would
-    be slower, because XLA compiles a short loop for a single thread.
+    each product wait for the previous product; otherwise XLA would decode the matrix to memory once for all vectors. A
+    `lax` loop over vectors would be slower, because XLA compiles a short loop for a single thread.
     """
     vectors = x.reshape(-1, x.shape[-1])
 
@@ -163,7 +166,7 @@ def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Floa
 def _by_blocks(
     product: Callable[[QuantizedMatrix], Float[Array, "*batch some"]], weight: QuantizedMatrix, *, most: int
 ) -> Float[Array, "*batch rows"]:
-    """Apply `product` to one block of rows after the other; a block has up to `most` weights. Return all results."""
+    """Apply `product` to one block of rows after the other, and join the results; a block has up to `most` weights."""
     rows = len(weight.codes)
     block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
     if block == rows or block < FEWEST_ROWS:
@@ -173,9 +176,10 @@ def _by_blocks(
 
 
 def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
-    """Choose how many columns of a row to multiply in one loop: a divisor of the row's length; None if none fits.
+    """Choose the number of columns that one loop multiplies; it divides the number of columns in a row.
 
-    A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` for codes.
+    A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` slices for
+    codes. Returns None if no such divisor exists.
     """
     assert not isinstance(weight, Stacked | Adapted)
     if isinstance(weight, QuantizedMatrix):
@@ -193,10 +197,12 @@ def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], blo
 
 
 def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:
-    """Multiply a vector by codes. A group's scale multiplies its 16 partial sums; a row's scale multiplies the sum.
+    """Multiply a vector by a matrix of codes.
 
-    A group's minimum multiplies 16 partial sums of x, because adding the minimum to each weight would take two thirds
-    longer. The sum with scales and the sum with minima are therefore rounded separately, and the two may cancel.
+    If groups have scales, we multiply the 16 partial sums of a group by its scale. If a row has one scale, we multiply
+    the last sum by it. We multiply a group's minimum by 16 partial sums of x, because adding the minimum to each weight
+    would take two thirds longer. So the sum with scales and the sum with minima are rounded separately, and the two
+    sums may cancel.
     """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
@@ -204,7 +210,7 @@ def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: in
     in_loop = grouped or weight.minima is not None  # whether the loop multiplies by scales
 
     def of_group(a: Array, g: int) -> Array:
-        """Take the entries of `a` for group `g` of each block; if a row has only one entry, take this entry."""
+        """Return the entries of `a` for group `g` of each block, or the only entry of each row."""
         return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
 
     def sums(g: int) -> Float[Array, "rows blocks lanes"]:

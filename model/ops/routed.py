@@ -1,4 +1,4 @@
-"""Route each call of an op to a kernel or to XLA, by the shapes of the arguments."""
+"""`Routed`, an op that calls a kernel or XLA, depending on the shapes and dtypes of the arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +12,20 @@ Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of a kernel's ar
 
 @dataclass(frozen=True)
 class KernelOp[**P, R]:
-    """A kernel for an op, and the functions that replace the kernel in other calls."""
+    """A kernel for an op, and the functions that we call if the kernel does not accept the arguments."""
 
     kernel: Callable[P, R]
-    plain: Callable[P, R]
-    prompt: Callable[P, R]  # for arguments without a form
-    form: Callable[P, Form | None]  # the form of arguments; it decides whether the kernel accepts them
+    plain: Callable[P, R]  # for a decoding step that the kernel refuses
+    prompt: Callable[P, R]  # for arguments that have no form, as in a prompt
+    form: Callable[P, Form | None]  # returns the form of the arguments, which decides whether the kernel accepts them
 
 
 @dataclass(frozen=True)
 class Routed[**P, R]:
-    """An op that calls its kernel if the form of the arguments is in `accepted`, and `op.plain` if it is in `refused`.
+    """An op that calls its kernel if the form of the arguments is in `accepted`, or `op.plain` if it is in `refused`.
 
-    Raises ValueError for any other form: the table was made for another model, batch or cache.
+    Arguments without a form go to `op.prompt`. Raises ValueError for any other form, since the table of ops was built
+    for another model, batch or cache.
     """
 
     name: str
@@ -40,10 +41,11 @@ class Routed[**P, R]:
             return self.op.kernel(*arguments, **fixed)
         if form in self.refused:
             return self.op.plain(*arguments, **fixed)
-        raise ValueError(f"{self.name} got arguments of a form that this table of ops was not made for")
+        what = "shapes and dtypes for which this table of ops was not built"
+        raise ValueError(f"{self.name} got arguments with {what} (another model, batch or cache)")
 
 
 def form_of(arrays: Any, *static: Any) -> Form:
-    """Make the form of arrays (or their shapes) and static arguments."""
+    """Return the form (see `Form`) of arrays, or of their shapes, and of static arguments."""
     leaves, tree = jax.tree.flatten(arrays)
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *static

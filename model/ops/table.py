@@ -1,11 +1,11 @@
-"""The table of ops that a model calls, and the signature of each op.
+"""`Ops`, the table of ops that a model calls, and the signature of each op.
 
-A Llama's block is five ops, or four if the block has experts; one more op computes the logits after the last block. A
-table holds one implementation of every op. `xla.XLA` runs on any device, `cpu.CPU` is for XLA's CPU compiler, and
-`gpu.pallas_ops` makes a table with kernels for a model.
+A block of a Llama consists of five ops, or of four ops if it has experts. One more op computes the logits after the
+last block. A table has one implementation of every op: `xla.XLA` runs on any device, `cpu.CPU` is for XLA's CPU
+compiler, and `gpu.pallas_ops` builds a table with kernels for a model.
 
-Inside an op, numbers are float32. A result other than logits is rounded once, to the dtype of the residual stream. A
-vector is rounded to this dtype before a product, for the matrix units. Any matrix may be quantized.
+Inside an op, numbers are float32. An op rounds its result once to the dtype of the residual stream; only logits stay
+float32. Before a product, an op rounds vectors to this dtype, for the matrix units. Any matrix may be quantized.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -18,30 +18,30 @@ from llamaspec.reference.config import Config
 
 
 class Positions(NamedTuple):
-    """Positions of the new tokens, and the angles that RoPE turns them by."""
+    """The positions of the new tokens, and the cosines and sines of RoPE's angles at these positions."""
 
-    at: Int[Array, "batch seq"]  # consecutive along seq
+    at: Int[Array, "batch seq"]  # positions, consecutive along seq
     cos: Float[Array, "batch seq pairs"]
     sin: Float[Array, "batch seq pairs"]
 
 
 @runtime_checkable
 class Product(Protocol):
-    """x times the transpose of a matrix, summed and returned in float32."""
+    """A function that multiplies x by the transpose of a matrix; it sums and returns float32."""
 
     def __call__(self, x: Float[Array, "*batch cols"], weight: Matrix, /) -> Float[Array, "*batch rows"]: ...
 
 
 @runtime_checkable
 class Total(Protocol):
-    """The sum of the partial products of all devices, in float32. `model.parallel` passes it to ops."""
+    """A function that adds the partial products of all devices, in float32. `model.parallel` passes it to ops."""
 
     def __call__(self, partial_sum: Float[Array, "*batch rows"], /) -> Float[Array, "*batch rows"]: ...
 
 
 @runtime_checkable
 class Mean(Protocol):
-    """The mean of one number from each device, in float32."""
+    """A function that computes the mean of one number from each device, in float32."""
 
     def __call__(self, of_mine: Float[Array, "*batch 1"], /) -> Float[Array, "*batch 1"]: ...
 
@@ -50,7 +50,7 @@ class NormQkv(Protocol):
     """Normalize x, project it to q, k and v, rotate q and k by RoPE, and append k and v to the cache.
 
     Some models normalize q and k before RoPE. With `mean`, each device has some of the heads, and a norm over all heads
-    takes the mean over all devices.
+    uses `mean` to average over all devices.
     """
 
     def __call__(
@@ -67,9 +67,10 @@ class NormQkv(Protocol):
 
 
 class Attend(Protocol):
-    """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all.
+    """Compute causal grouped-query attention over the cache. A query sees its last `window` positions; None: all.
 
-    `sinks` has one more score for each head, which joins the scores of keys; None for models without sinks.
+    `sinks` has an additional score for each head, which enters the softmax like the score of a key; None: the model has
+    no sinks.
     """
 
     def __call__(
@@ -147,7 +148,7 @@ class NormLogits(Protocol):
 
 
 class Ops(NamedTuple):
-    """One implementation of every op. Hashable, so that it can be a static argument of a compiled function."""
+    """One implementation of every op. A table is hashable, so it can be a static argument of a compiled function."""
 
     norm_qkv: NormQkv
     attend: Attend

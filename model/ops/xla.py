@@ -1,4 +1,4 @@
-"""The table of ops in plain JAX, which XLA compiles for any device."""
+"""`XLA`, the table of ops in plain JAX, which XLA compiles for any device."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from llamaspec.model.ops.table import Ops, Product
 
 
 def plain(product: Product) -> Ops:
-    """Make a table of ops in plain JAX that use `product` for all products."""
+    """Build a table of ops in plain JAX that use `product` for all matrix products."""
     return Ops(
         norm_qkv=partial(norm_qkv, product=product),
         attend=attend,

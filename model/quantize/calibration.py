@@ -1,18 +1,20 @@
-"""Quantization of a model with the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
+"""Quantizes a model by AWQ, GPTQ or SmoothQuant, layer by layer, for the activations that a text produces.
 
-We cut the text into windows, and compute the residual streams of the windows through the model once. AWQ and
-SmoothQuant multiply the columns of a matrix by factors s before they round, and divide its inputs by s. Something
-earlier absorbs the division. A layer has four kinds of matrices, in the order of computation:
+We split the text into windows of tokens, and pass the windows through the model once. AWQ and SmoothQuant multiply the
+columns of a matrix by factors s before they round it, and divide the inputs of the matrix by s. An earlier norm or
+matrix absorbs the division. A layer has four kinds of matrices, in the order of computation:
 
-    q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
-    o                attention's outputs    1 / s goes into the rows of v
-    gate, up         rmsnorm(x)             1 / s goes into the norm's weight, and s into a router's columns
-    down             silu(gate) * up        1 / s goes into the rows of up
+    matrices         their inputs           what absorbs 1 / s
+    q, k, v          rmsnorm(x)             the norm's weight
+    o                attention's outputs    the rows of v
+    gate, up         rmsnorm(x)             the norm's weight; the columns of a router absorb s
+    down             silu(gate) * up        the rows of up
 
-Each kind is quantized for the inputs that the already quantized layers and matrices compute from the text. Matrices
-with the same inputs share s. In o, the heads of a group share s, since they read the same values. To divide rows of v
-and up, we divide their scales; their codes do not change. SmoothQuant divides only norms. Embeddings and head are not
-quantized. All experts get all tokens, so that a rarely chosen expert is not fitted to very few tokens.
+We quantize each kind for the inputs that the layers and matrices before it, which are already quantized, compute from
+the text. Matrices with the same inputs share s. In o, query heads that share a kv head also share s, since they read
+the same values. To divide rows of v and up, we divide their scales, without changing their codes. SmoothQuant divides
+only norms. We do not quantize embeddings and the head. For calibration, all experts get all tokens, since a rarely
+chosen expert would otherwise see very few tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,22 +45,23 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import smoothquant
 from llamaspec.reference.quantizers.blocks import Quantized
 
-WINDOW = 512  # tokens, or the context of the model if it is shorter
-WINDOWS = 128  # the most windows: the usual number for AWQ and GPTQ
-BYTES = 1 << 20  # the most bytes to read of a file: at 4 bytes per token, four times as many tokens as the windows hold
+WINDOW = 512  # tokens in a window, unless the model's context is shorter
+WINDOWS = 128  # largest number of windows, which is the usual number for AWQ and GPTQ
+BYTES = 1 << 20  # largest number of bytes to read of a file: with 4 bytes per token, four times as many as we need
 
 
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
-    """Read up to `WINDOWS` windows from the beginning of a UTF-8 text, each with BOS in front if the tokenizer has it.
+    """Read up to `WINDOWS` windows of tokens from the beginning of a text file in UTF-8.
 
-    Raises `CheckpointError` if `read_text` refuses the file, or if it holds fewer tokens than one window.
+    If the tokenizer has BOS, each window begins with BOS. Raises `CheckpointError` if `read_text` refuses the file, or
+    if the text has fewer tokens than one window.
     """
     text = read_text(path, most=BYTES)
     begin = [] if tokenizer.bos is None else [tokenizer.bos]
     length = min(context, WINDOW) - len(begin)
     ids = tokenizer.encode(text)
     if len(ids) < length:
-        raise refused(path, f"holds {len(ids)} tokens, fewer than the {length} of one window to calibrate with")
+        raise refused(path, f"has {len(ids)} tokens, but calibration needs at least {length}")
     starts = range(0, len(ids) - length + 1, length)[:WINDOWS]
     return np.array([[*begin, *ids[start : start + length]] for start in starts], np.int32)
 
@@ -70,24 +73,24 @@ def calibrated(
     method: str,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Return a checkpoint with the layers' matrices quantized by `method` for the tokens of `windows`, lazily.
+    """Return a copy of `checkpoint` that quantizes the layers' matrices by `method`, for the tokens of `windows`.
 
-    `method` is one of `METHODS`. Reading the first tensor of a layer quantizes this layer and drops the previous one.
-    Read tensors in order, as writers do: going back starts again from the first layer. `progress` gets the number of
-    the layer, and the share of the layer that is done. Raises ValueError for an unknown
-    method, `CheckpointError` for a model that is quantized already.
+    `method` is a key of `METHODS`. When a caller reads the first tensor of a layer, we quantize this layer and drop the
+    previous layer. So callers should read tensors in order, as writers do: reading an earlier layer starts again from
+    the first layer. We call `progress` with the number of the layer and the share of the layer that is done. Raises
+    ValueError for an unknown method, and `CheckpointError` if the model is already quantized.
     """
     if method not in METHODS:
-        raise ValueError(f"no method named {method}: choose {', '.join(METHODS)}")
+        raise ValueError(f"method {method!r} is unknown: choose {', '.join(METHODS)}")
     checkpoint.config.check_llama("methods that calibrate")
     if any(tensor.codes for tensor in checkpoint.tensors.values()):
-        raise refused(checkpoint.path, f"is quantized already, expected plain weights for {method}")
+        raise refused(checkpoint.path, f"is already quantized, but {method} needs a model with weights in floats")
     walk = _Walk(checkpoint, windows, METHODS[method], progress)
     return replace(checkpoint, tensors={name: walk.tensor(name) for name in checkpoint.tensors})
 
 
 class _Walk:
-    """A pass through the layers: it holds the residual streams of all windows at the input of the next layer."""
+    """A pass through the layers, which keeps the residual streams of all windows at the input of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, windows: np.ndarray, method: Method, progress: Progress):
         self._checkpoint, self._windows, self._method, self._progress = checkpoint, windows, method, progress
@@ -97,7 +100,7 @@ class _Walk:
         self._streams: list[Array] = []
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor that replaces `name`; its values are computed when it is read."""
+        """Return the tensor that replaces the tensor `name`; reading it computes its values."""
         stored, method, weight = self._checkpoint.tensors[name], self._method, self._table[name]
         if weight.layer is None:
             return stored
@@ -147,7 +150,7 @@ def _in_parts(part: Quantized) -> Iterator[Quantized]:
 
 
 class _Layer:
-    """One layer while it is quantized: the current weights, and the codes of the matrices that are done."""
+    """A layer during its quantization: the current weights, and the codes of matrices that are already quantized."""
 
     def __init__(
         self, checkpoint: Checkpoint, index: int, stacked: Sequence[Stack], method: Method, progress: Progress
@@ -166,11 +169,11 @@ class _Layer:
         self._kinds_done = 0
 
     def results(self) -> dict[str, Any]:
-        """Return, by name, the codes of each matrix and the new values of each other tensor."""
+        """Return the codes of each matrix, and the new values of every other tensor, by name."""
         return {name: self._parts.get(name, values) for name, values in self._now.items()}
 
     def pass_through(self, streams: Sequence[Array]) -> list[Array]:
-        """Quantize the layer for these residual streams, and return its outputs for them."""
+        """Quantize the layer for the residual streams `streams`, and return the layer's outputs for these streams."""
         config, seq = self._config, streams[0].shape[1]
         table = rope_table(config, seq)
         positions = Positions(jnp.arange(seq)[None], table.cos[None], table.sin[None])
@@ -208,7 +211,7 @@ class _Layer:
         method = self._method
         seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"{names[0]} gets inputs that overflow float32")
+            raise refused(self._path, f"cannot calibrate: the inputs of {names[0]} overflow float32")
         s = np.ones(len(seen.means))
         if method.factors and (norm or method.into_matrices):
             if rows and len(self._now[rows]) < len(s):
@@ -231,7 +234,7 @@ class _Layer:
             self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
 
     def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Divide the rows of a quantized matrix by `s`. Heads that share a kv head have the same factors in `s`."""
+        """Divide the rows of the quantized matrix `name` by `s`; heads that share a kv head have equal factors."""
         rows = len(self._now[name])
         if rows < len(s):
             s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
@@ -316,6 +319,6 @@ def _fed_forward(x: Float[Array, "1 seq dim"], layer: Layer, *, config: Config) 
 
 
 def _over_groups(means: Float64[np.ndarray, " width"], config: Config) -> Float64[np.ndarray, " width"]:
-    """Replace the means of the heads that share a kv head by their average."""
+    """Average the means over the query heads that share a kv head, and give each of these heads the average."""
     by_head = means.reshape(config.kv_heads, -1, config.head_dim)
     return np.broadcast_to(by_head.mean(axis=1, keepdims=True), by_head.shape).reshape(-1)

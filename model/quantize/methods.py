@@ -1,11 +1,11 @@
-"""AWQ, GPTQ and SmoothQuant for one matrix, from sums over its inputs.
+"""AWQ, GPTQ and SmoothQuant for one matrix, computed from sums over the matrix's inputs.
 
-`reference.quantizers.awq`, `gptq` and `smoothquant` define the methods for inputs X [tokens, cols] in memory. Here we
-keep only sums over X. If Q replaces a matrix W, the error of the outputs is
+`reference.quantizers.awq`, `gptq` and `smoothquant` define the methods for inputs X [tokens, cols] in memory. This
+module keeps only sums over X. If Q replaces a matrix W, the squared error of the outputs is
 
     || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
 
-so AWQ's search needs only G and the means of |X|, and GPTQ needs only G.
+So AWQ's search needs only G and the means of |X|, and GPTQ needs only G.
 
 AWQ and GPTQ round to the grid of the scheme q4, which is symmetric around zero: all readers and kernels support q4,
 but not zero points.
@@ -27,8 +27,8 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 
 Q4 = SCHEMES["q4"]
 GROUP = 64  # columns that share a scale of q4
-COLUMNS = 128  # columns that GPTQ rounds before it corrects the later ones
-ALPHA = 0.5  # of SmoothQuant: inputs and weights share the range equally
+COLUMNS = 128  # number of columns that GPTQ rounds before it corrects all later columns
+ALPHA = 0.5  # SmoothQuant's alpha; with 0.5, inputs and weights share the range equally
 
 
 class Inputs(NamedTuple):
@@ -44,7 +44,7 @@ class Method(NamedTuple):
 
     form: Form
     bits: int
-    group: int | None  # columns that share a scale; None: all
+    group: int | None  # number of columns that share a scale; None: all columns
     gram: bool  # whether the method needs `Inputs.gram`
     # The factors that multiply the columns of the stacked matrices before rounding, and divide the inputs; None: ones.
     factors: Callable[[np.ndarray, Inputs], np.ndarray] | None
@@ -61,7 +61,7 @@ def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, 
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
-    """Compute `Inputs` from parts of X; sums are in float32 within a part, and in float64 over parts."""
+    """Compute `Inputs` from `parts` of X. Sums within a part are in float32, sums of parts are in float64."""
     total, tokens = None, 0
     for x in parts:
         seen = _sums(x, gram=gram)
@@ -80,7 +80,7 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
 def errors(
     w: Float64[np.ndarray, "rows cols"], q: Float64[np.ndarray, "rows cols"], gram: Float64[np.ndarray, "cols cols"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Compute || (q - w) X^T ||^2 for each row, from `gram`, which is X^T X.
+    """Compute || (q - w) X^T ||^2 for each row of `w` and `q`, from `gram`, which is X^T X.
 
     >>> errors(np.array([[1.0, 1.0]]), np.array([[1.5, 0.0]]), np.array([[4.0, 1.0], [1.0, 1.0]]))
     array([1.])
@@ -90,7 +90,7 @@ def errors(
 
 
 def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[np.ndarray, " cols"]:
-    """Search for factors as `reference.quantizers.awq.search` does, from sums over the inputs."""
+    """Search for AWQ's factors as `reference.quantizers.awq.search` does, but from sums over the inputs."""
     assert inputs.gram is not None
     least, best = np.inf, np.ones(w.shape[1])
     for alpha in awq.ALPHAS:
@@ -102,9 +102,9 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 
 
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
-    """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns after each block of columns.
+    """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns only after blocks of columns.
 
-    A row keeps the codes of plain rounding if they have a smaller error, since GPTQ is not better for every row.
+    GPTQ is not better than rounding to nearest for every row. A row keeps the nearest codes if their error is smaller.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)

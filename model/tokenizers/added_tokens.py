@@ -1,17 +1,19 @@
-"""Finds added tokens in a text, before the text is cut into pieces and its spaces become "▁".
+"""Finds added tokens in a text, before the tokenizer splits the text into pieces and replaces its spaces with "▁".
 
 Two programs define the search, and their results differ if two names overlap:
 
-- `Leftmost`, as the tokenizers library (src/tokenizer/added_vocabulary.rs): searches from left to right, and takes the
-  longest name at each place. A token may absorb the white space on either side, and may match only whole words.
-- `LongestFirst`, as llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`): takes the longest name (in bytes) in the
-  whole text, then the next longest in the remaining text. A token may absorb the ASCII white space after it.
+- `Leftmost` works like the tokenizers library (src/tokenizer/added_vocabulary.rs). It searches from left to right, and
+  chooses the longest name at each position. A token may absorb the white space on either side, and may be restricted to
+  whole words.
+- `LongestFirst` works like llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`). It finds the longest name (in
+  bytes) in the whole text, then the next longest in the remaining text. A token may absorb the ASCII white space after
+  it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
     ([7, 'cd'], ['a', 8])
 
-We find names by binary search, so that many names cost little time.
+We look up names by binary search, so that many names cost little time.
 """
 
 import heapq
@@ -24,7 +26,7 @@ import regex
 
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
-# White space as the tokenizers library defines it, without U+001C to U+001F, and as llama.cpp does.
+# White space in the tokenizers library (without U+001C to U+001F), and white space in llama.cpp.
 WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 ASCII_WHITE_SPACE = r"[\t-\r ]"
 
@@ -43,13 +45,13 @@ class _Match(NamedTuple):
 
 
 class _Names:
-    """Names in alphabetical order; each one knows the longest other name that it begins with."""
+    """Names in alphabetical order. For each name, we store the longest other name that is a prefix of it."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.names = sorted(name for name in added if name)
         self._longest = max(map(len, self.names), default=0)
         self._shorter: list[int] = []
-        beginnings: list[int] = []  # names that the current name begins with, the shortest first
+        beginnings: list[int] = []  # indices of the names that are prefixes of the current name, the shortest first
         for at, name in enumerate(self.names):
             while beginnings and not name.startswith(self.names[beginnings[-1]]):
                 beginnings.pop()
@@ -60,17 +62,17 @@ class _Names:
         self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
 
     def places(self, text: str) -> Iterator[int]:
-        """Yield each place of the text where a name may begin."""
+        """Yield each position in the text at which a name may begin."""
         for first in self._first.finditer(text):
             begin = first.start()
             if text[begin : begin + 2] in self._starts or text[begin] in self._starts:
                 yield begin
 
     def longest(self, text: str, begin: int) -> int:
-        """Find the index of the longest name at a place of the text; -1 if there is none.
+        """Find the index of the longest name that occurs in the text at position `begin`; -1 if no name does.
 
-        The search starts at the last name that sorts before the text from this place on: each name that matches is this
-        name, or a beginning of it.
+        The search starts at the last name that sorts before the text from `begin` on. Every name that occurs at `begin`
+        is this name, or a prefix of it.
         """
         at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
         while at >= 0 and not text.startswith(self.names[at], begin):
@@ -78,10 +80,9 @@ class _Names:
         return at
 
     def fitting(self, at: int, room: int) -> int:
-        """Find the longest beginning of name `at` that is also a name and has at most `room` characters; -1 if there is
-        none.
+        """Find the index of the longest name of at most `room` characters that is name `at` or a prefix of it.
 
-        The name `at` itself counts.
+        Returns -1 if no such name exists.
         """
         while at >= 0 and len(self.names[at]) > room:
             at = self._shorter[at]
@@ -89,7 +90,7 @@ class _Names:
 
 
 class Leftmost:
-    """Finds added tokens as the tokenizers library does."""
+    """Finds added tokens as the tokenizers library does: from left to right, the longest name at each position."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.added = added
@@ -134,7 +135,7 @@ class Leftmost:
 
 
 class LongestFirst:
-    """Finds added tokens as llama.cpp does."""
+    """Finds added tokens as llama.cpp does: the longest name in the whole text first, then shorter names."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.added = added

@@ -1,8 +1,8 @@
-"""SentencePiece's table of characters to replace, checked before a library follows its offsets.
+"""Checks SentencePiece's table of characters to replace, before a library follows the offsets in the table.
 
-u32    n, the size of the trie in bytes
-n      the trie, a double array (https://github.com/s-yata/darts-clone), a u32 for each unit
-rest   the replacements in UTF-8, each with a zero byte behind it
+u32        n, the size of the trie in bytes
+n bytes    the trie, a double array (https://github.com/s-yata/darts-clone) with a u32 for each unit
+the rest   the replacements in UTF-8; a zero byte follows each replacement
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ LEAF, HAS_LEAF = np.uint32(1 << 31), np.uint32(1 << 8)
 
 
 def check_charsmap(table: bytes, path: str) -> None:
-    """Raise `CheckpointError` for a table with an offset beyond its end: the libraries would crash.
+    """Raise `CheckpointError` if the table has an offset beyond its end, since libraries would crash on such a table.
 
     >>> check_charsmap(b"", "tokenizer.model")
     Traceback (most recent call last):
-    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.model: its table of characters to replace is \
-damaged
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.model: precompiled_charsmap (the table of \
+characters to replace) is damaged
     """
     if not _is_sound(table):
-        raise refused(path, "its table of characters to replace is damaged")
+        raise refused(path, "precompiled_charsmap (the table of characters to replace) is damaged")
 
 
 def _is_sound(table: bytes) -> bool:
@@ -37,7 +37,7 @@ def _is_sound(table: bytes) -> bool:
     inner = np.flatnonzero(units & LEAF == 0)
     steps = (units[inner] >> np.uint32(10)) << ((units[inner] & np.uint32(1 << 9)) >> np.uint32(6))
     bases = inner.astype(np.int64) ^ steps.astype(np.int64)
-    if np.any(bases | 255 >= len(units)):  # A byte of the text is combined with the base by exclusive or.
+    if np.any(bases | 255 >= len(units)):  # The library computes an index as the base xor a byte of the text.
         return False
     starts = units[bases[units[inner] & HAS_LEAF != 0]] & ~LEAF
     if np.any(starts >= len(replacements)):

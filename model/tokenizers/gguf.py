@@ -1,18 +1,19 @@
-"""The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
+"""Reads the tokenizer inside a GGUF file. Two types are supported, by tokenizer.ggml.model.
 
-This module converts the tokenizer to a SentencePiece model or a tokenizer.json for the libraries, so that one
-implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp, commit 00ad355):
+Type "llama" has the pieces and scores of a SentencePiece model; type "gpt2" has the merges of byte-level BPE. We
+convert the first to a SentencePiece model and the second to a tokenizer.json, and open these with the same code as
+files. We follow the rules of llama.cpp (src/llama-vocab.cpp, commit 00ad355):
 
-1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is cut (`gguf_cuttings`).
-2. User-defined tokens are found in the text as it is, spaces and all, before it is cut: the longest first.
-3. In "llama", the start of a text and each text after a user-defined or control token get a space in front, unless
-   tokenizer.ggml.add_space_prefix is false. Merges may then make pieces of every type. This is how a user-defined token
-   spelled with "▁" is made: rule 2 does not find it, since the text still has spaces.
-4. Types of tokens are corrected by name (`model.checkpoints.gguf.control_tokens`). If a text spells the name of a
-   control token, the name stays text. (llama.cpp with `parse_special` makes it the token.)
+1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names the rules that split it into pieces (`gguf_cuttings`).
+2. We search for user-defined tokens in the unchanged text, before it is split: the longest first.
+3. In "llama", we put a space in front of a whole text, and of each part after a user-defined or control token, unless
+   tokenizer.ggml.add_space_prefix is false. Then merges may make pieces of every type. A user-defined token that is
+   spelled with "▁" can only arise in this way: rule 2 does not find it, since the text still has spaces there.
+4. We correct the types of tokens by their names (`model.checkpoints.gguf.control_tokens`). If a text contains the name
+   of a control token, the name stays ordinary text. (llama.cpp with `parse_special` turns it into the token.)
 5. If general.name contains "phi-3" or "phi3", all control tokens, user-defined tokens and `</s>` absorb the white
-   space after them, except `<unk>`, `<s>` and `<|endoftext|>`. Other overrides by name are for embeddings
-   (jina, nomic, ModernBERT) and for architectures that are not read (Gemma 4).
+   space after them, except `<unk>`, `<s>` and `<|endoftext|>`. llama.cpp has more overrides by name: for embedding
+   models (jina, nomic, ModernBERT), and for architectures that we do not read (Gemma 4).
 """
 
 import json
@@ -40,33 +41,36 @@ from llamaspec.model.tokenizers.limits import check_count
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
-SENTENCEPIECE_BOS = 1  # the id of BOS where no key names it
+SENTENCEPIECE_BOS = 1  # the id of BOS if no key states it
 TYPE = "tokenizer.ggml.model"
-TEMPLATE = "tokenizer.chat_template"  # and with .NAME, for each of the names in the list
+TEMPLATE = "tokenizer.chat_template"  # the default template; other templates have this key with .NAME
 TEMPLATE_NAMES = "tokenizer.chat_templates"
 
 
 def read_gguf(file: MappedFile) -> Tokenizer | None:
-    """Read the tokenizer of a GGUF file; None where it has none. Raises CheckpointError for one that cannot be used."""
+    """Read the tokenizer of a GGUF file; None if the file has no tokenizer.
+
+    Raises CheckpointError if the tokenizer is damaged or not supported.
+    """
     metadata = read_header(file).metadata
     kind = metadata.string(TYPE, "none")
     if kind in ("none", "no_vocab"):
         return None
     if kind not in ("llama", "gpt2"):
-        raise metadata.refused(f"{TYPE} {short(kind)} is not supported (only llama and gpt2)")
+        raise metadata.refused(f"{TYPE} is {short(kind)}, which is not supported (only llama and gpt2)")
     tokens = metadata.strings("tokenizer.ggml.tokens")
     check_count(len(tokens), metadata.path)
     if len(set(tokens)) < len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
-        raise metadata.refused(f"token {short(twice)} is there twice")
+        raise metadata.refused(f"token {short(twice)} appears twice in tokenizer.ggml.tokens")
     types = _types(metadata, len(tokens))
     read = _sentencepiece if kind == "llama" else _byte_level
     return read(metadata, tokens, types)
 
 
 def named_tokens(file: MappedFile) -> dict[str, str]:
-    """Return the names of the tokens bos_token and eos_token by a GGUF file's keys, as variables for a template."""
+    """Return the strings of bos_token and eos_token for chat templates; the keys of a GGUF file state their ids."""
     metadata, named = read_header(file).metadata, {}
     tokens = metadata.strings("tokenizer.ggml.tokens")
     for name in ("bos", "eos"):
@@ -77,7 +81,7 @@ def named_tokens(file: MappedFile) -> dict[str, str]:
 
 
 def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | None:
-    """Read the chat templates of a GGUF file by name, and the names of the tokens bos_token and eos_token.
+    """Read the chat templates of a GGUF file by name, and the strings of bos_token and eos_token.
 
     Returns None if the file has no default template.
     """
@@ -87,8 +91,9 @@ def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | 
     named = named_tokens(file)
     more_names = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
     if odd := next((name for name in more_names if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
-        # Names become names of files.
-        raise metadata.refused(f"the name of a chat template, {short(odd)}, is not of letters and digits")
+        # We use the names of templates as names of files.
+        what = f"{TEMPLATE_NAMES} contains {short(odd)}, expected names of 1 to 100 letters, digits or underscores"
+        raise metadata.refused(what)
     sources = {name: metadata.string(f"{TEMPLATE}.{name}") for name in more_names}
     return sources | {"default": metadata.string(TEMPLATE)}, named
 
@@ -99,7 +104,7 @@ def _types(metadata: Metadata, count: int) -> Sequence[int]:
         return [NORMAL] * count
     types = metadata.numbers(key)
     if len(types) != count or types.dtype.kind not in "iu" or not np.all((types >= NORMAL) & (types <= BYTE)):
-        raise metadata.refused(f"{key} is not a list of {count} numbers from {NORMAL} to {BYTE}")
+        raise metadata.refused(f"{key} is not a list of {count} integers from {NORMAL} to {BYTE}, one for each token")
     return types.tolist()
 
 
@@ -111,31 +116,34 @@ def _corrected(
 
 
 def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
-    """Make a function that tells, by a token's name, whether the token absorbs the white space after it."""
+    """Return a function that tells whether the token with a given name absorbs the white space after it (rule 5)."""
     model = metadata.string("general.name", "").lower()
     phi_3 = "phi-3" in model or "phi3" in model
     return lambda name: phi_3 and name not in ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: int | None = None) -> int | None:
-    """Return the id that begins texts, or None. If no key names it, return `absent`, as in llama.cpp."""
+    """Return the id of the token that begins texts; None if texts begin without one.
+
+    `default` says whether texts begin with BOS if no key says so, and `absent` is the id of BOS if no key states it.
+    """
     if not metadata.boolean("tokenizer.ggml.add_bos_token", default):
         return None
     if BOS not in metadata:
         return absent
     if not 0 <= (id := metadata.integer(BOS)) < len(tokens):
-        raise metadata.refused(f"{BOS} is {short(id)}, outside a vocabulary of {len(tokens)}")
+        raise metadata.refused(f"{BOS} is {short(id)}, outside the vocabulary of {len(tokens)} tokens")
     return id
 
 
 def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
-    """Mark the unknown token in `types`: llama.cpp's converter writes it as a control token."""
+    """Return `types`, but with the type UNKNOWN for the unknown token: llama.cpp's converter writes it as CONTROL."""
     if UNKNOWN in types:
         return types
     key = "tokenizer.ggml.unknown_token_id"
     id = metadata.integer(key) if key in metadata else 0  # as in llama.cpp
     if not 0 <= id < len(tokens) or types[id] == BYTE or (key not in metadata and tokens[id] != "<unk>"):
-        raise metadata.refused("no token stands for what is unknown")
+        raise metadata.refused(f"has no unknown token: neither {key} nor a token of type {UNKNOWN} states it")
     return [*types[:id], UNKNOWN, *types[id + 1 :]]
 
 
@@ -146,7 +154,8 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
-        raise metadata.refused(f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers")
+        what = f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers, one for each token"
+        raise metadata.refused(what)
     if BYTE not in types:
         types = [BYTE if is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
     types = _with_unknown(metadata, tokens, _corrected(metadata, tokens, types, merged=()))
@@ -187,14 +196,16 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
 
     name = metadata.string("tokenizer.ggml.pre", "default")
     if name not in CUTTINGS:
-        raise metadata.refused(f"tokenizer.ggml.pre {short(name)} is not supported (only {', '.join(CUTTINGS)})")
+        what = f"tokenizer.ggml.pre is {short(name)}, which is not supported (only {', '.join(CUTTINGS)})"
+        raise metadata.refused(what)
     cutting = CUTTINGS[name]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     merges = metadata.strings("tokenizer.ggml.merges")
     for i, merge in enumerate(merges):
         first, _, second = merge.partition(" ")
         if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
-            raise metadata.refused(f"merge {i}, {short(merge)}, is not of two tokens that make a third")
+            what = f"merge {i} is {short(merge)}, expected two tokens of the vocabulary that together spell a third"
+            raise metadata.refused(what)
     bos = _bos(metadata, tokens, default=cutting.bos)
     types = _corrected(metadata, tokens, types, merged={merge.replace(" ", "", 1) for merge in merges})
     takes_in_space = _takes_in_space(metadata)
@@ -211,7 +222,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
 
 
 def _spec(vocabulary: dict[str, int], merges: list[str], cutting: Cutting) -> dict[str, Any]:
-    """Make the tokenizer.json of a byte-level tokenizer, without its added tokens."""
+    """Build the contents of a tokenizer.json for a byte-level tokenizer, without added tokens."""
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     cuts = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

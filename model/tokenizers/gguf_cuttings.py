@@ -1,14 +1,14 @@
-"""Patterns that cut a text into pieces in byte-level tokenizers of GGUF files, by the name in tokenizer.ggml.pre.
+"""Regular expressions by which byte-level tokenizers split a text into pieces, for each name in tokenizer.ggml.pre.
 
-The names are llama.cpp's (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355); we have the names that
-tokenizers of our architectures use. The first pattern cuts a text, the next one cuts the pieces, and so on; text
-between matches is a piece as well.
+The names come from llama.cpp (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355). We support the
+names that tokenizers of our architectures use. The first pattern splits a text into pieces, the second pattern splits
+these pieces, and so on. Text between two matches is also a piece.
 
-The patterns are the tokenizers' own, and llama.cpp's differ in two cases. Its regular expressions have no classes for
-upper and lower case, so it has rewritten gpt-4o and tekken, and cuts capitals outside ASCII and combining marks
-differently. In deepseek-llm and deepseek-coder it does not treat U+3000 as white space.
+We use the patterns of the original tokenizers. llama.cpp differs in two cases. Its regular expressions have no classes
+for upper and lower case, so it has rewritten the patterns of gpt-4o and tekken, and it splits text with non-ASCII
+capitals or combining marks in another way. In deepseek-llm and deepseek-coder, it does not treat U+3000 as white space.
 
-We read a file without the key as "default", as llama.cpp does with a warning.
+If a file lacks the key, we use "default". llama.cpp does the same, with a warning.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 
 class Cutting(NamedTuple):
-    """The rules for cutting a text into pieces, before merges."""
+    """The rules of a byte-level tokenizer for splitting a text into pieces, before it applies merges."""
 
     patterns: tuple[str, ...]
-    whole_words: bool = False  # A piece that is a token is not cut, even if no merges make it.
-    bos: bool = False  # Texts begin with BOS where no key says otherwise.
+    whole_words: bool = False  # whether a piece that is a token becomes this token, even if no merges make it
+    bos: bool = False  # whether texts begin with BOS if no key of the file says so
 
 
 DIGIT, CONTRACTION = r"\p{N}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -39,7 +39,7 @@ DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )
-# The letters with case of Unicode 11 or so, as DeepSeek's tokenizer.json lists them.
+# The letters with upper and lower case, as DeepSeek's tokenizer.json lists them (about Unicode 11).
 CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-"

@@ -1,4 +1,4 @@
-"""Writes a tokenizer as the keys of a GGUF file, which `model.tokenizers.gguf` and llama.cpp read."""
+"""Converts a tokenizer to keys of a GGUF file, which `model.tokenizers.gguf` and llama.cpp read."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
-LAST_SCORE = -1000.0  # the score of tokens that merges must not make
+LAST_SCORE = -1000.0  # score of tokens that no merge should make
 
 
 class VocabularyToken(NamedTuple):
-    """A token of a GGUF file."""
+    """A token of a GGUF file: its text, its type and its score."""
 
     text: str
     kind: int = NORMAL
@@ -48,11 +48,11 @@ def vocabulary_keys(
     *,
     named: Mapping[str, str | None] | None = None,
 ) -> dict[str, Value]:
-    """Format the keys of a tokenizer and chat templates; without a tokenizer, only the ids that begin and end texts.
+    """Return the GGUF keys for a tokenizer and chat templates; without a tokenizer, only the ids of special tokens.
 
-    `templates` has the chat templates by name; "default" is the one for most conversations. `named` has the tokens
-    bos_token and eos_token, as templates use them. Raises `CheckpointError` if llama.cpp has no name for how the
-    tokenizer cuts a text.
+    `templates` has the sources of the chat templates by name; the template "default" is for most conversations. `named`
+    has the strings of bos_token and eos_token that templates use. Raises `CheckpointError` if GGUF or llama.cpp cannot
+    express the tokenizer.
     """
     keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
     ids = _named_ids(tokenizer, named or {})
@@ -64,20 +64,22 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer) -> list[str]:
-    """List the changes that the tokenizer makes to a text and a GGUF file cannot state, one line each."""
+    """List the changes that the tokenizer makes to a text but that a GGUF file cannot express; one line per change."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return []
     spec, lines = tokenizer.proto().normalizer_spec, []
     if spec.remove_extra_whitespaces:
-        lines.append("the tokenizer joins spaces in a row, which a GGUF file cannot say: there each is kept")
+        what = "the tokenizer replaces several spaces with one, which a GGUF file cannot express"
+        lines.append(f"{what}: with the GGUF file, all spaces are kept")
     if spec.precompiled_charsmap:
         how = spec.name or "by a table"
-        lines.append(f"the tokenizer normalizes text ({how}), which a GGUF file cannot say: there text is kept")
+        what = f"the tokenizer normalizes text ({how}), which a GGUF file cannot express"
+        lines.append(f"{what}: with the GGUF file, text is not normalized")
     return lines
 
 
 def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
-    # llama.cpp, too, makes underscores of what are no letters or digits.
+    # Like llama.cpp, we replace characters that are not letters or digits with underscores.
     named = {re.sub(r"[^A-Za-z0-9]", "_", name): source for name, source in templates.items()}
     keys: dict[str, Value] = {
         TEMPLATE if name == "default" else f"{TEMPLATE}.{name}": source for name, source in named.items()
@@ -87,7 +89,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
-    """Look up the ids of named control tokens."""
+    """Return the ids of the control tokens in `named` (key to string) by their keys."""
     special = tokenizer.special if tokenizer else {}
     return {key: special[name] for key, name in named.items() if name is not None and name in special}
 
@@ -95,20 +97,21 @@ def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> 
 def _stop_keys(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None, *, eos: int | None
 ) -> dict[str, Value]:
-    """Choose keys for the ids that end a text. GGUF has three keys: the end of a text, of a turn and of a message.
+    """Assign the stop ids to GGUF's three keys: the end of a text, of a turn and of a message.
 
-    `eos` is the id of eos_token. It gets the first key, from which templates take eos_token.
+    `eos`, the id of eos_token, gets the first key, since templates read eos_token from this key.
     """
     if len(checkpoint.stops) > len(STOPS) and tokenizer:
         checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
     if len(checkpoint.stops) > len(STOPS):
-        raise refused(checkpoint.path, f"{len(checkpoint.stops)} tokens end a text, and GGUF can name {len(STOPS)}")
+        what = f"the model has {len(checkpoint.stops)} end tokens, but GGUF has keys for only {len(STOPS)}"
+        raise refused(checkpoint.path, what)
     special = tokenizer.special if tokenizer else {}
     text, turn, message = STOPS
     keys: dict[str, Value] = {}
     leftover = sorted(
         checkpoint.stops, key=lambda id: (id == bos, id)
-    )  # BOS, which ends the texts of llama2.c, comes last.
+    )  # BOS, which is an end token of llama2.c's models, comes last.
     if eos in leftover:
         keys[text] = eos
         leftover.remove(eos)
@@ -122,9 +125,9 @@ def _stop_keys(
 
 
 def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:
-    """Choose the ids that the keys will name.
+    """Choose the stop ids for which we write keys.
 
-    These are all ids that llama.cpp does not know by name, then known ones while keys are left.
+    First come all ids that llama.cpp does not recognize by the token's name. If keys are left, known ids follow.
     """
     names = {id: tokenizer.piece(id) for id in stops}
     known = sorted((name not in (*END_OF_TURN, *END_OF_MESSAGE), id) for id, name in names.items() if name in ENDS)
@@ -141,8 +144,8 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         case HuggingFaceTokenizer():
             tokens, keys = _huggingface(checkpoint, tokenizer)
         case _:
-            raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
-    # The embedding may have more rows than there are tokens, or fewer, and llama.cpp wants a token for each.
+            raise TypeError(f"a tokenizer of type {type(tokenizer).__name__} cannot be written to a GGUF file")
+    # llama.cpp requires one token for each row of the embedding, which may have more or fewer rows than we have tokens.
     del tokens[checkpoint.config.vocab :]
     tokens += [VocabularyToken(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
@@ -156,7 +159,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         keys["tokenizer.ggml.add_space_prefix"] = tokenizer.dummy_prefix
         unknown = next((id for id, token in enumerate(tokens) if token.kind == UNKNOWN), None)
         if unknown is None:
-            raise refused(checkpoint.path, "its tokenizer has no token for what is unknown, which llama.cpp needs")
+            raise refused(checkpoint.path, "its tokenizer has no unknown token, which llama.cpp needs")
         keys["tokenizer.ggml.unknown_token_id"] = unknown
     return keys
 
@@ -164,9 +167,9 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
 def _sentencepiece(
     checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer
 ) -> tuple[list[VocabularyToken], dict[str, Value]]:
-    """Format the pieces of a model.
+    """Convert the pieces of a SentencePiece model to tokens, and return them with the keys for this kind of tokenizer.
 
-    User-defined pieces get spaces in place of "▁", since llama.cpp searches for them in the text as it is.
+    In user-defined pieces, spaces replace "▁", since llama.cpp searches for these pieces in the unchanged text.
     """
     proto, added = tokenizer.proto(), tokenizer.added
     if (kind := proto.trainer_spec.model_type) != proto.trainer_spec.BPE:
@@ -184,7 +187,7 @@ def _sentencepiece(
 
 
 def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[VocabularyToken], dict[str, Value]]:
-    """Format the tokens of Llama 3 or Mistral. The merges follow from the ranks."""
+    """Convert a tokenizer with ranks (Llama 3 or Mistral) to tokens and keys; we derive the merges from the ranks."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
     def spelled(token: bytes) -> str:
@@ -202,7 +205,9 @@ def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[V
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the two tokens that make each token, in the order of ranks. Tokens that no two make are left out.
+    """Yield the merge for each token, in the order of ranks: the two tokens that byte-pair encoding joins to make it.
+
+    Tokens that no merge makes are left out.
 
     >>> list(_merges({b"a": 0, b"b": 1, b"ab": 2, b"abab": 3, b"xyz": 4}))
     [(b'a', b'b'), (b'ab', b'ab')]
@@ -230,7 +235,7 @@ def _huggingface(
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
     scores = {
         a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))
-    }  # The first merge that makes a token counts.
+    }  # If several merges make a token, the first of them determines the score.
 
     def token(id: int) -> VocabularyToken:
         piece = tokenizer.piece(id)
@@ -247,22 +252,20 @@ def _huggingface(
     if not tokenizer.byte_level:
         return tokens, {TYPE: "llama", "tokenizer.ggml.pre": "default"}
     if tokenizer.dummy_prefix:
-        what = "its tokenizer puts a space in front of texts (add_prefix_space), and llama.cpp would put none"
-        raise refused(checkpoint.path, f"{what}; --to safetensors keeps it")
+        what = "its tokenizer puts a space in front of texts (add_prefix_space), but llama.cpp would not"
+        raise refused(checkpoint.path, f"{what}; use --to safetensors, which keeps the tokenizer")
     name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
     pairs = [f"{a} {b}" for a, b in merges]
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
 
 
 def _not_bpe(checkpoint: Checkpoint, kind: str) -> CheckpointError:
-    what = (
-        f"its tokenizer is of type {kind}, and in a GGUF file of such a model it would be read as BPE, with other ids"
-    )
-    return refused(checkpoint.path, f"{what}; --to safetensors keeps it")
+    what = f"its tokenizer has type {kind}, but readers of the GGUF file would use BPE and get other ids"
+    return refused(checkpoint.path, f"{what}; use --to safetensors, which keeps the tokenizer")
 
 
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
-    """Find llama.cpp's name for how a tokenizer.json cuts a text."""
+    """Find llama.cpp's name (tokenizer.ggml.pre) for the pre-tokenizer `before` of a tokenizer.json."""
     steps: Sequence[Mapping[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
     patterns: list[str] = []
     for step in steps:
@@ -284,4 +287,5 @@ def _name_of(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> str:
     for name, cutting in CUTTINGS.items():
         if cutting.patterns == patterns:
             return name
-    raise refused(checkpoint.path, f"llama.cpp has no name for how its tokenizer cuts a text: {patterns}"[:400])
+    what = f"llama.cpp has no tokenizer.ggml.pre for the patterns that its tokenizer uses to split a text: {patterns}"
+    raise refused(checkpoint.path, what[:400])

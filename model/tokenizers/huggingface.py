@@ -1,7 +1,7 @@
-"""Hugging Face's `tokenizer.json`, run by the library that defines it (https://github.com/huggingface/tokenizers).
+"""Reads a `tokenizer.json` with Hugging Face's tokenizers library (https://github.com/huggingface/tokenizers).
 
-Ids and text equal the library's. A file with a part that this module cannot follow is refused, and the error names
-the part. `dropout` is ignored: it makes random ids, which help only in training.
+Ids and text are the same as in the library. If a file has a part that we do not support, we refuse the file, and the
+error names the part. We ignore `dropout`, which makes ids random and is only useful for training.
 """
 
 import codecs
@@ -37,17 +37,17 @@ from llamaspec.model.tokenizers.rust_library import library_errors
 from llamaspec.model.tokenizers.tokenizer import check_text
 from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_eos, stated_prefix
 
-EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model of no tokens
-MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
+EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model without tokens
+MOST_BRACKETS = 700_000  # A file has one list per merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
-MOST_SCORE = 1e30  # of a piece; sums of them stay finite
+MOST_SCORE = 1e30  # largest score of a piece; sums of such scores stay finite
 SIDES = ("lstrip", "rstrip", "single_word")
-MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
+MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 keys, most of which are tokens.
 
 
 @dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """See `model.tokenizers.tokenizer.Tokenizer`."""
+    """A tokenizer from a `tokenizer.json`; the protocol `model.tokenizers.tokenizer.Tokenizer` explains the methods."""
 
     vocab: int
     bos: int | None
@@ -55,10 +55,10 @@ class HuggingFaceTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    _path: str = field(repr=False)  # for messages
+    _path: str = field(repr=False)  # for error messages
     _spelling: Spelling = field(repr=False)
-    _silent: frozenset[int] = field(repr=False)  # control tokens, and the one for what is unknown: they add no text
-    _spelled_out: frozenset[int] = field(repr=False)  # added tokens of a byte-level vocabulary: text, not bytes
+    _silent: frozenset[int] = field(repr=False)  # tokens that add no text: control tokens and the unknown token
+    _spelled_out: frozenset[int] = field(repr=False)  # added tokens of a byte-level vocabulary; their names are text
     _start: Tokenizer = field(repr=False)  # for the start of a text
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
@@ -87,10 +87,10 @@ class HuggingFaceTokenizer:
         return self._spelled(ids)
 
     def _spelled(self, ids: list[int]) -> list[int]:
-        """Replace each id of a control token by the ids of the characters in its name.
+        """Replace each id of a control token with the ids of the characters in the token's name.
 
-        Encoded text must not have control tokens. The library leaves their names in a text to its model, and a Unigram
-        model has pieces with these names.
+        Encoding a text must not give control tokens. But the library passes their names in a text to its model, and a
+        Unigram model may have pieces with these names.
         """
         controls = set(self.special.values())
         if controls.isdisjoint(ids):
@@ -105,9 +105,9 @@ class HuggingFaceTokenizer:
         return [id for id in spelled if id not in controls]
 
     def longest_first(self) -> "HuggingFaceTokenizer":
-        """Return a copy that finds added tokens as llama.cpp does.
+        """Return a copy that finds added tokens as llama.cpp does (see `added_tokens.LongestFirst`).
 
-        This is only for tokenizers that put no space in front of texts.
+        Use this only for tokenizers that do not put a space in front of texts.
         """
         tokens = self._start.get_added_tokens_decoder().items()
         added = {t.content: Added(id, False, rstrip=t.rstrip) for id, t in tokens if not t.special}
@@ -125,11 +125,11 @@ class HuggingFaceTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """Tell whether pieces are spelled in bytes; otherwise they are SentencePiece's."""
+        """Whether a piece spells bytes, one character per byte; otherwise pieces are text as in SentencePiece."""
         return self._spelling.byte_level
 
     def spec(self) -> dict[str, Any]:
-        """The contents of the tokenizer.json."""
+        """Return the contents of the tokenizer.json as a parsed JSON object."""
         return json.loads(self._start.to_str())
 
     def piece(self, token: int) -> str:
@@ -139,22 +139,22 @@ class HuggingFaceTokenizer:
 def read_huggingface(
     data: bytes, *, path: str, named: Mapping[str, str] = MappingProxyType({})
 ) -> HuggingFaceTokenizer:
-    """Read a tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` next to `path` may name its BOS.
+    """Read a tokenizer from `data`, the bytes of a `tokenizer.json`; a `tokenizer_config.json` next to it may name BOS.
 
-    `named` are special tokens by key, such as eos_token, for the keys that no file next to `path` states. Raises
-    `CheckpointError` for a file that the library refuses, and for a part that this module cannot follow.
+    `named` has special tokens by key, such as eos_token; we use them for keys that no file next to `path` states.
+    Raises `CheckpointError` if the library refuses the file, or if the file has a part that we do not support.
     """
     spec = parse(data, path)
     vocab = _check_model(spec, path)
     check_patterns_and_tables(spec, path)
     unknown = _unknown_of_unigram(spec, path)
-    del spec  # The vocabulary need not be in memory twice.
+    del spec  # Free memory: the library's tokenizer has its own copy of the vocabulary.
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
     model = tokenizer.model
-    if not isinstance(model, models.BPE | models.Unigram):  # The library guesses the kind where no file names it.
+    if not isinstance(model, models.BPE | models.Unigram):  # If the file states no type, the library guesses it.
         kind = short(type(model).__name__)
-        raise refused(path, f"a model of type {kind} is not supported, only BPE and Unigram are")
+        raise refused(path, f"model.type is {kind}, which is not supported (only BPE and Unigram)")
     if isinstance(model, models.BPE):
         model.dropout, unknown = None, model.unk_token
     tokenizer.no_truncation()
@@ -171,7 +171,8 @@ def read_huggingface(
     check_special(special, path)
     for token in added.values():
         if token.special and token.single_word:
-            raise refused(path, f"added token {short(token.content)} has single_word, which is not supported")
+            what = f"the control token {short(token.content)} has single_word true, which is not supported"
+            raise refused(path, what)
     vocab = max(vocab, max(added, default=-1) + 1)
     if not vocab:
         raise refused(path, "the vocabulary is empty")
@@ -182,9 +183,10 @@ def read_huggingface(
     )
     bos = _bos(tokenizer, path)
     if bos is not None and bos >= vocab:
-        raise refused(path, f"its post_processor begins texts with id {bos}, outside a vocabulary of {vocab}")
+        what = f"post_processor puts id {bos} before texts, which is outside the vocabulary of {vocab} tokens"
+        raise refused(path, what)
     for variant in (start, after_special, following):
-        variant.encode_special_tokens = True  # The names of control tokens in a text are text.
+        variant.encode_special_tokens = True  # Treat the names of control tokens in a text as ordinary text.
     return HuggingFaceTokenizer(
         vocab=vocab,
         bos=bos,
@@ -195,7 +197,7 @@ def read_huggingface(
         _path=path,
         _spelling=spelling,
         _silent=frozenset(id for id, token in added.items() if token.special),
-        # In the name of an added token, the library decodes "ö" to one byte. We keep the text, as llama.cpp does.
+        # The library decodes "ö" in the name of an added token to one byte. Like llama.cpp, we keep the name as text.
         _spelled_out=frozenset(id for id, token in added.items() if spelling.byte_level and not token.special),
         _start=start,
         _after_special=after_special,
@@ -212,32 +214,35 @@ def read_huggingface(
 
 
 def parse(data: bytes, path: str) -> dict[str, Any]:
-    """Parse the file's JSON object, which may be far larger than `strict_json` allows."""
+    """Parse a JSON object from a tokenizer's file, which may be far larger than `strict_json` allows.
+
+    Raises `CheckpointError` if the file is not JSON, is too large, or repeats a key.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(values := dict(pairs)) < len(pairs):
             seen = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise refused(path, f"{short(twice)} is there twice")
+            raise refused(path, f"the key {short(twice)} appears twice")
         return values
 
     if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
-        raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
+        raise refused(path, f"the file has more than {MOST_BRACKETS:,} lists and objects")
     if data.count(b",") > MOST_VALUES:
-        raise refused(path, f"more than {MOST_VALUES:,} values")
-    if data.count(b":") > MOST_NAMES:  # Colons within strings count, too, but they are few.
-        raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
+        raise refused(path, f"the file has more than {MOST_VALUES:,} values")
+    if data.count(b":") > MOST_NAMES:  # We also count colons within strings, but such colons are rare.
+        raise refused(path, f"the file has more than {MOST_NAMES:,} tokens and other keys")
     try:
         spec = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
-        raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from None
+        raise refused(path, f"is not JSON: byte {error.start} is not valid UTF-8") from None
     except json.JSONDecodeError as error:
-        raise refused(path, f"is not JSON, or cut short: {error.msg} at character {error.pos}") from None
+        raise refused(path, f"is not JSON, or is truncated: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise refused(path, "is not usable JSON: nested too deeply") from None
+        raise refused(path, "is not usable JSON: it is nested too deeply") from None
     except CheckpointError:
         raise
-    except ValueError as error:  # A number of thousands of digits.
+    except ValueError as error:  # for example, a number with thousands of digits
         raise refused(path, f"is not usable JSON: {error}") from None
     if not isinstance(spec, dict):
         raise refused(path, "is not a JSON object")
@@ -245,36 +250,39 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _check_model(spec: dict[str, Any], path: str) -> int:
-    """Refuse a model that is neither BPE nor Unigram, or that the library would panic over.
+    """Check the key "model" of a tokenizer.json, and return the largest id plus 1.
 
-    Returns one more than the largest id.
+    Raises `CheckpointError` if the model is neither BPE nor Unigram, or if the library would panic when it reads it.
     """
     model = spec.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict):
-        raise refused(path, "not a usable tokenizer.json: it has no model")
+        raise refused(path, "not a usable tokenizer.json: the key model is missing, or is not an object")
     if (kind := model.get("type", "BPE")) not in ("BPE", "Unigram"):
-        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE and Unigram are")
+        raise refused(path, f"model.type is {short(kind)}, which is not supported (only BPE and Unigram)")
     if kind == "Unigram":
         return _check_unigram(pieces, path)
     if not isinstance(pieces, dict):
-        raise refused(path, "not a usable tokenizer.json: its model has no vocab")
+        raise refused(path, "not a usable tokenizer.json: model.vocab is missing, or is not an object")
     if model.get("continuing_subword_prefix"):
         raise refused(path, "model.continuing_subword_prefix is not supported")
     check_count(len(pieces), path)
     ids = set(pieces.values()) if all(type(id) is int and id >= 0 for id in pieces.values()) else None
     if ids is None:
-        raise refused(path, "not a usable tokenizer.json: an id in its vocab is not a whole number from 0 up")
+        raise refused(path, "not a usable tokenizer.json: an id in model.vocab is not a nonnegative integer")
     if len(ids) < len(pieces):
-        raise refused(path, "two tokens of the vocabulary have the same id")
+        raise refused(path, "two tokens in model.vocab have the same id")
     _check_merges(model.get("merges"), pieces, path)
     return max(ids, default=-1) + 1
 
 
 def _check_unigram(pieces: Any, path: str) -> int:
-    """Refuse a vocabulary that is not a list of different pieces, each with a finite score."""
+    """Check the vocabulary of a Unigram model, and return its number of pieces.
+
+    Raises `CheckpointError` if it is not a list of different pieces, each with a finite score.
+    """
     if not isinstance(pieces, list):
-        raise refused(path, "not a usable tokenizer.json: its model has no vocab")
+        raise refused(path, "not a usable tokenizer.json: model.vocab is missing, or is not a list")
     check_count(len(pieces), path)
     names = set()
     for piece in pieces:
@@ -282,43 +290,44 @@ def _check_unigram(pieces: Any, path: str) -> int:
             case [str(name), int() | float() as score] if -MOST_SCORE < score < MOST_SCORE:
                 names.add(name)
             case _:
-                raise refused(path, f"a token of its vocab is {short(piece)}, not a text with a number")
+                what = "expected pairs of a string and a finite score"
+                raise refused(path, f"model.vocab contains {short(piece)}, {what}")
     if len(names) < len(pieces):
-        raise refused(path, "a token of the vocabulary is there twice")
+        raise refused(path, "a token appears twice in model.vocab")
     return len(pieces)
 
 
 def _unknown_of_unigram(spec: Mapping[str, Any], path: str) -> str | None:
-    """Return the unknown token of a Unigram model; None if it has none."""
+    """Return the unknown token of a Unigram model; None if the model is not Unigram, or has no unknown token."""
     model = spec["model"]
     if model.get("type") != "Unigram" or model.get("unk_id") is None:
         return None
     id, vocab = model["unk_id"], model["vocab"]
     if type(id) is not int or not 0 <= id < len(vocab):
-        raise refused(path, f"model.unk_id is {short(id)}, outside a vocabulary of {len(vocab)}")
+        raise refused(path, f"model.unk_id is {short(id)}, outside the vocabulary of {len(vocab)} tokens")
     return vocab[id][0]
 
 
 def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
-    """Refuse a merge that makes no token, since the library panics over some of these.
+    """Raise `CheckpointError` if a merge makes a string that is not a token, since the library may panic on it.
 
-    The library itself names the other faults that merges can have.
+    The library reports other faults in merges itself.
     """
     if not isinstance(merges, list) or not merges:
         return
     if str(merges[0]).startswith("#version"):  # a line of merges.txt, which the library skips
         merges = merges[1:]
-    try:  # half a million pairs at a start, so without a loop
+    try:  # We avoid a Python loop, since a file may have half a million merges.
         merged = map(str.replace, merges, repeat(" "), repeat("")) if type(merges[-1]) is str else map("".join, merges)
         unknown = next(filterfalse(pieces.__contains__, merged), None)
     except (IndexError, TypeError):
         return
     if unknown is not None:
-        raise refused(path, f"a merge makes {short(unknown)}, which is not in the vocabulary")
+        raise refused(path, f"a merge in model.merges makes {short(unknown)}, which is not in model.vocab")
 
 
 def _state(component: Any) -> Part | None:
-    """Return a normalizer, pre-tokenizer, decoder or post-processor as the JSON object that it was read from."""
+    """Return the JSON object that describes a normalizer, pre-tokenizer, decoder or post-processor."""
     if component is None:
         return None
     state = component.__getstate__()
@@ -326,7 +335,7 @@ def _state(component: Any) -> Part | None:
 
 
 def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
-    """Let texts begin with a space or without one, if the tokenizer_config.json in `folder` says so."""
+    """Change whether the tokenizer puts a space in front of texts, if tokenizer_config.json in `folder` says so."""
     before, decoder = _state(tokenizer.pre_tokenizer), _state(tokenizer.decoder)
     byte_level = any(part["type"] == "ByteLevel" for part in (*steps(before), *steps(decoder)))
     prefix = stated_prefix(folder, byte_level=byte_level)
@@ -345,7 +354,7 @@ def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
-    """Make a tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary without a copy."""
+    """Build a tokenizer with another normalizer and pre-tokenizer; it shares the vocabulary of `tokenizer`."""
     spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))
@@ -355,7 +364,7 @@ def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None,
     if {id: token.content for id, token in variant.get_added_tokens_decoder().items()} != {
         id: token.content for id, token in added.items()
     }:
-        raise refused(path, "added_tokens have ids that do not follow the vocabulary's, which is not supported")
+        raise refused(path, "the ids of added_tokens do not continue the ids of model.vocab, which is not supported")
     return variant
 
 
@@ -365,17 +374,17 @@ def _copy(token: AddedToken) -> AddedToken:
 
 
 def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """Find the id that begins texts: the file's post_processor puts it before a text, or tokenizer_config.json names
-    it.
+    """Find the id of the token that begins texts; None if texts begin without one.
 
-    We ignore ids that the post_processor puts after a text, such as EOS, since the model will continue the text.
+    Either the file's post_processor puts this id before a text, or tokenizer_config.json states the token. We ignore
+    ids that the post_processor puts after a text, such as EOS, since the model will continue the text.
     """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         sample = tokenizer.encode("a", add_special_tokens=True).ids
     if sample[: len(plain)] != plain:
         if sample[1 : 1 + len(plain)] != plain:
-            what = "its post_processor puts other ids before a text than one"
-            raise refused(path, f"{what}, which is not supported: {plain} becomes {sample}"[:300])
+            what = "post_processor must put one id before a text, and must not change the text's ids"
+            raise refused(path, f"{what}: it turns {plain} into {sample}"[:300])
         return sample[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)

@@ -1,20 +1,21 @@
-"""The tokens that files next to a tokenizer.json add to it, in the order of transformers 5.24.
+"""Adds the tokens that files next to a tokenizer.json state, in the same order as transformers 5.24.
 
-1. tokenizer.json has added_tokens of its own.
-2. The tokens of added_tokens_decoder in tokenizer_config.json are added in the order of their ids. Where both files
-   have a token, the flags of tokenizer_config.json count.
-3. Without an added_tokens_decoder, the tokens of added_tokens.json are added, and special_tokens_map.json is read (see
-   `tokenizer_config.special_tokens`). A token of added_tokens.json is special if a key names it, and otherwise it is
-   found in normalized text.
-4. Each token that a key such as eos_token names, or the list of extra special tokens, is added as special unless one
-   of the first three has it.
+1. tokenizer.json has its own added_tokens.
+2. We add the tokens of added_tokens_decoder in tokenizer_config.json in the order of their ids. If both files have a
+   token, the flags of tokenizer_config.json count.
+3. If there is no added_tokens_decoder, we add the tokens of added_tokens.json, and read special_tokens_map.json (see
+   `tokenizer_config.special_tokens`). A token of added_tokens.json is special if a key such as eos_token names it;
+   otherwise we search for it in the normalized text.
+4. We add each token that a key such as eos_token names, or that is in the list of extra special tokens, as a special
+   token, unless steps 1 to 3 have added it.
 
-A token that the vocabulary has keeps its id, and a new one gets the next id. Source: transformers 5.24,
+A token that is in the vocabulary keeps its id, and a new token gets the next free id. Source: transformers 5.24,
 tokenization_utils_base.py, `_from_pretrained`, and tokenization_utils_tokenizers.py, `TokenizersBackend.__init__`.
 
-Two rules are ours. A new token that would get another id than its file states is refused: the model's row would be
-another token's. And a token that a key names, or that is a known marker of chats, is a control token even if it is
-listed as not special: it ends an answer, as in mlx-lm and vLLM, and a person's text cannot spell it.
+We add two rules to those of transformers. First, we refuse a new token if its next free id is not the id that its file
+states, since the model would use another token's row. Second, a token that a key names, or that is a known chat marker,
+is a control token even if a file lists it as not special. So it ends an answer, as in mlx-lm and vLLM, and a user's
+message cannot spell it.
 """
 
 from collections.abc import Collection, Mapping
@@ -39,9 +40,10 @@ from llamaspec.model.tokenizers.tokenizer_config import (
 def add_tokens_beside(
     tokenizer: Tokenizer, folder: Path, *, markers: Collection[str], default: Mapping[str, str]
 ) -> None:
-    """Add the tokens that files in `folder` state. A token with a name in `markers` is always a control token.
+    """Add the tokens that files in `folder` state to `tokenizer`.
 
-    `default` are special tokens by key, for the keys that no file states. Raises `CheckpointError`.
+    A token with a name in `markers` is always a control token. `default` has special tokens by key, for keys that no
+    file states. Raises `CheckpointError` if a file is not usable, or if a token would get a wrong id.
     """
     named, extra = special_tokens(folder)
     named = {key: SpecialToken(name) for key, name in default.items()} | named
@@ -55,7 +57,7 @@ def add_tokens_beside(
     tokenizer.add_tokens(tokens)
     for name, token in stated.items():
         if name not in in_vocabulary and (id := tokenizer.token_to_id(name)) != token.id:
-            raise refused(folder, f"token {short(name)} is stated to have id {token.id}, but the next free id is {id}")
+            raise refused(folder, f"a file states id {token.id} for token {short(name)}, but the next free id is {id}")
     controls = {*special, *markers, *(name for name, token in listed.items() if token.special)}
     added = tokenizer.get_added_tokens_decoder().values()
     tokenizer.add_special_tokens(
@@ -64,9 +66,9 @@ def add_tokens_beside(
 
 
 def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) -> dict[str, Added]:
-    """Collect the tokens that files in `folder` give ids to, by name.
+    """Collect the tokens for which files in `folder` state ids, by name.
 
-    `listed` are the ids of tokenizer.json's added tokens.
+    `special` has the names of special tokens, and `listed` the ids of the added tokens in tokenizer.json.
     """
     if "added_tokens_decoder" in read_config(folder):
         return {name: token for name, token in added_decoder(folder).items() if name}
@@ -78,7 +80,7 @@ def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) 
 
 
 def _library(name: str, token: Added | SpecialToken) -> AddedToken:
-    """Make the library's token. A `SpecialToken`, which a key names, is special."""
+    """Convert a token to the library's class. A `SpecialToken` has no flag `special`, and becomes special."""
     flags = {flag: getattr(token, flag, True) for flag in FLAGS}
     return AddedToken(name, **flags)
 

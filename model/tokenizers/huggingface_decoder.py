@@ -1,9 +1,9 @@
-"""Decodes the tokens of a tokenizer.json one at a time, so that text can be shown as it is generated.
+"""Decodes the tokens of a tokenizer.json one at a time, so that programs can show text while it is generated.
 
-The library decodes whole lists of ids. This module supports decoders that treat each token by itself, and decoders that
-remove a space from the start of the text; `read_decoder` refuses all others, and names them. The text differs from the
-library's in one case. If a run of byte tokens is not UTF-8, the library replaces every byte of the run, and this module
-keeps the valid characters.
+The tokenizers library decodes whole lists of ids. This module supports decoders that treat each token separately, and
+decoders that remove a space from the start of the text; `read_decoder` refuses all other decoders. The text differs
+from the library's in one case: if a run of byte tokens is not valid UTF-8, the library replaces every byte of the run,
+but this module keeps the valid characters.
 """
 
 import re
@@ -22,13 +22,13 @@ Decode = Callable[[list[str]], str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """The bytes that a token's piece adds to a text."""
+    """Converts the piece of a token to the bytes that the token adds to a text."""
 
-    _characters: Mapping[str, int] | None = field(repr=False)  # for byte-level pieces, the byte of each character
+    _characters: Mapping[str, int] | None = field(repr=False)  # for byte-level pieces: the byte of each character
     _decode: Decode = field(default="".join, repr=False)
-    _first_differs: bool = False  # whether `_decode` treats the first piece of its list in another way
-    _bytes: bool = False  # whether "<0x41>" stands for a byte
-    _strips: bool = False  # whether the text loses a space at its start
+    _first_differs: bool = False  # whether `_decode` treats the first piece of a list differently from other pieces
+    _bytes: bool = False  # whether a piece such as "<0x41>" represents a byte
+    _strips: bool = False  # whether decoding removes a space from the start of the text
 
     @property
     def byte_level(self) -> bool:
@@ -40,7 +40,7 @@ class Spelling:
             return self._spelled(self._decode(["", piece] if self._first_differs else [piece]))
         if all(character in self._characters for character in piece):
             return bytes(self._characters[character] for character in piece)
-        return piece.encode()  # The library's own decoder does so for a piece that is not spelled in bytes.
+        return piece.encode()  # The library does the same for a piece with characters that represent no byte.
 
     def first_bytes_of(self, piece: str) -> bytes:
         """Return the bytes of a piece that begins a text."""
@@ -54,9 +54,9 @@ class Spelling:
 
 
 def byte_characters() -> dict[str, int]:
-    """Return the bytes that GPT-2's 256 printable characters stand for.
+    """Return the byte for each of GPT-2's 256 characters, which represent bytes in byte-level pieces.
 
-    A printable byte is its own character; the other bytes have the characters from U+0100 on.
+    The character of a printable byte has the same number as the byte. The other bytes have characters from U+0100 on.
 
     >>> characters = byte_characters()
     >>> characters["a"], characters["Ġ"], characters["Ċ"]
@@ -68,16 +68,20 @@ def byte_characters() -> dict[str, int]:
 
 
 def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spelling:
-    """Make the `Spelling` of a decoder and a pre-tokenizer. Raises `CheckpointError` for unsupported parts."""
+    """Build the `Spelling` for the decoder and the pre-tokenizer (`before`) of a tokenizer.json.
+
+    Raises `CheckpointError` if a part of the decoder is not supported.
+    """
     parts = steps(decoder)
     types = [part["type"] for part in parts]
     if types == ["ByteLevel"]:
         if not any(step["type"] == "ByteLevel" for step in steps(before)):
-            raise refused(path, "a tokenizer with a byte-level decoder, but no byte-level pre-tokenizer")
+            raise refused(path, "decoder has type ByteLevel, but pre_tokenizer has no part of type ByteLevel")
         return Spelling(byte_characters())
     if not any(_makes_spaces(part) for part in parts):
         stated = " and ".join(types) or "no decoder"
-        raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {stated}")
+        what = f"decoder has {stated}, expected ByteLevel, Metaspace or a Replace by spaces"
+        raise refused(path, what)
     check_growth([part for part in parts if part["type"] == "Replace"], "decoder", path)
     per_token = parts[: types.index("Fuse")] if "Fuse" in types else parts
     on_joined = [part for part in parts[len(per_token) :] if part["type"] != "Fuse"]
@@ -94,7 +98,7 @@ def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spe
 
 
 def _guarded(decode: Decode, path: str) -> Decode:
-    """Wrap a decoder of the library that may panic: it raises `CheckpointError` instead."""
+    """Wrap a decoder of the library, so that it raises `CheckpointError` if Rust panics."""
 
     def decode_or_refuse(pieces: list[str]) -> str:
         with library_errors(path, "cannot decode a token"):
@@ -108,7 +112,7 @@ def _makes_spaces(part: Part) -> bool:
 
 
 def _library(part: Part, path: str) -> decoders.Decoder:
-    """Make the library's decoder for a part that treats each token by itself."""
+    """Build the library's decoder for a part that treats each token separately."""
     match part:
         case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
             return decoders.Replace(pattern, content)
@@ -120,7 +124,7 @@ def _library(part: Part, path: str) -> decoders.Decoder:
 
 
 def _strips(on_joined: Sequence[Part], path: str) -> bool:
-    """Tell whether the parts that treat the whole text remove a space from its start."""
+    """Tell whether `on_joined`, the parts of a decoder that treat the whole text, remove a space from its start."""
     match on_joined:
         case []:
             return False
@@ -131,4 +135,5 @@ def _strips(on_joined: Sequence[Part], path: str) -> bool:
 
 def _unsupported(part: Part, path: str) -> CheckpointError:
     stated = ", ".join(f"{key} {short(value)}" for key, value in part.items() if key != "type")
-    return refused(path, f"its decoder's part {part['type']}{f' ({stated})' if stated else ''} is not supported there")
+    what = f"{part['type']}{f' ({stated})' if stated else ''}"
+    return refused(path, f"the part {what} is not supported at its place in decoder")

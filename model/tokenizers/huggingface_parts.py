@@ -1,4 +1,7 @@
-"""The normalizer, pre-tokenizer and post-processor of a tokenizer.json: checks, and variants for continued text."""
+"""Checks and changes the normalizer, pre-tokenizer and post-processor of a tokenizer.json.
+
+The changes make variants that encode text in the middle of other text.
+"""
 
 import base64
 import binascii
@@ -14,17 +17,17 @@ from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
 Part = dict[str, Any]
 Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
 
-MOST_GROWTH = 1_000  # By this count, normalizers of transformers 5 may make a text six times as long.
-MOST_REPEATS = 1_000_000  # in all numbers of a regular expression such as {1,3}, multiplied
+MOST_GROWTH = 1_000  # As `check_growth` counts, normalizers of transformers 5 make a text at most 6 times as long.
+MOST_REPEATS = 1_000_000  # largest product of the numbers in a regular expression's repeats, such as the 3 in {1,3}
 LONGEST_PATTERN = 1_000_000  # characters
-DEEPEST_CLASS = 8  # classes of characters within classes
+DEEPEST_CLASS = 8  # deepest nesting of character classes
 REPEAT = re.compile(r"[*+]|\{\d*,\}")
 KNOWN_PATTERNS = frozenset(pattern for cutting in CUTTINGS.values() for pattern in cutting.patterns)
 LISTS = ("normalizers", "pretokenizers", "decoders", "processors")  # the keys of a Sequence
 
 
 def steps(component: Part | None) -> list[Part]:
-    """List the parts of a normalizer, pre-tokenizer, decoder or post-processor."""
+    """List the parts of a normalizer, pre-tokenizer, decoder or post-processor, which may be a nested Sequence."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -33,10 +36,10 @@ def steps(component: Part | None) -> list[Part]:
 
 
 def check_patterns_and_tables(spec: Mapping[str, Any], path: str) -> None:
-    """Check regular expressions and tables of characters in a tokenizer.json, before the library compiles them.
+    """Check the regular expressions and character tables in a tokenizer.json, before the library compiles them.
 
-    A damaged table makes the library panic, and an expression can make it take memory or time without end. Raises
-    `CheckpointError`.
+    The library panics on a damaged table, and some expressions take unlimited memory or time. Raises `CheckpointError`
+    for such a table or expression.
     """
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         pending = [spec.get(name)]  # We use a loop, since the file may be nested too deeply for recursive calls.
@@ -60,7 +63,7 @@ def _decoded(encoded: str) -> bytes:
 
 
 def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
-    """Refuse replacements that together may make a text more than `MOST_GROWTH` times as long."""
+    """Raise `CheckpointError` if replacements together may make a text more than `MOST_GROWTH` times as long."""
     growth = 1.0
     for part in parts:
         match part:
@@ -71,14 +74,14 @@ def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
             case {"type": "Prepend", "prepend": text}:
                 growth *= 1 + len(text) / 4
     if growth > MOST_GROWTH:
-        raise refused(path, f"its {name}'s replacements may make a text more than {MOST_GROWTH:,} times as long")
+        raise refused(path, f"the replacements in {name} may make a text more than {MOST_GROWTH:,} times as long")
 
 
 def may_panic(parts: Iterable[Part]) -> bool:
-    """Tell whether the library may panic over a text.
+    """Tell whether the library may panic on some text, given the parts of a normalizer, pre-tokenizer or decoder.
 
-    It does so if it gives up on a regular expression, or if it replaces "", the string before each character. The
-    expressions of known tokenizers have no such texts.
+    The library panics if it gives up on a regular expression, or if a part replaces the empty string. The regular
+    expressions of known tokenizers never make it give up.
     """
     for part in parts:
         match part:
@@ -90,17 +93,17 @@ def may_panic(parts: Iterable[Part]) -> bool:
 
 
 def check_pattern(pattern: str, name: str, path: str) -> None:
-    """Refuse a regular expression that may take exponential time: a repeated group that itself repeats something.
+    """Raise `CheckpointError` for a regular expression that may take exponential time: it repeats a repeat.
 
     >>> check_pattern(r"[(+]+(?:\\(a+|b)?", "normalizer", "tokenizer.json")
     >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")
     Traceback (most recent call last):
-    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: its normalizer's regular expression \
-repeats a group that repeats: "(?:a+|b)*"
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: a regular expression in normalizer \
+repeats a group that contains a repeat: "(?:a+|b)*"
     """
     if len(pattern) > LONGEST_PATTERN:
-        raise refused(path, f"its {name}'s regular expression has more than {LONGEST_PATTERN:,} characters")
-    # Escaped characters, and classes, become one letter each.
+        raise refused(path, f"a regular expression in {name} has more than {LONGEST_PATTERN:,} characters")
+    # We replace each escaped character and each character class with one letter.
     plain = re.sub(r"\\[pPx]\{[^}]*\}|\\.", "x", pattern, flags=re.DOTALL)
     for _ in range(DEEPEST_CLASS):
         plain = re.sub(r"\[\^?\]?[^][]*\]", "x", plain)
@@ -108,35 +111,38 @@ repeats a group that repeats: "(?:a+|b)*"
     for least, most in re.findall(r"\{(\d*)(?:,(\d*))?\}", plain):
         repeats *= max(int(least[:9] or 0), int(most[:9] or 0), 1)
         if repeats > MOST_REPEATS:
-            raise refused(path, f"its {name}'s regular expression repeats too often: {short(pattern)}")
-    inside = [False]  # for each open group, whether it repeats something without end
+            what = f"asks for more than {MOST_REPEATS:,} repeats"
+            raise refused(path, f"a regular expression in {name} {what}: {short(pattern)}")
+    inside = [False]  # for each open group, whether it contains an unbounded repeat
     for token in re.finditer(r"\(|\)|[*+]|\{\d*,\}", plain):
         if token[0] == "(":
             inside.append(False)
         elif token[0] == ")":
             inner = inside.pop() if len(inside) > 1 else False
             if inner and REPEAT.match(plain, token.end()):
-                raise refused(path, f"its {name}'s regular expression repeats a group that repeats: {short(pattern)}")
+                what = f"repeats a group that contains a repeat: {short(pattern)}"
+                raise refused(path, f"a regular expression in {name} {what}")
             inside[-1] |= inner
         else:
             inside[-1] = True
 
 
 def check_post_processor(after: Part | None, path: str) -> None:
-    """Refuse a template with a token that the template does not define: the library would panic."""
+    """Raise `CheckpointError` if a template uses a token that it does not define, since the library would panic."""
     for step in steps(after):
         if step["type"] == "TemplateProcessing":
             names = {part["SpecialToken"]["id"] for part in step["single"] if "SpecialToken" in part}
             if missing := names - step["special_tokens"].keys():
-                raise refused(path, f"its template names a token that it does not define, {short(min(missing))}")
+                what = f"the template uses the token {short(min(missing))}, which its special_tokens do not define"
+                raise refused(path, f"post_processor: {what}")
 
 
 def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Places, Places]:
-    """Return the normalizer and pre-tokenizer for the start of a text, for text after a control token, and within a
-    text.
+    """Return three pairs of normalizer and pre-tokenizer, for three positions of a text.
 
-    After a control token, Metaspace with the scheme "first" adds no space, and ByteLevel with add_prefix_space does, as
-    in the library. Within a text nothing adds a space, since the text may have its own.
+    The positions are the start of a text, after a control token, and in the middle of a text. After a control token,
+    Metaspace with the scheme "first" adds no space, but ByteLevel with add_prefix_space adds a space, as in the
+    library. In the middle of a text, no part adds a space, since the text may contain its own.
     """
     after_special = _changed(normalizer, _only_first), _changed(before, _only_first)
     within = _changed(normalizer, _without_prefix), _changed(before, _without_prefix)
@@ -146,9 +152,10 @@ def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Pla
 def with_prefix(
     normalizer: Part | None, before: Part | None, decoder: Part | None, *, scheme: str
 ) -> tuple[Part | None, Part | None, Part | None]:
-    """Change the parts of a SentencePiece-like tokenizer so that Metaspace puts a space in front of texts by `scheme`.
+    """Change a SentencePiece-like tokenizer so that it puts a space in front of texts according to `scheme`.
 
-    The scheme is "never", "first" or "always".
+    `scheme` is Metaspace's prepend_scheme: "never", "first" or "always". Returns the changed normalizer, pre-tokenizer
+    and decoder.
     """
     (normalizer, before), without = places_of(normalizer, before)[2], _changed(decoder, _without_strip)
     if scheme == "never":
@@ -163,7 +170,7 @@ def with_prefix(
 
 
 def with_byte_level_prefix(before: Part | None, *, prefix: bool) -> Part | None:
-    """Change a byte-level pre-tokenizer so that texts get a space in front, or with `prefix` false, none."""
+    """Change a byte-level pre-tokenizer so that it puts a space in front of texts, or no space if `prefix` is False."""
 
     def changed(part: Part) -> Part:
         return part | {"add_prefix_space": prefix} if part["type"] == "ByteLevel" else part
@@ -172,7 +179,10 @@ def with_byte_level_prefix(before: Part | None, *, prefix: bool) -> Part | None:
 
 
 def _without_strip(part: Part) -> Part | None:
-    """Change a part of a decoder to keep a space at the start of a text; None if removing it is all it does."""
+    """Change a part of a decoder so that it keeps a space at the start of a text.
+
+    Returns None if the part only removes this space.
+    """
     match part:
         case {"type": "Strip", "content": " ", "stop": 0}:
             return None
@@ -182,7 +192,7 @@ def _without_strip(part: Part) -> Part | None:
 
 
 def _changed(component: Part | None, change: Callable[[Part], Part | None]) -> Part | None:
-    """Apply `change` to each part of a component; a part is dropped if `change` returns None."""
+    """Apply `change` to each part of a component, and remove the parts for which `change` returns None."""
     if component is None or component["type"] != "Sequence":
         return None if component is None else change(component)
     key = _list_of(component)

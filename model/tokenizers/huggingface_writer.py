@@ -1,4 +1,4 @@
-"""Writes a tokenizer as files of a Hugging Face directory, which this package and transformers read."""
+"""Formats a tokenizer as files of a Hugging Face directory, which this package and transformers read."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ from llamaspec.model.tokenizers.tokenizer_config import FLAGS
 def tokenizer_files(
     tokenizer: Tokenizer, *, named: Mapping[str, str], templates: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat templates.
+    """Return the contents of files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, chat templates.
 
-    The first two say whether texts begin with BOS. `named` has the tokens bos_token and eos_token, for templates. A
-    template may write them even if texts do not begin or end with them. `templates` has the chat templates by name;
-    "default" becomes chat_template.jinja. Raises TypeError for a tokenizer that we cannot write.
+    The first two files say whether texts begin with BOS. `named` has the strings of bos_token and eos_token for
+    templates; a template may use these tokens even if texts do not begin or end with them. `templates` has the sources
+    of chat templates by name; "default" becomes chat_template.jinja. Raises TypeError for a tokenizer that we cannot
+    write.
     """
     config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False, **named}
     if tokenizer.bos is not None:
@@ -25,7 +26,7 @@ def tokenizer_files(
     match tokenizer:
         case SentencePieceTokenizer():
             config |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer.prefix_after_special}
-            if not tokenizer.dummy_prefix:  # The class adds a space unless this says otherwise.
+            if not tokenizer.dummy_prefix:  # Without this key, LlamaTokenizer puts a space in front of texts.
                 config["add_prefix_space"] = False
             if tokenizer.added:
                 config["added_tokens_decoder"] = _decoder(tokenizer)
@@ -34,7 +35,7 @@ def tokenizer_files(
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
             files = {"tokenizer.json": _as_json(_spec(tokenizer))}
         case _:
-            raise TypeError(f"{type(tokenizer).__name__} is not written")
+            raise TypeError(f"a tokenizer of type {type(tokenizer).__name__} cannot be written as files")
     files["tokenizer_config.json"] = _as_json(config)
     for name, source in templates.items():
         place = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
@@ -43,7 +44,7 @@ def tokenizer_files(
 
 
 def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Format the added tokens that text can spell, by id."""
+    """Format added_tokens_decoder: the added tokens that a text can spell, by id."""
     return {
         str(token.id): {"content": name, **{flag: getattr(token, flag) for flag in FLAGS}}
         for name, token in sorted(tokenizer.added.items(), key=lambda item: item[1].id)
@@ -51,9 +52,9 @@ def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
 
 
 def _model(tokenizer: SentencePieceTokenizer) -> bytes:
-    """Serialize the model with its BOS.
+    """Serialize the SentencePiece model, with the tokenizer's BOS in it.
 
-    SentencePiece accepts only a control token as BOS. To state that there is no BOS, we name the unknown token.
+    SentencePiece accepts only a control token as BOS. If texts begin without BOS, we state the unknown token as BOS.
     """
     proto = tokenizer.proto()
     trainer = proto.trainer_spec
@@ -62,7 +63,7 @@ def _model(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def _spec(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
-    """Format the tokenizer.json, with a template that puts BOS in front."""
+    """Format the tokenizer.json, with a post_processor that puts BOS in front of texts if the tokenizer has BOS."""
     if tokenizer.bos is None:
         return tokenizer.spec() | {"post_processor": None}
     name = tokenizer.piece(tokenizer.bos)

@@ -1,4 +1,4 @@
-"""Limits that keep a bad tokenizer file cheap. Real files stay far below all of them."""
+"""Limits on tokenizer files, so that a damaged or hostile file costs little time. Real files stay below all limits."""
 
 from collections.abc import Iterable
 
@@ -11,17 +11,17 @@ LONGEST_SPECIAL = 1_000  # characters; the longest known name has fewer than 100
 
 
 def check_special(names: Iterable[str], path: str) -> None:
-    """Refuse too many control tokens, or names that are too long to search a text for."""
+    """Raise `CheckpointError` if there are too many control tokens, or if the name of a token is too long."""
     names = list(names)
     if len(names) > MOST_SPECIAL:
-        raise refused(path, f"{len(names):,} control tokens, more than {MOST_SPECIAL:,}")
+        raise refused(path, f"there are {len(names):,} control tokens, expected at most {MOST_SPECIAL:,}")
     longest = max(names, key=len, default="")
     if len(longest) > LONGEST_SPECIAL:
-        size = f"{len(longest):,} characters, more than {LONGEST_SPECIAL:,}"
+        size = f"{len(longest):,} characters, expected at most {LONGEST_SPECIAL:,}"
         raise refused(path, f"the name of a control token, {short(longest)}, has {size}")
 
 
 def check_count(tokens: int, path: str) -> None:
-    """Refuse a vocabulary that is too large to be one."""
+    """Raise `CheckpointError` if a vocabulary has more tokens than any real vocabulary."""
     if tokens > MOST_TOKENS:
-        raise refused(path, f"a vocabulary of {tokens:,} tokens, more than {MOST_TOKENS:,}")
+        raise refused(path, f"the vocabulary has {tokens:,} tokens, expected at most {MOST_TOKENS:,}")

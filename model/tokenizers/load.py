@@ -1,4 +1,4 @@
-"""Opens a tokenizer of any kind, recognized by the content of its file."""
+"""Opens a tokenizer of any kind; we recognize the kind by the content of the file."""
 
 import re
 from pathlib import Path
@@ -10,17 +10,18 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin")
 TWO_FILES = ("vocab.json", "merges.txt")  # a tokenizer, if both are in a directory; the last choice
-MISTRALS = re.compile(r"tokenizer\.model\.v\d+(m\d+)?")  # the name in Mistral's own layout, with a version
-LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
+MISTRALS = re.compile(r"tokenizer\.model\.v\d+(m\d+)?")  # file names in Mistral's own layout, with a version
+LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # other names, for suggestions
 TEKKEN = re.compile(rb'"rank"\s*:\s*\d+\s*,\s*"token_(bytes|str)"\s*:')
-LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
+LARGEST = 48 << 20  # bytes; the largest known tokenizer file, Gemma 3's tokenizer.json, has 33 million bytes
 
 
 def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
-    """Open the tokenizer in a file, or the first of `NAMES`, the newest of `MISTRALS`, or `TWO_FILES` in a directory.
+    """Open a tokenizer from its file, from a GGUF file that contains it, or from a directory.
 
-    The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory; if there is no
-    tokenizer, the error names this file. Raises CheckpointError, one line that names the file and the fault.
+    In a directory, we open the first file of `NAMES` that exists, else the newest file of `MISTRALS`, else `TWO_FILES`.
+    If `path` is the directory of the model file `beside`, the error for a missing tokenizer names this file. Raises
+    CheckpointError if there is no tokenizer, or if it cannot be used.
     """
     path = Path(path)
     with os_errors(path):
@@ -32,18 +33,18 @@ def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
 
         if tokenizer := read_gguf(file):
             return tokenizer
-        raise refused(path, "has no tokenizer inside")
+        raise refused(path, "is a GGUF file without a tokenizer")
     if file.size > LARGEST:
-        raise refused(path, f"has {file.size:,} bytes, too many for a tokenizer")
+        raise refused(path, f"has {file.size:,} bytes, expected at most {LARGEST:,} for a tokenizer")
     return _recognize(file.bytes(0, file.size), str(path))
 
 
 def tokenizer_in(folder: Path) -> Path | None:
-    """Find the tokenizer in a folder; None where there is none."""
+    """Find the path of the tokenizer file in a folder; None if the folder has no tokenizer."""
     for name in NAMES:
         if (folder / name).exists():
             return folder / name
-    # Mistral's versions have one vocabulary, and a newer one names more control tokens.
+    # All versions of Mistral's tokenizer have the same vocabulary, and newer versions have more control tokens.
     versions = (path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name))
     newest = max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
     vocab, merges = (folder / name for name in TWO_FILES)
@@ -54,19 +55,20 @@ def _in_directory(folder: Path, beside: str | None) -> Path:
     if tokenizer_path := tokenizer_in(folder):
         return tokenizer_path
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
-    place, here = (beside, "beside it") if beside else (folder if folder != Path() else "the current folder", "here")
-    hint = f"; {here} is {', '.join(likely)}" if likely else ""
+    place, here = (beside, "next to it") if beside else (folder if folder != Path() else "the current folder", "in it")
+    hint = f"; perhaps the tokenizer is {' or '.join(likely)}" if likely else ""
     names = f"{', '.join(NAMES)}, {' with '.join(TWO_FILES)}"
-    raise refused(place, f"no tokenizer {here}: looked for {names}; --tokenizer names another{hint}")
+    what = f"no tokenizer was found {here} (looked for {names})"
+    raise refused(place, f"{what}: give its path with --tokenizer{hint}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:
     # Each library takes a tenth of a second to import, so we import only the one that we need.
     head = data[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith(b"version https://git-lfs"):
-        raise refused(path, "a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
+        raise refused(path, "is a Git LFS pointer, not the tokenizer: download the tokenizer with `git lfs pull`")
     if head[:1] == b"<":
-        raise refused(path, "a web page, not a tokenizer; the download may have gone wrong")
+        raise refused(path, "is an HTML or XML page, not a tokenizer: did the download need a login?")
     if head[:1] == b"{" and TEKKEN.search(data, 0, 100_000):
         from llamaspec.model.tokenizers.tekken import read_tekken
 
@@ -83,7 +85,7 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 
         return read_tiktoken(data, path=path)
-    if data[2:4] == b"\0\0":  # llama2.c's file has the high half of a length below 65,536 here.
+    if data[2:4] == b"\0\0":  # In llama2.c's file, these bytes are the high half of a length below 65,536.
         from llamaspec.model.tokenizers.llama2c import read_llama2c
 
         return read_llama2c(data, path=path)

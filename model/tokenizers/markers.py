@@ -1,12 +1,12 @@
-"""Names of the control tokens in conversations, for the models that we know."""
+"""Names of the control tokens that known models use in conversations."""
 
-# The control tokens that end an answer, or the whole text. The first one that a model has is its eos_token where
-# no file names one.
+# The control tokens that end an answer or a whole text. If no file states eos_token, it is the first of these tokens
+# that the model has.
 END_OF_TURN = (
     *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|end|>"),
     *("</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
 )
-# Tokens that begin a message or its text. No person's text may hold them.
+# Tokens that begin a message or its text. A user's message must not be able to spell these tokens.
 MARKERS = frozenset(
     {
         *END_OF_TURN,

@@ -1,4 +1,4 @@
-"""Finds the tokenizer that belongs to a checkpoint, and fits the checkpoint to it."""
+"""Finds the tokenizer that belongs to a checkpoint, and adapts the checkpoint's stop ids and unused rows to it."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,19 +13,20 @@ from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.model.tokenizers.load import load_tokenizer, tokenizer_in
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
-PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
-FEW = 16  # tokens that a tokenizer may have beyond the rows of a model, at least: Gemma 3 1B has 1, CodeLlama 34B 16
+PADDING = 64  # Models pad their vocabulary for the hardware, by less than 1/64 of its size.
+FEW = 16  # number of tokens that a tokenizer may always have beyond a model's rows: Gemma 3 1B has 1, CodeLlama 34B 16
 
 
 class OtherVocabulary(CheckpointError):
-    """Raised for a tokenizer with another number of tokens than the model has."""
+    """The error if the vocabulary of a tokenizer does not have the same size as the model's vocabulary."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
-    """Open the tokenizer at a path. For None, open the one inside the model's file (GGUF), else the one next to it.
+    """Open the tokenizer at the path `tokenizer`; for None, open the model's own tokenizer.
 
-    The tokenizer may have a few more tokens than the model has rows. Ordinary text does not need these tokens, and the
-    model refuses their ids. Raises CheckpointError if there is no tokenizer, or if its vocabulary is not the model's.
+    The model's own tokenizer is inside its GGUF file, or else next to the model. A tokenizer may have a few more tokens
+    than the model has rows: ordinary text does not need these tokens, and the model refuses their ids. Raises
+    CheckpointError if there is no tokenizer, or if its vocabulary does not have the size of the model's vocabulary.
     """
     model = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
@@ -33,17 +34,17 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     chosen = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
     vocab = checkpoint.config.vocab
     if not vocab - vocab // PADDING <= chosen.vocab <= vocab + max(FEW, vocab // PADDING):
-        what = f"a vocabulary of {chosen.vocab} tokens, but the model {checkpoint.path} has {vocab}"
+        what = f"the tokenizer has {chosen.vocab} tokens, but the model {checkpoint.path} has a vocabulary of {vocab}"
         raise OtherVocabulary(str(refused(path, what)))
     return chosen
 
 
 def fitted(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
-    """Return `checkpoint` as it runs with `tokenizer`.
+    """Return a copy of `checkpoint` with two changes for `tokenizer`.
 
-    1. A text also ends at the tokenizer's eos_token, even if config.json names other ids, as in vLLM.
-    2. Rows of the embedding and the head beyond the tokenizer's tokens are read as 0 if they are not finite. Some
-       programs leave such rows as they were allocated, and no token uses them. A note says so.
+    1. Generation also ends at the tokenizer's eos_token, even if config.json states other ids. vLLM does the same.
+    2. Rows of the embedding and the head that belong to no token read as 0 if they are not finite, and a note says so.
+       Some programs do not initialize such rows.
     """
     eos, vocab = tokenizer.eos, checkpoint.config.vocab
     stops = checkpoint.stops | ({eos} if eos is not None and eos < vocab else set())
@@ -56,13 +57,13 @@ def fitted(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
         if len(odd):
             tensors[name] = tensor._replace(read=_with_zeros(tensor.read, odd))
             rows = f"{len(odd)} row{'s' if len(odd) > 1 else ''} that no token uses"
-            what = f"{rows} of {name}, from row {odd[0]} on, have numbers that are not finite, and are read as 0"
+            what = f"{rows} of {name}, from row {odd[0]} on, have numbers that are not finite; we read them as 0"
             notes.append(str(refused(checkpoint.path, what)))
     return replace(checkpoint, stops=frozenset(stops), tensors=tensors, notes=tuple(notes))
 
 
 def fitted_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Checkpoint:
-    """Fit `checkpoint` to its tokenizer; return it unchanged if it has none that can be used."""
+    """Return `fitted(checkpoint, tokenizer)`, or `checkpoint` unchanged if no usable tokenizer is found."""
     with suppress(CheckpointError):
         if chosen := tokenizer_if_any(checkpoint, tokenizer):
             return fitted(checkpoint, chosen)
@@ -70,12 +71,12 @@ def fitted_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Check
 
 
 def _not_finite(rows: np.ndarray, first: int) -> np.ndarray:
-    """Return the numbers of the rows from `first` on that hold a NaN or an infinity."""
+    """Return the indices of the rows from `first` on that contain a NaN or an infinity."""
     return first + np.flatnonzero(~np.isfinite(rows[first:]).all(axis=1))
 
 
 def _with_zeros(read: Callable[[], np.ndarray], rows: np.ndarray) -> Callable[[], np.ndarray]:
-    """Make a function that reads a matrix and sets `rows` to 0."""
+    """Return a function that reads a matrix and then sets `rows` to 0."""
 
     def read_with_zeros() -> np.ndarray:
         matrix = np.array(read())
@@ -95,7 +96,7 @@ def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> To
 
 
 def tokenizer_inside(checkpoint: Checkpoint) -> Tokenizer | None:
-    """Open the tokenizer inside a model's GGUF file; None where there is none."""
+    """Open the tokenizer inside a model's GGUF file; None for other formats, or if the file has no tokenizer."""
     if not checkpoint.format.startswith("gguf"):
         return None
     from llamaspec.model.tokenizers.gguf import read_gguf

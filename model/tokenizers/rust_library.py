@@ -1,8 +1,8 @@
-"""Turns failures of the tokenizers library, which is written in Rust, into one line.
+"""Converts failures of the tokenizers library, which is written in Rust, to errors with one line.
 
-A panic of Rust derives from BaseException, and we can recognize its class only by name. Before Python sees the panic,
-Rust prints lines about it to file descriptor 2. To keep these lines off stderr, we send the descriptor to a file in
-memory during the call, and then print what others have written to it.
+If Rust panics, Python gets an exception that derives from BaseException, and we can recognize its class only by name.
+Before this, Rust prints lines about the panic to file descriptor 2. To hide these lines, we redirect the descriptor to
+a file in memory during the call. Afterwards we print all other output from this file to stderr.
 """
 
 import os
@@ -13,17 +13,18 @@ from threading import RLock
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 
-# The lines of a panic: a line break, the place, the message, and a note about RUST_BACKTRACE.
+# The lines that Rust prints about a panic: a line break, the place, the message, and a note about RUST_BACKTRACE.
 PANIC = re.compile(rb"\n?thread '[^\n]*' [^\n]*panicked at .*?(?:\nnote: [^\n]*\n|\Z)", re.DOTALL)
 STDERR = 2
-_one_call = RLock()  # The descriptor belongs to the whole process.
+_one_call = RLock()  # Only one thread at a time may redirect the descriptor, which belongs to the whole process.
 
 
 @contextmanager
 def library_errors(path: str, what: str, *, may_panic: bool = True) -> Iterator[None]:
-    """Turn any failure of the library, a Rust panic included, into a `CheckpointError` about `path`.
+    """Convert any failure of the library in the block, even a Rust panic, to a `CheckpointError` about `path`.
 
-    With `may_panic`, the lines that Rust prints about a panic do not reach stderr. Only one such call runs at a time.
+    `what` begins the error message. With `may_panic`, the lines that Rust prints about a panic do not reach stderr, and
+    only one thread at a time runs such a block.
     """
     try:
         with without_panic_lines() if may_panic else nullcontext():
@@ -43,7 +44,7 @@ def without_panic_lines() -> Iterator[None]:
     with _one_call:
         try:
             stderr = os.dup(STDERR)
-        except OSError:  # It is closed.
+        except OSError:  # stderr is closed.
             yield
             return
         printed = os.memfd_create("stderr")

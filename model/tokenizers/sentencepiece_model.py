@@ -1,4 +1,7 @@
-"""SentencePiece models: Llama 2, TinyLlama, Mistral. The algorithm is defined in `reference.sentencepiece_bpe`."""
+"""Reads SentencePiece models, such as those of Llama 2, TinyLlama and Mistral.
+
+`reference.sentencepiece_bpe` defines the algorithm.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,14 +30,14 @@ from llamaspec.model.tokenizers.tokenizer_config import (
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
 
-# Rules for text after a control token or an added token: put nothing in front of it, always a space, or a space unless
-# the text begins with one ("one space").
+# What to put in front of text after a control token or an added token: nothing, always a space, or a space unless the
+# text begins with a space ("one space").
 AfterAdded = Literal["nothing", "space", "one space"]
 
 
 @dataclass(frozen=True)
 class SentencePieceTokenizer:
-    """See `model.tokenizers.tokenizer.Tokenizer`."""
+    """A tokenizer from a SentencePiece model; the protocol `tokenizer.Tokenizer` explains the methods."""
 
     vocab: int
     bos: int | None
@@ -42,7 +45,7 @@ class SentencePieceTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    _added: Leftmost | LongestFirst | None = field(repr=False)  # added tokens that text spells
+    _added: Leftmost | LongestFirst | None = field(repr=False)  # finds the added tokens that a text spells
     _after_added: AfterAdded = field(repr=False)
     _first: SentencePieceProcessor = field(repr=False)  # for the start of a text
     _next: SentencePieceProcessor = field(repr=False)  # for text that continues other text: adds no space in front
@@ -59,7 +62,7 @@ class SentencePieceTokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                begins = self._begins_anew(part) if ids else start  # Only the first text follows no added token.
+                begins = self._begins_anew(part) if ids else start  # Every part but the first follows an added token.
                 ids += (self._first if begins else self._next).encode(part)
         return ids
 
@@ -67,7 +70,7 @@ class SentencePieceTokenizer:
         return self.encode(text, start=self._begins_anew(text))
 
     def _begins_anew(self, text: str) -> bool:
-        """Tell whether text that follows a control token or an added token gets a space in front."""
+        """Tell whether we put a space in front of a text that follows a control token or an added token."""
         return self._after_added == "space" or (self._after_added == "one space" and text[:1] not in (" ", "▁"))
 
     def bytes_of(self, token: int) -> bytes:
@@ -84,19 +87,19 @@ class SentencePieceTokenizer:
         return self.bytes_of(token).removeprefix(b" " if self.dummy_prefix else b"")
 
     def proto(self) -> ModelProto:
-        """The model that `read_sentencepiece` read, with the tokens that were added to it."""
+        """Return the SentencePiece model that `read_sentencepiece` read, including the added tokens."""
         proto = ModelProto()
         proto.ParseFromString(self._first.serialized_model_proto())
         return proto
 
     @property
     def added(self) -> Mapping[str, Added]:
-        """The added tokens that text can spell; they are found before the text is cut into pieces."""
+        """The added tokens that a text can spell. We find them before SentencePiece splits the text into pieces."""
         return self._added.added if self._added else {}
 
     @property
     def prefix_after_special(self) -> bool:
-        """Whether text after a control token or an added token gets a space in front."""
+        """Whether we put a space in front of a text that follows a control token or an added token."""
         return self._after_added != "nothing"
 
     def piece(self, token: int) -> str:
@@ -104,39 +107,39 @@ class SentencePieceTokenizer:
 
 
 def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
-    """Read a tokenizer from the bytes of a `tokenizer.model`; `path` is for messages, and for files next to it.
+    """Read a tokenizer from `data`, the bytes of the file `path`, and from other files in the same folder.
 
-    An added_tokens.json and a tokenizer_config.json there may add tokens, name BOS, and say whether text after a
-    control token or an added token gets a space in front ("legacy"). Raises `CheckpointError`.
+    added_tokens.json and tokenizer_config.json may add tokens, name BOS, and say whether a text after a control token
+    or an added token gets a space in front ("legacy"). Raises `CheckpointError` if a file cannot be used.
 
     The rules come from transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
     `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
 
-    1. Added tokens are found in the text as it is, spaces and all, before SentencePiece cuts what lies between them.
-    2. The first text gets a space in front if the model asks for it (add_dummy_prefix). With "legacy" true, each text
-       after an added token or a control token gets one, too, unless the text begins with a space.
-    3. Tokens that the model itself has as user-defined are found by SentencePiece, after each space became "▁".
+    1. We search for added tokens in the unchanged text. Then SentencePiece splits the parts between these tokens.
+    2. We put a space in front of the first part if the model says so (add_dummy_prefix). If "legacy" is true, we also
+       put a space in front of each part after an added token or a control token, unless the part begins with a space.
+    3. SentencePiece itself finds the tokens that are user-defined in the model, after it has replaced spaces with "▁".
 
-    One rule is llama.cpp's, and the same as for GGUF (`model.checkpoints.gguf.control_tokens`): a piece with the name
-    of a control token, such as `<|im_start|>`, is a control token even if the model has it as normal or user-defined.
-    So a person's text cannot spell it.
+    One more rule comes from llama.cpp, as for GGUF (`model.checkpoints.gguf.control_tokens`): a piece with the name of
+    a control token, such as `<|im_start|>`, becomes a control token even if its type in the model is normal or
+    user-defined. So a user's message cannot spell it.
 
-    One thing differs: where the first text begins with a space, transformers 5 puts none in front. SentencePiece,
-    llama.cpp and transformers 4 do, and so does this module.
+    We differ from transformers 5 in one case: if the first part begins with a space, transformers 5 does not put
+    another space in front. SentencePiece, llama.cpp, transformers 4 and this module do.
     """
     if _fields(data) > MOST_TOKENS:
-        raise refused(path, f"a SentencePiece model of more than {MOST_TOKENS:,} tokens")
+        raise refused(path, f"the SentencePiece model has more than {MOST_TOKENS:,} tokens")
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError:
-        raise refused(path, "not a tokenizer, or a damaged one: it is no SentencePiece model") from None
+        raise refused(path, "is not a tokenizer in any known format, or is a damaged SentencePiece model") from None
     if not (proto.pieces and proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
-        # They are written in this order, so a file that was cut between two of them still parses.
-        raise refused(path, "an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
+        # Files have these fields in this order, so a file that is truncated between two of them still parses.
+        raise refused(path, "is an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
     for id, piece in enumerate(proto.pieces):
-        if isinstance(piece.piece, bytes):  # protobuf gives a text that is not UTF-8 as bytes
-            raise refused(path, f"piece {id} is not UTF-8: {piece.piece[:40]!r}")
+        if isinstance(piece.piece, bytes):  # protobuf returns a string that is not valid UTF-8 as bytes
+            raise refused(path, f"piece {id} is not valid UTF-8: {piece.piece[:40]!r}")
     folder = Path(path).parent
     _correct_types(proto)
     added = read_added(folder)
@@ -148,7 +151,7 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     spelled = {
         name: token
         for name, token in added.items()
-        if not token.special and proto.pieces[token.id].type in (NORMAL, UNUSED)  # SentencePiece finds its own
+        if not token.special and proto.pieces[token.id].type in (NORMAL, UNUSED)  # SentencePiece finds the others
     }
     tokenizer = from_proto(
         proto,
@@ -173,9 +176,13 @@ def from_proto(
     added: Leftmost | LongestFirst | None = None,
     after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
-    """Make a tokenizer from a ModelProto, and change the proto. Raises `CheckpointError`; `path` is for messages."""
+    """Build a tokenizer from a ModelProto, which this function changes.
+
+    `path` is the path of the model's file, for error messages. Raises `CheckpointError` if the model is not supported.
+    """
     if proto.trainer_spec.treat_whitespace_as_suffix or not proto.normalizer_spec.escape_whitespaces:
-        raise refused(path, "a SentencePiece model that does not write spaces as a leading ▁ is not supported")
+        what = "treat_whitespace_as_suffix must be false, and escape_whitespaces true"
+        raise refused(path, f"this kind of SentencePiece model is not supported: {what}")
     check_count(len(proto.pieces), path)
     special = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == CONTROL}
     check_special([*special, *(added.added if added else ())], path)
@@ -208,25 +215,27 @@ def _correct_types(proto) -> None:
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:
-    """Add tokens to the pieces of a model, at their ids; special ones become control tokens."""
+    """Add tokens to the pieces of a SentencePiece model, at their ids; special tokens become control tokens."""
     for name, token in sorted(added.items(), key=lambda item: item[1].id):
         if token.id >= len(proto.pieces) + MOST_SPECIAL:
-            raise refused(path, f"added token {short(name)} has id {token.id}, far from the {len(proto.pieces)} others")
+            what = f"far beyond the {len(proto.pieces)} pieces of the model"
+            raise refused(path, f"added token {short(name)} has id {token.id}, {what}")
         while len(proto.pieces) < token.id:
             proto.pieces.add(piece=f"[PAD{len(proto.pieces)}]", score=0.0, type=UNUSED)
         if len(proto.pieces) == token.id:
-            proto.pieces.add(piece=name, score=0.0, type=UNUSED)  # no pieces are merged to it
+            proto.pieces.add(piece=name, score=0.0, type=UNUSED)  # no merge makes a piece of this type
         piece = proto.pieces[token.id]
         if piece.piece != name:
-            raise refused(path, f"added token {short(name)} has id {token.id}, as {short(piece.piece)} has")
+            what = f"but the model has the piece {short(piece.piece)} with this id"
+            raise refused(path, f"added token {short(name)} has id {token.id}, {what}")
         if token.special and piece.type in (NORMAL, USER_DEFINED, UNUSED):
             piece.type = CONTROL
 
 
 def _fields(data: bytes) -> int:
-    """Count the top-level fields of a message in protobuf's wire format, up to the first that cannot be read.
+    """Count the top-level fields of a message in protobuf's wire format, up to the first field that we cannot read.
 
-    Each piece is such a field. Counting them takes far less memory than parsing the message.
+    Each piece of a SentencePiece model is such a field. Counting needs far less memory than parsing the message.
     """
     count = at = 0
 
@@ -264,4 +273,4 @@ def _processor(proto, path: str) -> SentencePieceProcessor:
         return SentencePieceProcessor(model_proto=proto.SerializeToString())
     except (RuntimeError, ValueError) as error:
         message = " ".join(str(error).split())
-        raise refused(path, f"SentencePiece refuses this model: {message}") from None
+        raise refused(path, f"the SentencePiece library refuses this model: {message}") from None

@@ -1,8 +1,9 @@
-"""Mistral's `tekken.json`: byte strings and their ranks. Control tokens have the first ids.
+"""Reads Mistral's `tekken.json`, which has byte strings and their ranks. Control tokens have the lowest ids.
 
 The layout comes from https://github.com/mistralai/mistral-common, and the algorithm is `reference.byte_bpe` with the
-file's own pattern. The vocabulary is cut off at a size that the file states. Files of the first versions do not
-list their control tokens; control tokens without a name are called <SPECIAL_20> and so on.
+regular expression in the file. A file may list more tokens than the vocabulary size that it states; we use only the
+first tokens. Files of the first versions do not list their control tokens (see `UNLISTED`). Control tokens without a
+name are called <SPECIAL_20> and so on.
 """
 
 import base64
@@ -22,22 +23,26 @@ UNLISTED = (
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-MOST_OBJECTS = 2 * MOST_TOKENS  # a token is an object, and its text may have braces
+MOST_OBJECTS = 2 * MOST_TOKENS  # Each token is an object, and its string may contain braces, which we also count.
 
 
 def read_tekken(data: bytes, *, path: str) -> TiktokenTokenizer:
-    """Read a tokenizer from the bytes of a tekken.json; `path` is for messages. Raises `CheckpointError`."""
+    """Read a tokenizer from `data`, the bytes of a tekken.json; `path` is its path, for error messages.
+
+    Raises `CheckpointError` if the file cannot be used.
+    """
     file = Fields(parse_object(data, path, most_objects=MOST_OBJECTS), path)
     config = Fields(file.object("config"), path)
     vocab, controls = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
     pattern = config.values.get("pattern")
     if not isinstance(pattern, str):
-        raise refused(path, f"its pattern is {short(pattern)}, not a text")
+        raise refused(path, f"config.pattern is {short(pattern)}, expected a string")
     check_pattern(pattern, "config", path)
     check_count(vocab, path)
     entries = file.values.get("vocab")
     if not isinstance(entries, list) or not 0 <= vocab - controls <= len(entries) or controls < 0:
-        raise refused(path, f"does not have the {vocab - controls:,} tokens beside {controls:,} control tokens")
+        what = f"config implies {vocab - controls:,} tokens and {controls:,} control tokens"
+        raise refused(path, f"{what}, but the list vocab does not have so many tokens, or is missing")
     names = _names(file.values.get("special_tokens"), controls, path)
     tokens = [_token(entry, rank, path) for rank, entry in enumerate(entries[: vocab - controls])]
     return from_ranks(tokens, names, pattern=pattern, begin=BEGIN, controls_first=True, path=path)
@@ -53,20 +58,20 @@ def _names(listed: object, count: int, path: str) -> list[str]:
             for i, entry in enumerate(listed)
         ]
     else:
-        raise refused(path, f"its special_tokens are {short(listed)}, not a list")
+        raise refused(path, f"special_tokens is {short(listed)}, expected a list")
     if len(names) > count or not all(isinstance(name, str) for name in names):
-        raise refused(path, f"its special_tokens are not {count} names in the order of their ranks")
+        raise refused(path, f"special_tokens is not a list of at most {count} tokens in the order of their ranks")
     names += [f"<SPECIAL_{i}>" for i in range(len(names), count)]
     check_special(names, path)
     if len(set(names)) < count:
-        raise refused(path, "two of its special_tokens have the same name")
+        raise refused(path, "two tokens in special_tokens have the same name")
     return names
 
 
 def _token(entry: Any, rank: int, path: str) -> bytes:
     if not isinstance(entry, dict) or entry.get("rank") != rank:
-        raise refused(path, f"its vocab has no token of rank {rank} in its place")
+        raise refused(path, f"item {rank} of vocab does not have rank {rank}")
     try:
         return base64.b64decode(entry.get("token_bytes", ""), validate=True)
     except (binascii.Error, ValueError, TypeError):
-        raise refused(path, f"the token of rank {rank} is not base64") from None
+        raise refused(path, f"token_bytes of the token with rank {rank} is not base64") from None

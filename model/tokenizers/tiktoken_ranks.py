@@ -1,7 +1,7 @@
-"""Tokenizers made of byte strings and their ranks, such as Llama 3's `tokenizer.model`.
+"""Tokenizers that consist of byte strings and their ranks, such as Llama 3's `tokenizer.model`.
 
-The algorithm is defined in `reference.byte_bpe`. Each line of the file is a token in base64, a space and its rank,
-which is its id. The control tokens are not in the file: they follow in the order of Meta's code
+`reference.byte_bpe` defines the algorithm. Each line of the file is a token in base64, a space, and the token's rank,
+which is also its id. The file does not contain the control tokens. They have the next ids, in the order of Meta's code
 (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
 """
 
@@ -39,7 +39,7 @@ LONGEST_RUN = 25_000  # characters of white space; tiktoken's stack overflows so
 
 @dataclass(frozen=True)
 class TiktokenTokenizer:
-    """See `model.tokenizers.tokenizer.Tokenizer`."""
+    """A tokenizer from ranks, run by tiktoken; the protocol `tokenizer.Tokenizer` explains the methods."""
 
     vocab: int
     bos: int | None
@@ -47,7 +47,7 @@ class TiktokenTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    pattern: str  # which cuts a text into chunks
+    pattern: str  # the regular expression that splits a text into pieces
     _tokens: Sequence[bytes] = field(repr=False)  # by rank
     _names: Mapping[int, str] = field(repr=False)  # the control tokens, by id
     _first: int = field(repr=False)  # the id of rank 0
@@ -74,7 +74,7 @@ class TiktokenTokenizer:
 
 
 def cut(text: str) -> Iterator[str]:
-    """Cut `text` within long runs of white space, which tiktoken cannot encode, as Meta's code does.
+    """Split `text` within long runs of white space, as Meta's code does, since tiktoken cannot encode such runs.
 
     >>> [len(part) for part in cut("a" + " " * 60_000 + "b")]
     [25001, 25000, 10001]
@@ -88,7 +88,10 @@ def cut(text: str) -> Iterator[str]:
 
 
 def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
-    """Read a tokenizer from the bytes of a file of ranks; `path` is for messages. Raises `CheckpointError`."""
+    """Read a tokenizer from `data`, the bytes of a file of ranks; `path` is its path, for error messages.
+
+    Raises `CheckpointError` if the file cannot be used.
+    """
     tokens = _parse(data, path)
     return from_ranks(tokens, SPECIAL, pattern=LLAMA3, begin="<|begin_of_text|>", controls_first=False, path=path)
 
@@ -96,23 +99,24 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 def from_ranks(
     tokens: Sequence[bytes], controls: Sequence[str], *, pattern: str, begin: str, controls_first: bool, path: str
 ) -> TiktokenTokenizer:
-    """Make a tokenizer from `tokens`, by rank, and control tokens; `controls_first` gives the control tokens the first
-    ids.
+    """Build a tokenizer from `tokens`, in the order of their ranks, and the names of control tokens.
 
-    `begin` is the control token that begins texts; `path` is for messages. Raises `CheckpointError` for tokens that are
-    not different, or lack a byte, and for a pattern that cannot be used.
+    With `controls_first`, the control tokens have the lowest ids, otherwise the highest. `begin` is the control token
+    that begins texts, and `path` is the path of the file, for error messages. Raises `CheckpointError` if two tokens
+    are equal, if a byte has no token, or if the pattern is not a usable regular expression.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if len(ranks) < len(tokens) or b"" in ranks:
         twice = next((i for i, token in enumerate(tokens) if ranks[token] != i or not token), 0)
-        raise refused(path, f"the token of rank {twice} is there twice, or empty")
+        raise refused(path, f"the token of rank {twice} is empty, or equal to another token")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise refused(path, f"no token for {len(missing)} of the 256 bytes, 0x{missing[0]:02X} first")
+        raise refused(path, f"{len(missing)} of the 256 bytes have no token, such as 0x{missing[0]:02X}")
     try:
         encoding = tiktoken.Encoding(name=path, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except ValueError as error:
-        raise refused(path, f"its pattern cannot be used: {' '.join(str(error).split())[:200]}") from None
+        message = " ".join(str(error).split())[:200]
+        raise refused(path, f"the pattern is not a usable regular expression: {message}") from None
     first, control = (len(controls), 0) if controls_first else (0, len(tokens))
     special = {name: control + i for i, name in enumerate(controls)}
     return TiktokenTokenizer(
@@ -143,6 +147,7 @@ def _parse(data: bytes, path: str) -> list[bytes]:
                     raise refused(path, f"line {number + 1} is not base64: {word[:40]!r}") from None
             case _:
                 expected = f"a token in base64 and its rank, {number}"
-                raise refused(path, f"line {number + 1} is {line[:40]!r}, not {expected}; the file may be cut short")
+                what = f"line {number + 1} is {line[:40]!r}, expected {expected}"
+                raise refused(path, f"{what} (the file may be truncated)")
         tokens.append(token)
     return tokens

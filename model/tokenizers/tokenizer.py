@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and the way from ids back to text."""
+"""`Tokenizer`, the interface of all tokenizers, and `Decoder`, which converts ids back to text."""
 
 import codecs
 import re
@@ -10,7 +10,7 @@ UNKNOWN = " ⁇ "  # SentencePiece prints this for a character that a vocabulary
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns text into ids, and an id into the bytes it stands for."""
+    """Converts a text to ids, and an id to the bytes that it represents."""
 
     @property
     def vocab(self) -> int:
@@ -19,30 +19,30 @@ class Tokenizer(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """The id that begins texts, or None where the model's convention has none."""
+        """The id of the token that begins texts; None if texts begin without such a token."""
         ...
 
     @property
     def eos(self) -> int | None:
-        """The id that ends texts by the tokenizer's own files, or None where they name none.
+        """The id of the token that ends texts, as the tokenizer's own files state it; None if they state no such token.
 
-        A GGUF file names the id by a key of the model (`Checkpoint.stops`).
+        In a GGUF file, a key of the model states this id (see `Checkpoint.stops`).
         """
         ...
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". Encoding a text never gives these ids."""
+        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". `encode` never returns these ids."""
         ...
 
     @property
     def dummy_prefix(self) -> bool:
-        """Whether a text is encoded with a space in front, so that its first word is like any other."""
+        """Whether `encode` puts a space in front of a text, so that the first word gets the same ids as other words."""
         ...
 
     @property
     def absorbs(self) -> Mapping[str, tuple[bool, bool]]:
-        """Control tokens that absorb the white space before them, after them, or both."""
+        """Names of control tokens that absorb white space: whether before the token, and whether after it."""
         ...
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
@@ -53,52 +53,52 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """Encode plain text, without BOS. Names of control tokens in the text are just characters.
+        """Encode a text, without BOS. Names of control tokens in the text are ordinary characters.
 
-        `start=False` says that `text` continues other text, and so gets no space in front. Raises ValueError if `text`
-        is not valid Unicode, or if the tokenizer's library fails over it.
+        With `start=False`, `text` continues another text, and `encode` does not put a space in front of it. Raises
+        ValueError if `text` is not valid Unicode, or if the tokenizer's library fails.
         """
         ...
 
     def encode_after_special(self, text: str) -> list[int]:
-        """Encode plain text that follows a control token within a conversation, otherwise like `encode`.
+        """Encode a text that follows a control token in a conversation; otherwise the same as `encode`.
 
-        Tokenizers differ in whether this text gets a space in front.
+        Some tokenizers put a space in front of such a text, and others do not.
         """
         ...
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that `token` adds to a text.
 
-        A control token adds nothing. An id that the vocabulary lacks adds nothing either, since models may have more
-        rows than their tokenizer has ids.
+        A control token adds no bytes. An id outside the vocabulary also adds no bytes: a model may have more rows than
+        its tokenizer has ids.
         """
         ...
 
     def first_bytes_of(self, token: int) -> bytes:
-        """Return the bytes that `token` adds at the start of a text: no space that `encode` has put in front."""
+        """Return the bytes that `token` adds at the start of a text, without the space that `encode` put in front."""
         ...
 
     def piece(self, token: int) -> str:
-        """The spelling of `token` in the vocabulary."""
+        """Return the spelling of `token` in the vocabulary."""
         ...
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[int]:
-    """Encode a whole text, with BOS first if the model's convention has it."""
+    """Encode a whole text; with `bos`, the first id is BOS if the tokenizer has BOS."""
     begin = [tokenizer.bos] if bos and tokenizer.bos is not None else []
     return [*begin, *tokenizer.encode(text)]
 
 
 def named_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
-    """Return the ids of the control tokens that `texts` name. A stop string may be such a name."""
+    """Return the ids of those `texts` that are names of control tokens, for stop strings that name a control token."""
     return frozenset(tokenizer.special[text] for text in texts if text in tokenizer.special)
 
 
 class Decoder:
-    """Turns ids into text, one at a time, as soon as characters are complete.
+    """Converts ids to text one at a time, and returns each character as soon as all its bytes have arrived.
 
-    With `start`, the ids begin a text, and the space that `encode` put in front of the text is removed. Control tokens
+    With `start`, the ids begin a text, and we remove the space that `encode` put in front of the text. Control tokens
     before the text, such as BOS, do not count as text.
     """
 
@@ -108,7 +108,7 @@ class Decoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """Decode the next id. Returns the text that the id completes, or "" while a character still lacks bytes."""
+        """Decode the next id, and return the characters that it completes; "" if a character still lacks bytes."""
         spelling = self._tokenizer.bytes_of(token)
         if spelling and self._starts:
             spelling = self._tokenizer.first_bytes_of(token)
@@ -116,12 +116,15 @@ class Decoder:
         return self._utf8.decode(spelling)
 
     def finish(self) -> str:
-        """End the text. Returns U+FFFD if the ids ended within a character."""
+        """End the text, and return U+FFFD if the last character lacks bytes, else an empty string."""
         return self._utf8.decode(b"", final=True)
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> str:
-    """Decode `ids`; `start=False` if they continue a text. Bytes that are not UTF-8 become U+FFFD."""
+    """Decode `ids` to a text. Bytes that are not valid UTF-8 become U+FFFD.
+
+    With `start=False`, the ids continue another text, so we keep a space at the start.
+    """
     decoder = Decoder(tokenizer, start=start)
     return "".join(decoder.feed(token) for token in ids) + decoder.finish()
 
@@ -147,13 +150,13 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         lone = ord(text[error.start])
         message = f"the text is not valid Unicode: character {error.start} is a lone surrogate, U+{lone:04X}"
-        if 0xDC80 <= lone <= 0xDCFF:  # so Python reads a byte of stdin or of an argument that is not UTF-8
+        if 0xDC80 <= lone <= 0xDCFF:  # Python reads an invalid byte of stdin or of an argument as such a surrogate.
             message += f" (the byte {lone - 0xDC00:02X}, which is not UTF-8)"
         raise ValueError(message) from None
 
 
 def check_texts(value: Any) -> None:
-    """Check each string of a JSON value as `check_text` does, keys included."""
+    """Call `check_text` for each string in a JSON value, including keys."""
     match value:
         case str():
             check_text(value)

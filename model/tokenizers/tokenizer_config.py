@@ -1,4 +1,7 @@
-"""Settings of a tokenizer in files next to it: tokenizer_config.json, special_tokens_map.json, added_tokens.json."""
+"""Reads settings from the files next to a tokenizer.
+
+The files are tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +12,8 @@ from llamaspec.model.checkpoints.gguf.control_tokens import MARKER
 from llamaspec.model.checkpoints.strict_json import read_object, short
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
-# tokenizer_config.json sets the prefix of tokenizers of these classes, except in models of MODELS_AS_IN_FILE.
+EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")  # we use the first list that is not empty
+# For tokenizers of these classes, add_prefix_space in tokenizer_config.json counts, except in MODELS_AS_IN_FILE.
 LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer")
 MODELS_AS_IN_FILE = ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "phimoe")
 BYTE_LEVEL_CLASSES = ("CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
@@ -18,7 +21,7 @@ FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
 class SpecialToken(NamedTuple):
-    """A special token that a configuration names."""
+    """A special token that a configuration file states, with its flags."""
 
     content: str
     lstrip: bool = False
@@ -28,39 +31,44 @@ class SpecialToken(NamedTuple):
 
 
 class Added(NamedTuple):
-    """A token outside a vocabulary, or one in it that is never split."""
+    """An added token: a token that we find in a text before the text is split into pieces."""
 
     id: int
-    special: bool  # a control token, which no text spells
-    lstrip: bool = False  # takes in the white space before it
-    rstrip: bool = False  # takes in the white space after it
-    normalized: bool = False  # is looked for in the text after it was normalized
-    single_word: bool = False  # is not found within a word
+    special: bool  # whether it is a control token, which a text cannot spell
+    lstrip: bool = False  # whether it absorbs the white space before it
+    rstrip: bool = False  # whether it absorbs the white space after it
+    normalized: bool = False  # whether to search for it in the normalized text
+    single_word: bool = False  # whether to find it only as a whole word
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The tokenizer_config.json in `folder`; empty where there is none. Raises `CheckpointError`."""
+    """Read tokenizer_config.json in `folder`; an empty dictionary if there is no such file.
+
+    Raises `CheckpointError` if the file is not a JSON object.
+    """
     path = folder / "tokenizer_config.json"
     return read_object(path) if path.is_file() else {}
 
 
 def stated_tokens(folder: Path) -> dict[str, str | None]:
-    """Return the named tokens, such as bos_token, that files in `folder` state; None for a token that they set to null.
+    """Return the strings of named tokens, such as bos_token, as files in `folder` state them, for chat templates.
 
-    A chat template can use these names. Raises `CheckpointError`.
+    The string is None if a file sets the key to null. Raises `CheckpointError` if a file cannot be used.
     """
     named, _ = special_tokens(folder)
     return {key: token and token.content for key, token in named.items()}
 
 
 def special_tokens(folder: Path) -> tuple[dict[str, SpecialToken | None], list[SpecialToken]]:
-    """The special tokens that files in `folder` state: by key, such as bos_token, and those in a list without keys.
+    """Return the special tokens that files in `folder` state: a dictionary of tokens by key, and a list of others.
 
-    The tokens by key are `NAMED_TOKENS` first, in this order, then other keys that end in "_token" and hold a text,
-    then the entries of extra_special_tokens if that is an object. The list is extra_special_tokens, or
-    additional_special_tokens where there is none. A special_tokens_map.json replaces what the tokenizer_config.json
-    states under the same keys, but it is not read if the latter has added_tokens_decoder. Source: transformers 5.24,
-    tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError`.
+    The dictionary first has the keys in `NAMED_TOKENS`, such as bos_token, then other keys that end in "_token" and
+    have a string. If extra_special_tokens is an object, its items follow. The list is extra_special_tokens, or else
+    additional_special_tokens.
+
+    We read tokenizer_config.json. Keys of special_tokens_map.json replace its keys, but we do not read
+    special_tokens_map.json if tokenizer_config.json has added_tokens_decoder. Source: transformers 5.24,
+    tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError` if a file cannot be used.
     """
     path, stated = folder / "tokenizer_config.json", read_config(folder)
     files = [(path, stated)]
@@ -94,15 +102,16 @@ def _special_token(value: object, key: str, path: Path) -> SpecialToken:
         flags = {flag: _flag(value, flag, path) for flag in ("lstrip", "rstrip", "normalized", "single_word")}
         return SpecialToken(value["content"], **flags)
     if not isinstance(value, str):
-        raise refused(path, f"{key} is {short(value)}, not a text")
+        raise refused(path, f"{key} is {short(value)}, expected a string")
     return SpecialToken(value)
 
 
 def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool, default: int | None) -> int | None:
-    """Return the id that begins texts by the tokenizer_config.json in `folder`; `default` if the file names no BOS.
+    """Return the id of the token that begins texts, as tokenizer_config.json in `folder` states it, or None.
 
-    `begins` says whether texts begin with BOS if the file does not say so. `id_of` gives the id of a token's name, or
-    None. Raises `CheckpointError` for a name that is in no vocabulary.
+    If the file lacks bos_token, we return `default`. If the file lacks add_bos_token, `begins` says whether texts begin
+    with BOS. `id_of` returns the id of a token by its name, or None. Raises `CheckpointError` if the vocabulary lacks
+    the token.
     """
     path, config = folder / "tokenizer_config.json", read_config(folder)
     if not config:
@@ -116,7 +125,7 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
         return default
     token = id_of(name) if isinstance(name, str) else None
     if token is None:
-        raise refused(path, f"the vocabulary has no bos_token {short(name)}")
+        raise refused(path, f"bos_token is {short(name)}, which is not a token of the vocabulary")
     return token
 
 
@@ -130,18 +139,19 @@ def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Tell whether texts begin with a space, by add_prefix_space of tokenizer_config.json; None if that does not count.
+    """Return add_prefix_space of tokenizer_config.json: whether texts get a space in front; None if it does not count.
 
-    The key counts for the tokenizer classes that transformers rebuilds from the vocabulary; other tokenizers follow
+    The key counts for the tokenizer classes that transformers builds anew from the vocabulary. Other tokenizers follow
     their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`, and
-    `__init__` of these classes. Raises `CheckpointError`.
+    `__init__` of these classes. Raises `CheckpointError` if the key is not true or false.
     """
     config = read_config(folder)
     stated = config.get("add_prefix_space")
     if stated is None:
         return None
     if not isinstance(stated, bool):
-        raise refused(folder / "tokenizer_config.json", f"add_prefix_space is {short(stated)}, not true or false")
+        what = f"add_prefix_space is {short(stated)}, expected true or false"
+        raise refused(folder / "tokenizer_config.json", what)
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     if byte_level:
         return stated if kind in BYTE_LEVEL_CLASSES else None
@@ -151,7 +161,10 @@ def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
 
 
 def prefix_scheme(folder: Path, prefix: bool) -> str:
-    """Choose Metaspace's scheme. With "always", text after a control token gets a space in front, too."""
+    """Choose Metaspace's prepend_scheme: "never" without `prefix`, else "always" or "first".
+
+    With "always", a text after a control token also gets a space in front.
+    """
     config = read_config(folder)
     always = config.get("legacy") is True and str(config.get("tokenizer_class")).startswith("LlamaTokenizer")
     return "never" if not prefix else "always" if always else "first"
@@ -160,9 +173,9 @@ def prefix_scheme(folder: Path, prefix: bool) -> str:
 def read_added(folder: Path) -> dict[str, Added]:
     """Read the tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
-    tokenizer_config.json says which are control tokens. A token that it does not list is a control token if a file
-    names it as bos_token or the like, or if it looks like a chat marker; the second rule is ours, and transformers has
-    only the first. Raises `CheckpointError`.
+    tokenizer_config.json says which tokens are control tokens. If it does not list a token, the token is a control
+    token in two cases: if a key such as bos_token names it (as in transformers), or if it looks like a chat marker
+    (transformers lacks this rule). Raises `CheckpointError` if a file cannot be used.
     """
     added: dict[str, Added] = {}
     named, extra = special_tokens(folder)
@@ -173,26 +186,30 @@ def read_added(folder: Path) -> dict[str, Added]:
     for name, token in added_decoder(folder).items():
         if name in added and added[name].id != token.id:
             path = folder / "tokenizer_config.json"
-            raise refused(path, f"token {short(name)} has id {token.id}, but {added[name].id} in added_tokens.json")
+            what = f"but added_tokens.json states id {added[name].id}"
+            raise refused(path, f"token {short(name)} has id {token.id}, {what}")
         added[name] = token
     return added
 
 
 def added_ids(folder: Path) -> dict[str, int]:
-    """The ids of added_tokens.json in `folder` by the names of their tokens. Raises `CheckpointError`."""
+    """Read added_tokens.json in `folder`: ids by the names of tokens. Raises `CheckpointError` for an invalid id."""
     path = folder / "added_tokens.json"
     return {name: _id(id, name, path) for name, id in (read_object(path) if path.is_file() else {}).items()}
 
 
 def added_decoder(folder: Path) -> dict[str, Added]:
-    """The added_tokens_decoder of tokenizer_config.json in `folder`: tokens by name. Raises `CheckpointError`."""
+    """Read added_tokens_decoder of tokenizer_config.json in `folder`: tokens by name.
+
+    Raises `CheckpointError` if the key is not an object, or if an entry is invalid.
+    """
     path, added = folder / "tokenizer_config.json", {}
     stated = read_config(folder).get("added_tokens_decoder", {})
     if not isinstance(stated, dict):
-        raise refused(path, f"added_tokens_decoder is {short(stated)}, not an object")
+        raise refused(path, f"added_tokens_decoder is {short(stated)}, expected an object")
     for key, entry in stated.items():
         if not isinstance(entry, dict) or not isinstance(name := entry.get("content"), str):
-            raise refused(path, f"added_tokens_decoder's {short(key)} has no content")
+            raise refused(path, f'the entry {short(key)} of added_tokens_decoder has no string "content"')
         id = _id(int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key, name, path)
         added[name] = Added(id, **{flag: _flag(entry, flag, path) for flag in FLAGS})
     return added
@@ -200,11 +217,11 @@ def added_decoder(folder: Path) -> dict[str, Added]:
 
 def _id(value: object, name: str, path: Path) -> int:
     if type(value) is not int or value < 0:
-        raise refused(path, f"the id of token {short(name)} is {short(value)}, not a whole number from 0 up")
+        raise refused(path, f"the id of token {short(name)} is {short(value)}, expected a nonnegative integer")
     return value
 
 
 def _flag(entry: Mapping[str, Any], flag: str, path: Path) -> bool:
     if not isinstance(value := entry.get(flag, False), bool):
-        raise refused(path, f"{flag} is {short(value)}, not true or false")
+        raise refused(path, f"{flag} of a token is {short(value)}, expected true or false")
     return value

@@ -1,8 +1,8 @@
-"""Byte-level tokenizers in two files, vocab.json and merges.txt, as directories had before tokenizer.json.
+"""Reads byte-level tokenizers from two files, vocab.json and merges.txt, which older directories have.
 
-The two files say neither how a text is cut nor which tokens are special. In transformers the tokenizer's class adds
-this: the class that tokenizer_config.json names, or by default the class of the model's type. We make the
-tokenizer.json that this class would write.
+The two files do not say how to split a text into pieces, or which tokens are special. In transformers, the tokenizer's
+class knows this: the class that tokenizer_config.json names, or else the default class for the model's type. We build
+the tokenizer.json that this class would write.
 
 Source: transformers 5.24, `GPT2Tokenizer`, `Qwen2Tokenizer` and `GPTNeoXTokenizer` in models/*/tokenization_*.py, and
 `TOKENIZER_MAPPING_NAMES` in models/auto/tokenization_auto.py.
@@ -28,11 +28,11 @@ END = "<|endoftext|>"
 
 
 class TokenizerClass(NamedTuple):
-    """The parts of a tokenizer that a class of transformers adds to a vocabulary."""
+    """The parts of a tokenizer that a tokenizer class of transformers adds to the vocabulary and the merges."""
 
     normalizer: Part | None
-    split: str | None  # a regular expression; None: GPT-2's, which the library has built in
-    named: Mapping[str, str]  # the special tokens by key, where no file states them
+    split: str | None  # the regular expression that splits a text; None: GPT-2's, which the library knows
+    named: Mapping[str, str]  # special tokens by key, for keys that no file states
 
 
 CLASSES = {
@@ -52,9 +52,9 @@ CLASS_OF_MODEL = dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qw
 
 
 def read_vocab_and_merges(data: bytes, *, path: str) -> HuggingFaceTokenizer:
-    """Read a tokenizer from the bytes of a vocab.json; `path` leads to the merges.txt and other files next to it.
+    """Read a tokenizer from `data`, the bytes of the vocab.json at `path`, and from merges.txt next to it.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError` if a file cannot be used.
     """
     folder = Path(path).parent
     kind = _class_of(folder)
@@ -75,7 +75,10 @@ def read_vocab_and_merges(data: bytes, *, path: str) -> HuggingFaceTokenizer:
 
 
 def _class_of(folder: Path) -> TokenizerClass:
-    """Return the class that tokenizer_config.json names, or the class of the model's type."""
+    """Return the tokenizer class that tokenizer_config.json names, or else the class for the model_type in config.json.
+
+    Raises `CheckpointError` if the class is not in `CLASSES`.
+    """
     path, config = folder / "tokenizer_config.json", read_config(folder)
     name: Any = config.get("tokenizer_class")
     if name is None:
@@ -91,12 +94,13 @@ def _class_of(folder: Path) -> TokenizerClass:
 
 
 def _merges(path: Path) -> list[str]:
-    """Read the merges: two tokens on each line, the most frequent pair first. A line "#version ..." is a comment."""
+    """Read merges.txt: each line has two tokens, the most frequent pair first. A line "#version ..." is a comment."""
     file = MappedFile(path)
     try:
         lines = file.bytes(0, file.size).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise refused(path, f"is not UTF-8: its byte {error.start} is {error.object[error.start]:#04x}") from None
+        what = f"byte {error.start} is {error.object[error.start]:#04x}"
+        raise refused(path, f"is not valid UTF-8: {what}") from None
     merges = []
     for number, line in enumerate(lines, 1):
         merge = line.removesuffix("\r")

@@ -1,7 +1,7 @@
-"""A matrix with a low-rank adapter (LoRA) as a kind of matrix: W x + B (A x), without a copy of W.
+"""`Adapted`, a matrix with a low-rank adapter (LoRA): its product is W x + B (A x), without a changed copy of W.
 
-So an adapter works on floats and on codes alike, and no op knows of it: `model.ops.products` has one branch, and
-`model.weights.params.adapted_params` puts these matrices into a tree of weights.
+An adapter works with matrices of floats and of codes, and the other ops need no change. `model.ops.products` has one
+branch for it, and `model.weights.params.adapted_params` puts these matrices into a tree of weights.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from llamaspec.model.weights.gpu_codes import Stacked
 
 
 class Adapted(NamedTuple):
-    """A matrix, and a pair of small matrices for each of the weights that are stacked in it.
+    """A matrix, and a pair of small matrices (A and B) for each of the weights that are stacked in this matrix.
 
     A weight without an adapter has a pair of rank 0. The factor s of LoRA is part of `b`.
     """

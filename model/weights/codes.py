@@ -1,8 +1,9 @@
-"""Quantized matrices as pytrees. A product decodes the codes while it multiplies, so it reads few bytes.
+"""`QuantizedMatrix`, a quantized matrix on the device: a pytree of codes and scales.
 
-Each form of codes has a class in `model.weights.forms`. The class knows the layout of the codes in memory, the float32
-level of each code, and how the device encodes weights. `model.ops` multiplies by these classes as by a plain array.
-`reference.quantizers.schemes` defines which codes a weight gets.
+A product decodes the codes while it multiplies, so it reads few bytes. Each form of codes has a class in
+`model.weights.forms`, which knows the layout of the codes in memory, the float32 level of each code, and how the device
+quantizes weights to these codes. Functions in `model.ops` accept such a matrix instead of an array of floats.
+`reference.quantizers.schemes` defines the codes that a scheme gives to weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,28 +27,29 @@ Encoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 class _Arrays(NamedTuple):
     codes: Array  # [rows, bytes]
     scales: Array  # [rows, groups]
-    zeros: Array | None  # int8 [rows, groups]: zero points, to subtract from levels
-    minima: Array | None = None  # [rows, groups]: added to levels times scales
-    low_bits: Array | None = None  # low bits of codes of 5 and 6 bits on a GPU (`model.weights.gpu_codes`)
+    zeros: Array | None  # int8 [rows, groups]: zero points, which we subtract from levels
+    minima: Array | None = None  # [rows, groups]: we add these to levels times scales
+    low_bits: Array | None = None  # on a GPU: the low bits of codes of 5 and 6 bits (`model.weights.gpu_codes`)
 
 
 class QuantizedMatrix(_Arrays):
-    """A quantized matrix [rows, cols]: each weight is the level of its code times a scale, plus a minimum if any.
+    """A quantized matrix [rows, cols]. A weight is the level of its code times the group's scale.
 
-    The columns are padded with code 0 to whole groups. A padded column may decode to any finite weight.
+    If the form has minima, we also add the group's minimum. The last columns are padding with code 0, so that groups
+    are whole. A padded column may decode to any finite weight.
     """
 
     __slots__ = ()
     form: ClassVar[Form]
-    packed: ClassVar[bool] = True  # whether a byte holds two codes of 4 bits, not one code
+    packed: ClassVar[bool] = True  # whether a byte holds two codes of 4 bits; else it holds one code
     integers: ClassVar[bool] = False  # whether a level is its code minus a constant
-    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # dtype of the bytes
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # dtype of the array of codes
     scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
-    unit: ClassVar[float] = 1.0  # power of 2; `decode` returns levels divided by it
-    middle: ClassVar[int] = 0  # stored codes: plus this for signed codes of 4 bits, minus it for unsigned codes of 8
+    unit: ClassVar[float] = 1.0  # power of 2; `decode` returns levels divided by `unit`
+    middle: ClassVar[int] = 0  # number that we add to signed codes of 4 bits, or subtract from unsigned codes of 8 bits
     shifted: ClassVar[bool] = False  # whether the form has minima
-    largest: ClassVar[float] = 0.0  # level for a group's largest weight, if a scheme quantizes to this form
-    encode: ClassVar[Encoder | None] = None  # quantizes on the device, if a scheme quantizes to this form
+    largest: ClassVar[float] = 0.0  # level of a group's largest weight; 0: no quantization scheme uses this form
+    encode: ClassVar[Encoder | None] = None  # quantizes on the device; None: no quantization scheme uses this form
     compiler_bytes: ClassVar[int] = 1_000_000  # memory to compile the decoding of one layer
     program_bytes: ClassVar[int] = 3_500_000  # memory for the compiled decoding of one layer
 
@@ -61,7 +63,7 @@ class QuantizedMatrix(_Arrays):
 
     @property
     def slices(self) -> int:
-        """The largest number of `pieces` to multiply in one loop, unless a group has more; XLA is slow beyond 64."""
+        """The largest number of `pieces` that one loop multiplies, unless a group has more. XLA is slow beyond 64."""
         return 64
 
     @staticmethod
@@ -76,14 +78,14 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-        """Decode bytes of two codes each: first the codes in the low halves, then the codes in the high halves."""
+        """Decode bytes with two codes each; return the levels for the low halves and the levels for the high halves."""
         return cls.decode(codes & 15), cls.decode(codes >> 4)
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
-        """Split rows into blocks of `block` columns, and yield the levels of columns `start` to `stop` of each block.
+        """Split rows into blocks of `block` columns, and yield the levels of columns `start` to `stop` of all blocks.
 
-        Each item is a column number and the levels of 16 columns from this column on. `block`, `start` and `stop` are
-        multiples of 16. Levels are not yet multiplied by `unit`.
+        Each item has the number of a column within a block, and the levels of 16 columns from this column on. `block`,
+        `start` and `stop` are multiples of 16. The caller must multiply the levels by `unit`.
         """
         codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
         step = LANES * (1 + self.packed)
@@ -96,15 +98,15 @@ class QuantizedMatrix(_Arrays):
                     yield first, part
 
     def weights(self) -> Float[Array, "rows cols"]:
-        """Decode the whole matrix to float32, padded columns included."""
+        """Decode the whole matrix to float32, with the padded columns."""
         rows = len(self.codes)
         return jnp.stack([part.reshape(rows, -1, LANES) for part in self.parts()], axis=2).reshape(rows, -1)
 
     def parts(self) -> list[Float[Array, "rows some"]]:
-        """Decode the whole matrix as `weights` does, but keep the low and the high halves of bytes apart.
+        """Decode the whole matrix to float32, as one part for the low halves of bytes and one for the high halves.
 
-        `split` takes the columns of each part out of a vector. Putting the columns in order would take XLA on a CPU
-        ten times as long.
+        If codes are not packed, the matrix is one part. `split` selects the columns of each part from a vector. XLA on
+        a CPU would need ten times as long to put the columns in order.
         """
         rows, groups = self.scales.shape
         halves = 2 if self.packed and self.group == LANES else 1  # groups in 16 bytes
@@ -132,7 +134,10 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def check(cls, part: Part, name: str, path: str) -> None:
-        """Raise CheckpointError if scales or minima of rows are not finite. Subclasses with NaN codes check codes."""
+        """Raise CheckpointError if the scales or minima of some rows of the tensor `name` are not finite.
+
+        Subclasses for forms that have a code for NaN also check the codes.
+        """
         check_finite(f"{name}'s scales", part.scales, path=path)
         if isinstance(part, CodesWithMinima):
             check_finite(f"{name}'s minima", part.minima, path=path)

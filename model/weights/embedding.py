@@ -1,4 +1,4 @@
-"""A quantized token embedding."""
+"""`Embedding`, a quantized token embedding on the device."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Embedding:
-    """A quantized matrix [vocab, dim]. A lookup decodes only the rows of the tokens."""
+    """A quantized matrix [vocab, dim]. Indexing with token ids decodes only the rows of these tokens."""
 
     matrix: QuantizedMatrix
     dim: int = field(metadata={"static": True})

@@ -1,13 +1,18 @@
-"""Rearrange quantized matrices into the layout of the GPU's kernels, once, on the device, at load.
+"""Converts quantized matrices to the layout of the GPU's kernels, on the device, when a model is loaded.
 
-Scales and minima are float32, one for each group. Bits that a weight takes in memory, with its share of scale and
-minimum, first for groups of 16 columns, then for groups of 32:
+Scales and minima are float32, one for each group. The table shows the bits per weight in memory, including scales and
+minima, for groups of 16 and of 32 columns ("levels" are the forms nf4, fp4, iq4_nl and mxfp4):
 
-    int8        10 and 9        int6    8               int4, levels    6 and 5
-    int8_min    12 and 10       int5    6               int4_min        8 and 6
-                                int5_min        7
+    form             groups of 16   groups of 32
+    int8             10             9
+    int8_min         12             10
+    int6             8
+    int5                            6
+    int5_min                        7
+    int4, levels     6              5
+    int4_min         8              6
 
-Codes of 5 and 6 bits have these sizes only in the groups that GGUF files use. In other groups each code takes a byte.
+Codes of 5 and 6 bits have these sizes only in the groups that GGUF files use. In other groups, each code needs a byte.
 """
 
 from collections.abc import Sequence
@@ -27,11 +32,11 @@ from llamaspec.model.weights.groups import LANES, can_multiply
 from llamaspec.model.weights.words import Words
 from llamaspec.pallas_kernels.parts import int4
 
-APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # form: bits of a code, columns of a group
+APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # form: bits per code, columns per group
 
 
 class Stacked(NamedTuple):
-    """Quantized matrices of several forms, stacked along their rows, that multiply the same vectors."""
+    """A matrix whose rows have several forms of codes: quantized matrices that multiply the same vectors, stacked."""
 
     parts: tuple[QuantizedMatrix, ...]
 
@@ -41,7 +46,7 @@ class Stacked(NamedTuple):
 
     @property
     def minima(self) -> Float[Array, "rows groups"] | None:
-        """The minima of all rows; None unless all parts have minima, equally many in each row."""
+        """The minima of all rows; None if a part has no minima, or if the number of minima per row differs."""
         minima = [part.minima for part in self.parts if part.minima is not None]
         if len(minima) < len(self.parts) or len({rows.shape[1] for rows in minima}) > 1:
             return None
@@ -49,9 +54,10 @@ class Stacked(NamedTuple):
 
 
 def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Split tensors that will be stacked into runs of consecutive tensors with the same form of codes.
+    """Split a list of tensors into runs of consecutive tensors with the same form of codes.
 
-    If some tensor has no codes, or codes that products cannot read, all tensors form one run.
+    We stack the tensors of a run. If a tensor has no codes, or codes that products cannot read, all tensors are in one
+    run.
     """
     together = [list(tensors)]
     runs: list[list[Tensor]] = []
@@ -68,7 +74,10 @@ def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def to_kernel_layout(weight: Any, device: Device) -> Any:
-    """Put a quantized matrix, or its shapes, into the kernels' layout if `device` has kernels; return others as is."""
+    """Convert a quantized matrix (or its shapes) to the layout of the kernels, if `device` has kernels.
+
+    Any other weight is returned unchanged.
+    """
     if not isinstance(weight, QuantizedMatrix) or not device.has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
@@ -76,10 +85,10 @@ def to_kernel_layout(weight: Any, device: Device) -> Any:
 
 
 def arranged(weights: Any) -> Any:
-    """Put the matrices of a tree of weights into the layout of the kernels. JAX can trace this function.
+    """Convert the quantized matrices in a tree of weights to the layout of the kernels. JAX can trace this function.
 
-    Zero points become minima. This is exact if a file stores the scales in float16 or bfloat16. Matrices with a form or
-    size that no kernel reads are unchanged.
+    Zero points become minima, which is exact if the file has scales in float16 or bfloat16. If no kernel reads a
+    matrix of this form or size, the matrix stays unchanged.
     """
     return jax.tree.map(_arranged, weights, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
 
@@ -99,7 +108,7 @@ def _arranged(leaf: Any) -> Any:
 
 @jax.jit
 def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Turn the zero points of codes of eight bits into minima."""
+    """Convert the zero points of a matrix with codes of eight bits to minima."""
     return Int8Min(matrix.codes, matrix.scales, None, _minima(matrix.scales, matrix.zeros))
 
 
@@ -116,7 +125,7 @@ def _split_bits(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 @jax.jit
 def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Pack codes of four bits into words, and turn zero points into minima."""
+    """Pack codes of four bits into words, and convert zero points to minima."""
     form, group = matrix.form, matrix.group
     codes, minima = _in_order(matrix.codes), matrix.minima
     if form == "int4" and matrix.zeros is None:
@@ -128,7 +137,7 @@ def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
-    """Compute the minima that replace zero points, for codes that are stored with `middle` added."""
+    """Compute the minima that replace zero points; `middle` is the number that was added to the stored codes."""
     return -scales * (zeros.astype(jnp.float32) + middle)
 
 

@@ -1,11 +1,11 @@
-"""Number of columns that share a scale in our arrays, given the groups of a file."""
+"""Computes how many columns share a scale in arrays on the device, from the groups in a file."""
 
 from llamaspec.model.checkpoints.checkpoint import Codes
 
-LANES = 16  # float32 numbers in an AVX-512 register; the two codes of a byte belong to columns this far apart
+LANES = 16  # float32 numbers in an AVX-512 register; a byte holds the codes of columns i and i + 16
 PAIR = 2 * LANES  # columns in 16 bytes of packed codes; a group has 16 columns, or a multiple of 32
-LARGEST_GROUP = 128  # columns; a larger multiple is split, its scale repeated, unless it is a whole row
-ROW = 64  # columns; a row with a single scale is padded to a multiple of this
+LARGEST_GROUP = 128  # columns; we split a larger multiple into groups of this size, with copies of the scale
+ROW = 64  # columns; we pad a row with one scale to a multiple of this number
 
 
 def can_multiply(codes: Codes, cols: int) -> bool:
@@ -21,12 +21,12 @@ def _fits(group: int) -> bool:
 
 
 def repeats_of_scales(codes: Codes, cols: int) -> int:
-    """Return how often our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
+    """Return how many copies of each scale of `codes` our arrays have, for a matrix with `cols` columns."""
     return group_of(codes, cols)[1]
 
 
 def group_of(codes: Codes, cols: int) -> tuple[int, int]:
-    """Return how many columns share a scale in our arrays (0: a whole row), and how often each scale is repeated."""
+    """Return the number of columns that share a scale in our arrays (0: a whole row), and the copies of each scale."""
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
     columns = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group

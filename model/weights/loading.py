@@ -1,4 +1,4 @@
-"""Load the tensors of a checkpoint into the tree of weights on the device."""
+"""Loads the tensors of a checkpoint onto the device, as the tree of weights `Params`."""
 
 import math
 import mmap
@@ -33,14 +33,14 @@ from llamaspec.model.weights.quantizing import (
 )
 from llamaspec.reference.config import Config
 
-Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
+Progress = Callable[[str, float], object]  # called with the name of a stage, and the share of the stage that is done
 
 
 def no_progress(stage: str, share: float) -> None:
     """Report nothing: the default `Progress`."""
 
 
-HUGE_PAGE = 2 << 20  # bytes; JAX on a CPU reads weights that are aligned to it faster, and without a copy
+HUGE_PAGE = 2 << 20  # bytes; JAX on a CPU reads weights aligned to huge pages faster, and without a copy
 
 
 def load_params(
@@ -56,11 +56,11 @@ def load_params(
 ) -> Params:
     """Load all tensors of `checkpoint` onto the default device: quantized tensors as codes, all others in `dtype`.
 
-    `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint of the same shapes with its
-    parameters: the result shares the arrays of tensors that both checkpoints have. `checked=True` means that
-    `check_weights` was called; otherwise `load_params` checks each part as it reads it, and raises the same errors.
-    `readers` is the number of threads; each thread loads one array at a time. Copies to a GPU may still be running when
-    `load_params` returns. `device` describes the default device; None: ask JAX.
+    `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint with the same shapes, and
+    its parameters: the result shares the arrays of the tensors that both checkpoints have. `checked=True` means that
+    the caller has called `check_weights`; otherwise we check each part of a tensor after reading it, and raise the same
+    errors. `readers` is the number of threads; each thread loads one array at a time. Copies to a GPU may still be
+    running when `load_params` returns. `device` describes the default device; None: ask JAX.
     """
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
@@ -68,7 +68,7 @@ def load_params(
     by_device = is_worth_compiling(checkpoint.tensors.values())
 
     def note(name: str, tensor: Tensor, part: Any) -> None:
-        """Check a part that was just read, unless the weights were checked before, and report the progress."""
+        """Report progress for a part of a tensor that was just read; also check the part if `checked` is False."""
         nonlocal done
         rows = len(jax.tree.leaves(part)[0])
         if not checked:
@@ -132,7 +132,7 @@ def abstract_params(
     tensors: Mapping[str, Tensor] | None = None,
     device: Device | None = None,
 ) -> Params:
-    """Return the shapes and dtypes of the arrays that `load_params` will return, for compilation.
+    """Return the shapes and dtypes of the arrays that `load_params` will return, to compile programs before loading.
 
     `tensors` are the checkpoint's tensors; None: no tensor is quantized. `device` describes the device that will hold
     the arrays; None: ask JAX for the default device.
@@ -155,9 +155,9 @@ def abstract_params(
 def _shared(
     checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
-    """Map tensor names to arrays of `params`, for the tensors that are equal in `loaded` and `checkpoint`.
+    """Map the names of tensors to arrays of `params`, for the tensors that are equal in `loaded` and `checkpoint`.
 
-    `params` were loaded from `loaded`.
+    `params` are the parameters of the checkpoint `loaded`.
     """
     arrays = {}
 
@@ -170,7 +170,7 @@ def _shared(
 
 
 def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
-    """Yield a tensor's rows, some at a time, in the layout of `shapes`, and call `note` with each part that is read."""
+    """Yield the rows of a tensor, some at a time, in the layout of `shapes`; call `note` with each part read."""
     codes = tensor.codes
     if not isinstance(shapes, QuantizedMatrix):
         for part in in_parts(tensor.read()):
@@ -186,15 +186,15 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
-    """Stack tensors into one array; with `apart`, into a `Stacked` of one array for each run of tensors in one form."""
+    """Stack tensors into one array; with `apart`, into a `Stacked` with an array for each run of one form."""
     runs = in_runs_of_a_form(tensors) if apart else [tensors]
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    """Convert the codes of tensors that will be stacked to one form.
+    """Convert the codes of several tensors to one form, so that we can stack the tensors.
 
-    If no common form exists that products can read, the codes are dropped, and the tensors will be read as floats.
+    If products can read no form that fits all tensors, we remove the codes, and later read the tensors as floats.
     """
     cols = math.prod(tensors[0].shape[1:])
     codes = in_common_form([tensor.codes for tensor in tensors])
@@ -211,7 +211,7 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
 
 
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
-    """Raise `CheckpointError` for a tensor that holds NaN or infinity."""
+    """Read all tensors, and raise `CheckpointError` if a tensor contains NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
         for part in tensor.codes.parts() if tensor.codes else in_parts(tensor.read()):
@@ -222,7 +222,7 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
-    """Raise CheckpointError for some rows of a tensor if a number, or a number that codes need, is not finite."""
+    """Raise CheckpointError if a weight, scale or minimum in `part`, some rows of the tensor `name`, is not finite."""
     if isinstance(part, np.ndarray):
         check_finite(name, part, path=path)
         return
@@ -231,7 +231,10 @@ def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate an array of zeros that starts at a huge page. Only an incomplete last page is not a huge page."""
+    """Allocate an array of zeros that starts at the beginning of a huge page.
+
+    The memory consists of huge pages, except an incomplete last page.
+    """
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE

@@ -1,7 +1,7 @@
-"""The weights of a Llama as a tree of JAX arrays. Matrices with the same input are stacked at load.
+"""`Params`, the weights of a model as a tree of JAX arrays, in which matrices with the same input are stacked.
 
 q, k and v have the same input, so one product replaces three. Gate and up have the same input, so one product replaces
-two. Layers are elements of a list, because slices of one large array would be copied at every use.
+two. `Params.layers` is a list of layers, because JAX would copy a slice of one large array at every use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,17 +60,20 @@ class Layer(NamedTuple):
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
-    attention_norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
+    attention_norm_bias: Float[Array, " dim"] | None = None  # for a LayerNorm
     ffn_norm_bias: Float[Array, " dim"] | None = None
     sinks: Float[Array, " heads"] | None = None
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of every position. Angles are float64: in float32 they are off by 0.01 at position 100,000."""
+    """Tables of cosines and sines for all positions.
+
+    We compute angles in float64. In float32, their error would be 0.01 at position 100,000.
+    """
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]
-    local_cos: Float[Array, "positions pairs"] | None = None  # of layers that use `config.local_theta`
+    local_cos: Float[Array, "positions pairs"] | None = None  # for layers that use `config.local_theta`
     local_sin: Float[Array, "positions pairs"] | None = None
 
     def on_host(self, at: Int[np.ndarray, "*shape"]) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +87,7 @@ class Params(NamedTuple):
     norm: Float[Array, " dim"]
     head: Matrix  # [vocab, dim]; the same arrays as the embedding if the two are tied
     rope: Rope
-    norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
+    norm_bias: Float[Array, " dim"] | None = None  # for a LayerNorm
 
     @property
     def tied(self) -> bool:
@@ -92,7 +95,7 @@ class Params(NamedTuple):
 
 
 def rope_table(config: Config, positions: int) -> Rope:
-    """Compute cos and sin of the first `positions` positions, float32."""
+    """Compute the tables of cosines and sines for positions 0 to `positions` - 1, in float32."""
     tables = _angles(config.rotation(), positions)
     if config.local_theta is not None:
         tables += _angles(Rotation(frequencies(config.rotary_features, theta=config.local_theta)), positions)
@@ -102,7 +105,7 @@ def rope_table(config: Config, positions: int) -> Rope:
 def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]:
     turns, length = rotation
     cos, sin = np.empty((2, positions, len(turns)), np.float32)
-    for start in range(0, positions, 4096):  # in parts: the whole in float64 would take several times the memory
+    for start in range(0, positions, 4096):  # A whole table in float64 would need several times the memory.
         angles = np.arange(start, min(start + 4096, positions))[:, None] * turns
         cos[start : start + 4096], sin[start : start + 4096] = length * np.cos(angles), length * np.sin(angles)
     return cos, sin
@@ -110,26 +113,26 @@ def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tensors that are stacked into one array. A tree of names has this leaf instead of the array."""
+    """The names of the tensors that are stacked into one array: a leaf of the tree that `array_names` returns."""
 
     names: tuple[str, ...]
     apart: bool = False  # whether the tensors may be separate arrays, in a `Stacked`
 
 
 def array_names(config: Config, rope: Rope) -> Params:
-    """Build the tree of `load_params` with `Names` instead of arrays; `rope` is included unchanged."""
+    """Build the tree that `load_params` returns, with `Names` instead of arrays; `rope` is included unchanged."""
     return assemble(config, lambda *names, apart=False: Names(names, apart), rope)
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
-    """Build the tree of weights from arrays by name. JAX can trace and differentiate this, as in training."""
+    """Build the tree of weights from arrays by name. JAX can trace and differentiate this function, for training."""
     return assemble(config, lambda *names, apart=False: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def adapted_params(params: Params, config: Config, pairs: Mapping[str, LowRank], *, scale: float) -> Params:
-    """Put adapters into a tree of weights: each matrix that contains one of the weights in `pairs` becomes `Adapted`.
+    """Return a tree of weights with adapters: each matrix that contains a weight in `pairs` becomes `Adapted`.
 
-    `scale` is the factor s of LoRA. JAX can trace and differentiate this.
+    `scale` is the factor s of LoRA. JAX can trace and differentiate this function.
     """
     shapes = tensor_shapes(config)
 
@@ -148,10 +151,10 @@ def adapted_params(params: Params, config: Config, pairs: Mapping[str, LowRank],
 
 
 def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
-    """Build the tree of weights. `place` takes the names of tensors, and returns an array of their stacked rows.
+    """Build the tree of weights. `place` takes the names of tensors, and returns an array with their stacked rows.
 
-    For q, k and v, `place` is called with `apart=True`: it may return a `Stacked` if their codes differ, since the
-    kernel for q, k and v reads several matrices.
+    For q, k and v, we call `place` with `apart=True`. Then it may return a `Stacked` if their forms of codes differ,
+    since the kernel for q, k and v can read several matrices.
     """
 
     def placed(stack: Stack) -> Any:
@@ -212,7 +215,7 @@ def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
 
 def weight_bytes(params: Params) -> int:
-    """Count the bytes of the weights; shared arrays count once. `params` may be `abstract_params`."""
+    """Count the bytes of the weights; a shared array counts once. `params` may come from `abstract_params`."""
     head = None if params.tied else params.head
     leaves = jax.tree.leaves((params.embedding, params.layers, params.norm, params.norm_bias, head))
     unique = {id(leaf): leaf for leaf in leaves}.values()  # a parallel block has one norm in two places

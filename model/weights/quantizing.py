@@ -1,10 +1,10 @@
-"""Quantize weights on the device, with the same codes as `reference.quantizers.schemes`, bit for bit.
+"""Quantizes weights on the device; the codes are the same, bit for bit, as those of `reference.quantizers.schemes`.
 
-The reference divides in float64, with NumPy on one core. Here XLA finds the same codes in float32, on all cores or on a
-GPU. A float32 quotient may be off by a few units in the last place, and a GPU does not even round it correctly. So a
-quotient leaves two candidate codes. The sign of a difference that float32 holds exactly tells which code is right.
+The reference divides in float64, with NumPy on one core. This module finds the same codes in float32, with XLA on all
+cores or on a GPU. A float32 quotient may be wrong by a few units in the last place, so we get two candidate codes from
+it. Then we compute a difference that is exact in float32, and its sign tells which of the two codes is right.
 
-Scales, one for each group, are computed in float64.
+We compute scales, one for each group, in float64.
 """
 
 import math
@@ -27,20 +27,20 @@ from llamaspec.model.weights.rounding import bits_of
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
 # The largest magnitude of a group must be between these powers of 2. Then no number overflows, and no number is
-# subnormal. XLA on a CPU would treat a subnormal number as 0.
+# subnormal. (XLA on a CPU treats a subnormal number as 0.)
 LEAST, MOST = 2.0**-90, 2.0**90
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 
 
-PART = 16 << 20  # bytes to read at once
-FEW = 1 << 26  # weights that NumPy quantizes on one core in the time that XLA takes to compile
+PART = 16 << 20  # number of bytes to read at once
+FEW = 1 << 26  # number of weights that NumPy quantizes on one core in the time that XLA needs to compile
 
 
 class OnDevice(NamedTuple):
     """A matrix that a device has quantized."""
 
     matrix: QuantizedMatrix
-    exact: Bool[Array, ""]  # False: some group is not within `LEAST` and `MOST`, so its codes may be wrong
+    exact: Bool[Array, ""]  # False: the largest magnitude of a group is not in `LEAST` to `MOST`; codes may be wrong
 
 
 def quantized_parts(
@@ -48,15 +48,15 @@ def quantized_parts(
 ) -> Iterator[QuantizedMatrix]:
     """Quantize the float weights of `codes.source`, a few megabytes at a time, on the device or with NumPy.
 
-    `note` is called with each part before it is quantized. NumPy also quantizes parts that the device reports as not
-    `exact`.
+    We call `note` with each part before we quantize it. If the device reports a part as not `exact`, we quantize the
+    part again with NumPy.
     """
     assert codes.source
     rows = 0
     for part in in_parts(codes.source.read()) if by_device else exact_parts(codes.source):
         note(part)
         if by_device:
-            rows = rows or len(part)  # the last part is padded, so that all parts run one program
+            rows = rows or len(part)  # We pad the last part to this number of rows, so that all parts use one program.
             padded = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
             matrix, exact = quantized_on_device(padded, codes)
             if exact:
@@ -76,9 +76,9 @@ def is_worth_compiling(tensors: Iterable[Tensor]) -> bool:
 
 
 def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a GPU can quantize tensors from `loading._joined` as a whole: all must be floats of one dtype.
+    """Tell whether a GPU can quantize tensors from `loading._joined` all at once: all must be floats of one dtype.
 
-    A CPU quantizes parts instead. That takes less memory, and the codes are copied into huge pages.
+    On a CPU, we quantize parts instead. This needs less memory, and we copy the codes into huge pages.
     """
     sources = [tensor.codes.source if tensor.codes else None for tensor in tensors]
     return all(
@@ -90,7 +90,7 @@ def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
 def quantized_whole(
     tensors: Sequence[Tensor], names: Sequence[str], note: Callable[[str, Tensor, Any], None]
 ) -> OnDevice:
-    """Stack float weights in their stored dtype, and quantize them on the device. `note` is called with each part."""
+    """Stack float weights in their stored dtype, and quantize them on the device; call `note` with each part read."""
     codes = [tensor.codes for tensor in tensors if tensor.codes]
     sources = [code.source for code in codes if code.source]
     stacked = np.empty((sum(source.shape[0] for source in sources), *sources[0].shape[1:]), sources[0].dtype)
@@ -104,7 +104,7 @@ def quantized_whole(
 
 
 def in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield consecutive rows, a few megabytes at a time, so that little of the file is in memory at once."""
+    """Yield the rows of an array in order, a few megabytes at a time, so that little of a file is in memory at once."""
     rows = max(1, PART // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         yield values[start : start + rows]
@@ -133,7 +133,7 @@ def _quantized(weights: Float[Array, "rows cols"], largest: Float64[Array, ""], 
     group = SCHEMES[codes.scheme].group or cols
     padded = jnp.pad(weights.astype(jnp.float32), [(0, 0), (0, -cols % group)])
     blocks = padded.reshape(rows, -1, group)
-    # The bits of magnitudes, compared as integers, have the order of the floats, and no subnormal number becomes 0.
+    # We compare magnitudes by their bits as integers. The order is the same, and no subnormal number becomes 0.
     tops = jnp.max(bits_of(blocks) & MAGNITUDE, axis=-1)
     least, most = (int(np.float32(bound).view(np.int32)) for bound in (LEAST, MOST))
     exact = jnp.all((tops == 0) | ((tops >= least) & (tops <= most)))
@@ -153,7 +153,7 @@ def _stored(bits: Shaped[Array, "rows cols"], scales: Shaped[Array, "rows groups
         bits = bits + jnp.int8(kind.middle)
     bits = jnp.pad(lax.bitcast_convert_type(bits, jnp.uint8), [(0, 0), (0, shapes.cols - cols)])
     if kind.packed:
-        # Without the barrier XLA on a CPU would compute each code twice, for the low and the high half of a byte.
+        # Without the barrier, XLA on a CPU would compute each code twice: for the low and for the high half of a byte.
         pairs = lax.optimization_barrier(bits).reshape(rows, -1, 2, LANES)
         bits = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
     arrays: Any = (lax.bitcast_convert_type(bits, kind.dtype), scales.astype(kind.scale_dtype), None, None)

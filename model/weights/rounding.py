@@ -1,4 +1,4 @@
-"""Round weights to codes on the device, with the same bits as the reference: see `model.weights.quantizing`."""
+"""Rounds weights to codes on the device, with the same bits as the reference (see `model.weights.quantizing`)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ Tops = Float32[Array, "rows groups"]
 
 
 def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Quantize to symmetric integers as `reference.quantizers.symmetric.quantize` does."""
+    """Quantize to symmetric integers, with the same codes and scales as `reference.quantizers.symmetric.quantize`."""
     scales, reciprocals = scales_for(tops, largest)
     codes = nearest(jnp.abs(blocks), scales[..., None], reciprocals[..., None])
     codes = jnp.minimum(codes, largest.astype(jnp.int32))
@@ -25,7 +25,7 @@ def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encode
 
 
 def scales_for(tops: Tops, largest: Float64[Array, ""]) -> tuple[Tops, Tops]:
-    """Compute the scales tops / largest, rounded once, and their reciprocals. A scale of 0 has a reciprocal of 0."""
+    """Compute the scales `tops` / `largest`, rounded once, and their reciprocals; the reciprocal of 0 is 0 here."""
     scales = (tops.astype(jnp.float64) / largest).astype(jnp.float32)
     reciprocals = jnp.where(scales == 0, 0, 1 / scales.astype(jnp.float64)).astype(jnp.float32)
     return scales, reciprocals
@@ -35,11 +35,11 @@ Spread = Float32[Array, "rows groups #group"]
 
 
 def nearest(magnitudes: Blocks, divisors: Spread, reciprocals: Spread) -> Int32[Array, "rows groups group"]:
-    """Round the exact quotients magnitudes / divisors, below 256, to the nearest integers, ties to even.
+    """Round the exact quotients `magnitudes` / `divisors`, which are below 256, to the nearest integers, ties to even.
 
-    `below` comes from an inexact quotient; the right code is `below` or `below` + 1, and `tie` is halfway between.
-    `tie` has at most 9 bits and each half of a divisor 12, so both products are exact in float32. The first difference
-    is exact if it is close to 0, so the sign of the second difference is right.
+    In the code, `below` comes from an inexact quotient, so the right code is `below` or `below` + 1. `tie` is halfway
+    between these two. `tie` has at most 9 bits, and each half of a divisor has 12 bits, so both products are exact in
+    float32. The first difference is exact if it is close to 0, so the sign of the second difference is right.
     """
     below = jnp.floor(magnitudes * reciprocals)
     tie = below + 0.5
@@ -59,7 +59,7 @@ def minifloat(
 
     See `Minifloat.encode`.
     """
-    # A normal number has at least 2^mantissa_bits steps. The sum adds them to the exponent field as 1, like any carry.
+    # A normal number has at least 2^mantissa_bits steps. In the sum, these steps carry 1 into the exponent field.
     codes = (exponents - (1 - to.bias) << to.mantissa_bits) + steps
     last = int(to.encode(np.array([to.largest]))[0])
     sign = lax.shift_right_logical(bits_of(blocks), jnp.int32(31))
@@ -67,7 +67,7 @@ def minifloat(
 
 
 def exponent_to(x: Blocks, to: Minifloat) -> Int32[Array, "rows groups group"]:
-    """Return the exponents of `x` in the format `to`; subnormal numbers of `to` and 0 have its smallest exponent."""
+    """Return the exponents of `x` in the format `to`; 0 and subnormal numbers of `to` get the smallest exponent."""
     return jnp.clip(exponent_of(x), 1 - to.bias, int(np.log2(to.largest)))
 
 

@@ -1,4 +1,7 @@
-"""Codes in the layout of the GPU's kernels: words of eight codes. `model.weights.gpu_codes` builds this layout."""
+"""`Words`, a quantized matrix in the layout of the GPU's kernels: each int32 word holds eight codes.
+
+`model.weights.gpu_codes` converts matrices to this layout.
+"""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -14,14 +17,14 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 
 
 class Words(QuantizedMatrix):
-    """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
+    """A matrix of 4-bit codes, eight per word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
 
-    For codes of 5 and 6 bits, these words hold the upper four bits of each code, and `low_bits` holds the other one or
-    two bits: int32 [rows, cols / 32] or [rows, cols / 16].
+    For codes of 5 and 6 bits, these words hold the upper four bits of each code. `low_bits` holds the remaining bit of
+    codes of 5 bits, int32 [rows, cols / 32], or the remaining two bits of codes of 6 bits, int32 [rows, cols / 16].
     """
 
     __slots__ = ()
-    # The levels as sums of bytes, which the tensor cores multiply; None: the codes are the levels.
+    # The levels as sums of bytes, since the tensor cores multiply bytes; None: the codes are the levels.
     kernel_levels: ClassVar[Levels | None] = None
 
     @property
@@ -54,7 +57,7 @@ class Words(QuantizedMatrix):
 
 
 class LevelWords(Words):
-    """Codes that are indices into the table of levels of a form."""
+    """A matrix of 4-bit codes that are indices into the form's table of levels."""
 
     __slots__ = ()
 

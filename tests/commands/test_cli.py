@@ -313,7 +313,7 @@ def test_convert_asks_for_a_format(run, tmp_path):
 def test_convert_names_the_tokenizer_that_it_does_not_copy(run, tmp_path):
     code, _, err = run("convert", "stories", str(single := tmp_path / "x.bin"), "--to", "llama2c")
     assert code == 0
-    line = "the tokenizer is not taken along: run {} with --tokenizer {}"
+    line = "the tokenizer is not copied: to run {}, give --tokenizer {}"
     assert line.format(single, BUILT_IN["stories"] / "tokenizer.model") in err.splitlines()
     _, _, err = run("convert", str(single), str(folder := tmp_path / "hf"), "--to", "safetensors")
     assert line.format(folder, "PATH") in err.splitlines()
@@ -321,7 +321,7 @@ def test_convert_names_the_tokenizer_that_it_does_not_copy(run, tmp_path):
     _, _, err = run("convert", str(tmp_path / "x.gguf"), str(back := tmp_path / "y.bin"), "--to", "llama2c")
     assert line.format(back, tmp_path / "x.gguf") in err.splitlines()
     _, _, err = run("convert", str(tmp_path / "x.gguf"), str(tmp_path / "hf2"), "--to", "safetensors")
-    assert "taken along" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
+    assert "not copied" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
 
 
 def test_convert_prints_no_hint_if_it_copied_the_tokenizer(run, tmp_path):
@@ -329,7 +329,7 @@ def test_convert_prints_no_hint_if_it_copied_the_tokenizer(run, tmp_path):
     assert run("convert", "stories", str(single), "--to", "llama2c")[0] == 0
     (tmp_path / "tokenizer.model").write_bytes((BUILT_IN["stories"] / "tokenizer.model").read_bytes())
     code, _, err = run("convert", str(single), str(folder), "--to", "safetensors")
-    assert code == 0 and "taken along" not in err and (folder / "tokenizer.model").exists()
+    assert code == 0 and "not copied" not in err and (folder / "tokenizer.model").exists()
 
 
 def test_convert_there_and_back(run, stories, tmp_path):

@@ -88,7 +88,7 @@ def gguf_rows() -> Iterator[Row]:
 
 def _of_type(config: Config, name: str) -> Row:
     if name not in layout.BLOCKS:
-        return Row(name, refusal="is not read")
+        return Row(name, refusal="is not supported")
     if name not in FORMS:
         return _run(name, config, None)
     form, group = FORMS[name]

@@ -20,7 +20,10 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Alphabet:
     """A tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
 
-    vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
+    vocab, bos, eos, special, dummy_prefix, absorbs = VOCAB, 256, 257, {"<s>": 256, "</s>": 257}, False, {}
+
+    def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
+        return text
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return list(text.encode())

@@ -16,11 +16,11 @@ from llamaspec.reference.quantizers.ggml_blocks import Signed
 from llamaspec.reference.quantizers.ggml_superblocks import Superblocks
 from llamaspec.reference.rope import interleaved_to_halves
 
-AT_ONCE = 1 << 20  # weights decoded at a time, in float64
+AT_ONCE = 1 << 20  # number of weights that we decode at a time, in float64
 
 
 class FormOfBlocks(NamedTuple):
-    """The fields `form` and `group` of `model.checkpoints.checkpoint.Codes` for a type of ggml."""
+    """The fields `form` and `group` of `model.checkpoints.checkpoint.Codes` for one of ggml's types."""
 
     form: Form
     group: int
@@ -53,7 +53,7 @@ FORMS = {
 
 
 def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."]:
-    """Decode all weights to float32, each rounded once, as in ggml; NaN and infinity are kept."""
+    """Decode all weights of a tensor to float32 and round each once, as ggml does; NaN and infinity are kept."""
     array = np.empty(entry.shape, np.float32)
     rows, packed = array.reshape(-1, entry.shape[-1]), _packed(file, entry)
     step = max(1, AT_ONCE // rows.shape[1])
@@ -66,8 +66,8 @@ def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."
 def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
     """Return the codes of a quantized matrix; None for a matrix of floats.
 
-    The rows hold `heads` heads with interleaved pairs of RoPE, which we reorder to halves; with 0 heads, rows keep
-    their order.
+    If `heads` is positive, the matrix holds the rows of `heads` heads with interleaved RoPE pairs, and we reorder each
+    head's rows to halves. If `heads` is 0, rows keep their order.
     """
     if entry.type not in FORMS:
         return None
@@ -94,7 +94,10 @@ def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes
 
 
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | CodesWithMinima:
-    """Return codes, scales and minima, all exact: a product of two scales has at most 18 bits."""
+    """Unpack rows of ggml's type `name` to codes, scales and minima.
+
+    All are exact in float32: if a scale is the product of two stored scales, the product has at most 18 bits.
+    """
     kind = ggml.READABLE[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
 
@@ -107,7 +110,7 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
     minima = getattr(blocks, "minima", None)
     if isinstance(blocks, Superblocks):
         scales, minima = _product(blocks.d, scales), -_product(blocks.e, blocks.minima)
-    if name != "MXFP4":  # its scales are exponents
+    if name != "MXFP4":  # MXFP4's scales are exponents
         scales = scales.astype(np.float32)
     if minima is None or FORMS[name].form not in WITH_MINIMA:
         return Quantized(codes, rows(scales))
@@ -117,5 +120,5 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
 def _product(
     unit: Float16[np.ndarray, "*batch"], multiples: Integer[np.ndarray, "*batch groups"]
 ) -> Float32[np.ndarray, "*batch groups"]:
-    with np.errstate(invalid="ignore"):  # 0 times infinity is NaN, which readers refuse
+    with np.errstate(invalid="ignore"):  # 0 times infinity is NaN; readers refuse NaN later
         return unit.astype(np.float32)[..., None] * multiples.astype(np.float32)

@@ -1,7 +1,7 @@
 """Read a GGUF file's keys into a `Config`, with the meaning that llama.cpp gives them.
 
-We read the architectures of `model.families`; files of Mistral and Mixtral name theirs "llama". If a key would change
-the computation and is not implemented, the file is refused, and the error names the key.
+We read the architectures of `model.families`. Files of Mistral and Mixtral state the architecture "llama". If a key
+changes the computation in a way that we do not support, we refuse the file, and the error names the key.
 """
 
 from collections.abc import Container
@@ -20,7 +20,7 @@ from llamaspec.model.family import Architecture, architectures
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
 
-# Keys that change the computation unless they have one of these values.
+# Keys that change the computation, and the values with which they do not change it.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -47,7 +47,7 @@ STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenize
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
-    """Return the architecture that a file names. Raises `CheckpointError` if it is unknown."""
+    """Return the architecture that a file names. Raises `CheckpointError` if we do not know the architecture."""
     if metadata.values.get("general.type") == "imatrix":
         raise metadata.refused(IMATRIX)
     name, known = metadata.string("general.architecture"), architectures()
@@ -65,10 +65,10 @@ def read_config(
     factors: np.ndarray | None,
     long_factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Config:
-    """Read the hyperparameters of a file. Raises `CheckpointError`.
+    """Read the hyperparameters of a GGUF file. Raises `CheckpointError` if a key is missing or unsupported.
 
-    `tensors` are the names of the file's tensors, and `factors` the contents of rope_freqs.weight. `long_factors` are
-    LongRoPE's, for short sequences and for long ones.
+    `tensors` has the names of the file's tensors, `vocab` is the number of tokens, and `factors` are the contents of
+    the tensor rope_freqs.weight. `long_factors` are LongRoPE's factors for short sequences and for long sequences.
     """
 
     def key(name: str) -> str:
@@ -125,14 +125,15 @@ def read_config(
 
 
 def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozenset[int]]:
-    """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`.
+    """Read the id of the token that begins a text (or None), and the ids of the tokens that end generation.
 
-    As in llama.cpp, texts also end at tokens with certain names (`control_tokens`), even if no key names them.
+    As in llama.cpp, generation also ends at tokens with certain names (see `control_tokens`), even if no key states
+    their ids. Raises `CheckpointError` for an id that is not in the vocabulary.
     """
     ids = {key: metadata.integer(key) for key in (BOS, *STOPS) if key in metadata}
     for key, id in ids.items():
         if not 0 <= id < vocab:
-            raise metadata.refused(f"{key} is {short(id)}, outside a vocabulary of {vocab}")
+            raise metadata.refused(f"{key} is {short(id)}, outside the vocabulary of {vocab} tokens")
     tokens = metadata.strings(TOKENS) if TOKENS in metadata else []
     named = {name: id for id, name in enumerate(tokens[:vocab]) if name in ENDS}
     ends = {named[name] for name in ending_names(named) if name in named}
@@ -140,7 +141,7 @@ def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozense
 
 
 def shortest(number: float) -> float:
-    """Return the shortest decimal that rounds to this float32: most likely what its author wrote.
+    """Return the shortest decimal number that rounds to the float32 `number`: most likely the number its author wrote.
 
     >>> shortest(9.999999747378752e-06), shortest(500000.0)
     (1e-05, 500000.0)
@@ -150,9 +151,9 @@ def shortest(number: float) -> float:
 
 
 class Keys:
-    """Reads the keys of an architecture for the functions of its family.
+    """Reads keys by their names without the architecture's prefix, for `model.families`.
 
-    Callers leave out the architecture's name: "attention.scale" stands for "granite.attention.scale".
+    For example, "attention.scale" reads the key "granite.attention.scale" in a file of the architecture "granite".
     """
 
     def __init__(self, metadata: Metadata, name: str):
@@ -168,13 +169,13 @@ class Keys:
 def _head_dim(metadata: Metadata, architecture: Architecture, dim: int, heads: int) -> int:
     key, dim_key = (f"{architecture.name}.{architecture.keys[name]}" for name in ("head_dim", "dim"))
     if key not in metadata and (heads < 1 or dim % heads):
-        raise metadata.refused(f"{dim_key} is {short(dim)}, no multiple of {short(heads)} heads")
+        raise metadata.refused(f"{dim_key} is {short(dim)}, which is not a multiple of the {short(heads)} heads")
     head_dim = metadata.integer(key) if key in metadata else dim // heads
     partial = "rotary_dim" in architecture.has
     for suffix in ("attention.value_length",) if partial else ("attention.value_length", "rope.dimension_count"):
         other_key = f"{architecture.name}.{suffix}"
         if (size := metadata.integer(other_key, head_dim)) != head_dim:
-            raise metadata.refused(f"{other_key} is {short(size)}, but heads are {short(head_dim)} wide")
+            raise metadata.refused(f"{other_key} is {short(size)}, expected the width of a head, {short(head_dim)}")
     return head_dim
 
 
@@ -201,7 +202,7 @@ def _scaling(
     if factors is None:
         return linear if linear and linear.factor != 1 else None
     if linear and linear.factor != 1:
-        raise refused(metadata.path, "rescales RoPE twice: by a linear factor and by rope_freqs.weight")
+        raise refused(metadata.path, f"rescales RoPE twice: by {key}.factor and by the tensor rope_freqs.weight")
     return from_factors(
         factors,
         head_dim=config.head_dim,
@@ -219,9 +220,11 @@ def _long_rope(
     original: int,
 ) -> LongRopeScaling:
     if not architecture.long_rope:
-        raise metadata.refused("holds the factors of LongRoPE, which its architecture has not")
+        what = f"has the tensors of LongRoPE's factors, but the architecture {architecture.name} does not use LongRoPE"
+        raise metadata.refused(what)
     if any(array.shape != (config.rotary_features // 2,) or not np.all(array > 0) for array in factors):
-        raise metadata.refused(f"rope_factors are not {config.rotary_features // 2} positive numbers each")
+        what = f"expected {config.rotary_features // 2} positive numbers in each of its tensors"
+        raise metadata.refused(f"{what} rope_factors_short.weight and rope_factors_long.weight")
     few, many = (tuple(shortest(factor) for factor in array.tolist()) for array in factors)
     stated = f"{architecture.name}.rope.scaling.attn_factor"
     magnitude = shortest(metadata.number(stated, 1.0))

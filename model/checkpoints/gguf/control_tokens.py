@@ -2,32 +2,36 @@
 
 Converters gave many chat markers the type normal or user-defined, and some files have no types. llama.cpp therefore
 recognizes many markers by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
-recognizes others by how they look (conversion/base.py, `does_token_look_special`). The rules here, in order:
+recognizes other markers by their form (conversion/base.py, `does_token_look_special`). We apply these rules in order:
 
-    1. A token with a name in `ENDS` or `FILL_IN` is a control token, even if its type says otherwise. As in llama.cpp.
-    2. A token that looks like a chat marker is a control token if its type is user-defined, or if its type is normal
-       and no merge makes the token. Files of llama.cpp's present converter have these types already. llama.cpp does not
-       correct older files, so `<|im_start|>` in a person's text becomes the marker there. Here such text stays text.
-    3. A token that the file's keys name as the begin or the end of texts is a control token if its name is in brackets.
-    4. A text ends at the tokens with a name in `ENDS`, and at the tokens that the file's keys name. `<|end|>` is an
-       exception in vocabularies with `<|return|>` and `<|call|>` (gpt-oss, where it ends one message), or with
-       `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>` is a normal token in vocabularies with
-       `<|tool_response>` (Gemma 4). As in llama.cpp.
+    1. A token with a name in `ENDS` or `FILL_IN` becomes a control token, whatever its type in the file. llama.cpp has
+       the same rule.
+    2. A token with the form of a chat marker becomes a control token if its type is user-defined, or if its type is
+       normal and no merge makes the token. llama.cpp's present converter writes these types. For older files,
+       llama.cpp does not correct the types, so `<|im_start|>` in a user's message becomes the marker. Here it stays
+       ordinary text.
+    3. If the file's keys state that a token begins or ends texts, and its name is in brackets, the token becomes a
+       control token.
+    4. Generation ends at the tokens with a name in `ENDS`, and at the tokens that the file's keys state. There are two
+       exceptions, as in llama.cpp. `<|end|>` does not end generation in vocabularies with `<|return|>` and `<|call|>`
+       (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>`
+       is a normal token in vocabularies with `<|tool_response>` (Gemma 4).
 
 llama.cpp changes gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` to user-defined tokens, in
-order to print them. Here they stay control tokens, since `model.chat.channels` separates thoughts from answers by them.
+order to print them. We keep them as control tokens, since `model.chat.channels` uses them to separate thoughts from
+answers.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece's numbers of token types
 
 ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
-    # llama.cpp ends a text at these three kinds of tokens for code, too: padding, a repository's name, a file's end.
+    # llama.cpp also ends generation at these tokens of code models: padding, a repository's name, a file's end.
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 })  # fmt: skip
@@ -37,15 +41,15 @@ FILL_IN = frozenset({
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
     "<|prefix|>", "<|suffix|>", "<|middle|>",
 })  # fmt: skip
-# The part of the converter's rule that is about chats. We also require a letter or a digit, since "<|>" is an operator
-# in programs. <start_of_turn> is Gemma's, and older files give it the type user-defined.
+# The part of the converter's rule for chat markers. We also require a letter or a digit, since "<|>" is an operator in
+# programs. Gemma uses <start_of_turn>, and older files give it the type user-defined.
 MARKER = re.compile(r"<\|.*\w.*\|>|<｜.*\w.*｜>|<start_of_turn>", re.DOTALL)
 BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 LONGEST_MARKER = 100  # characters
 
 
 def ending_names(names: Collection[str]) -> frozenset[str]:
-    """Select the names that end a text, from all names of a vocabulary (rule 4).
+    """Select from `names`, a vocabulary, the names of the tokens that end generation (rule 4).
 
     >>> sorted(ending_names({"<|end|>", "<|return|>", "<|call|>", "a"})), sorted(ending_names({"<|end|>", "<|user|>"}))
     (['<|call|>', '<|return|>'], ['<|end|>'])
@@ -63,9 +67,9 @@ def corrected_types(
 ) -> list[int]:
     """Correct the types of tokens by the rules above.
 
-    `ids` has the ids of all tokens by name, and `types` the file's type for each id. `named` are the ids that the
-    file's keys name as the begin or the end of texts. `merged` are the names of tokens that merges make: normal tokens
-    among them are parts of words, even if they look like markers.
+    `ids` has the id of each token by its name, and `types` has the file's type for each id. `named` has the ids that
+    the file's keys state as begin or end tokens. `merged` has the names of the tokens that merges make: if such a token
+    has the type normal, it is part of words, even if it looks like a marker.
 
     >>> names = ["<|im_start|>", "<|im_end|>", "<|>", "<think>", "<s>", "a"]
     >>> corrected_types({name: id for id, name in enumerate(names)}, [4, 1, 1, 4, 1, 1], named=[4, 5])

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its keys and its table of tensors (see `gguf.layout`).
 
-We parse the header ourselves, and compare every stated length with the file's size first. The package gguf does not: it
-loops for minutes over a list of 2^40 numbers that a file of 60 bytes states.
+We parse the header ourselves, and check each stated length against the file's size before we read. The Python package
+gguf does not check: if a file of 60 bytes states a list of 2^40 numbers, the package loops for minutes.
 """
 
 import math
@@ -15,9 +15,9 @@ from llamaspec.model.checkpoints.gguf import layout
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import GGUF
 
-# A vocabulary of 200,000 tokens, with its merges, is 640,000 strings of 14 MB in all. A string may take four times its
-# bytes in memory, so a hostile file costs at most a second and 200 MB.
-LARGEST = 32 << 20  # bytes of keys and table
+# A vocabulary of 200,000 tokens and its merges are 640,000 strings with 14 MB in total. A string may need four times
+# its bytes in memory. With these bounds, a hostile file costs at most a second and 200 MB.
+LARGEST = 32 << 20  # bytes of the keys and the table of tensors
 MOST_STRINGS = 1_000_000
 MOST_KEYS = 10_000
 MOST_TENSORS = 50_000
@@ -27,7 +27,10 @@ Value = int | float | bool | str | list[str] | np.ndarray
 
 
 class Metadata:
-    """A file's values by key, fetched by type; a `CheckpointError` names the key of a value of the wrong type."""
+    """The keys and values of a GGUF file; a method for each type returns a value, or raises `CheckpointError`.
+
+    The error names the file and the key: the key is missing, or its value does not have the type of the method.
+    """
 
     def __init__(self, values: Mapping[str, Value], path: str):
         self.values, self.path = values, path
@@ -45,10 +48,10 @@ class Metadata:
         return self._typed(key, default, "true or false", bool)
 
     def string(self, key: str, default: str | None = None) -> str:
-        return self._typed(key, default, "a text", str)
+        return self._typed(key, default, "a string", str)
 
     def strings(self, key: str) -> list[str]:
-        return self._typed(key, None, "a list of texts", list)
+        return self._typed(key, None, "a list of strings", list)
 
     def numbers(self, key: str) -> np.ndarray:
         return self._typed(key, None, "a list of numbers", np.ndarray)
@@ -59,9 +62,9 @@ class Metadata:
     def _typed(self, key: str, default: Any, kind: str, *types: type) -> Any:
         value = self.values.get(key, default)
         if value is None:
-            raise self.refused(f"lacks {key}")
+            raise self.refused(f"lacks the key {key}")
         if type(value) not in types:
-            raise self.refused(f"{key} is {short(value)}, not {kind}")
+            raise self.refused(f"{key} is {short(value)}, expected {kind}")
         return value
 
 
@@ -69,7 +72,7 @@ class GGUFEntry(NamedTuple):
     """The location of a tensor in its file."""
 
     shape: tuple[int, ...]
-    type: str  # one of `layout.BLOCKS`
+    type: str  # a key of `layout.BLOCKS`
     offset: int  # from the start of the file
 
     @property
@@ -87,7 +90,11 @@ class Header(NamedTuple):
 
 
 def read_header(file: MappedFile) -> Header:
-    """Read the header. Raises `CheckpointError` unless keys and tensors fill the file without hole or overlap."""
+    """Read the header of a GGUF file.
+
+    Raises `CheckpointError` if the header is invalid, if tensors overlap, or if bytes are missing, left over or between
+    two tensors.
+    """
     cursor = _Cursor(file)
     version, tensors, keys = _read_counts(cursor)
     metadata = Metadata(_read_metadata(cursor, keys), file.path)
@@ -98,7 +105,7 @@ def read_header(file: MappedFile) -> Header:
 
 
 def short(value: object) -> str:
-    """Format `value` to fit an error's line.
+    """Format a value for an error message: at most 40 characters, and "a list" for any list.
 
     >>> short("x" * 100), short(["a"]), short(True)
     ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a list', 'true')
@@ -121,12 +128,12 @@ class _Cursor:
         return refused(self.path, what)
 
     def take(self, count: int, what: str) -> memoryview:
-        """Take the next `count` bytes; `what` names them in errors."""
+        """Return the next `count` bytes; `what` describes these bytes in error messages."""
         begin, end = self.at, self.at + count
         if end > len(self._bytes):
             if end > self._size:
-                raise self.refused(f"truncated: {self._size} bytes, where {what} ends at byte {end}")
-            raise self.refused(f"keys and tensors take more than {LARGEST} bytes, up to {what}")
+                raise self.refused(f"truncated: the file has {self._size} bytes, but {what} ends at byte {end}")
+            raise self.refused(f"the header is larger than {LARGEST} bytes: {what} ends at byte {end}")
         self.at = end
         return self._bytes[begin:end]
 
@@ -138,7 +145,7 @@ class _Cursor:
         try:
             return str(text, "utf-8")
         except UnicodeDecodeError as error:
-            raise self.refused(f"{what} is not UTF-8, at its byte {error.start}") from error
+            raise self.refused(f"{what} is not valid UTF-8 at byte {error.start} of the string") from error
 
     def value(self, key: str) -> Value:
         title = f"key {quoted(key)}"
@@ -153,38 +160,40 @@ class _Cursor:
     def _array(self, title: str) -> list[str] | np.ndarray:
         kind, length = self.unsigned(4, f"the type of {title}"), self.unsigned(8, f"the length of {title}")
         if kind == layout.ARRAY:
-            raise self.refused(f"{title} is a list of lists")
+            raise self.refused(f"{title} is a list of lists, which is not supported")
         if kind != layout.STRING:
             return self._numbers(kind, length, title)
         self._strings -= length
         if self._strings < 0:
-            raise self.refused(f"more than {MOST_STRINGS} texts, up to the {length} of {title}")
+            what = f"the list of {length} strings in {title}"
+            raise self.refused(f"lists have more than {MOST_STRINGS} strings in total, counted up to {what}")
         return self._texts(length, title)
 
     def _texts(self, length: int, title: str) -> list[str]:
-        """Read `length` strings, a million in half a second."""
+        """Read a list of `length` strings; a million strings take half a second."""
         texts, data, at = [], self._bytes, self.at
         for i in range(length):
             begin = at + layout.LENGTH.size
             end = begin + int.from_bytes(data[at:begin], "little")
             if end > len(data):
                 self.at = at
-                self.take(end - at, f"text {i} of {title}")  # raises an error that says what is wrong
+                self.take(end - at, f"string {i} of {title}")  # raises the error
             try:
                 texts.append(str(data[begin:end], "utf-8"))
             except UnicodeDecodeError as error:
-                raise self.refused(f"text {i} of {title} is not UTF-8, at its byte {error.start}") from error
+                what = f"string {i} of {title} is not valid UTF-8 at byte {error.start} of the string"
+                raise self.refused(what) from error
             at = end
         self.at = at
         return texts
 
     def _numbers(self, kind: int, length: int, title: str) -> np.ndarray:
         if kind not in layout.NUMBERS:
-            raise self.refused(f"{title} has a value of type {kind}, which GGUF does not have")
+            raise self.refused(f"{title} has a value of type {kind}, which GGUF does not define")
         dtype = np.dtype(layout.NUMBERS[kind])
         numbers = np.frombuffer(bytes(self.take(length * dtype.itemsize, title)), dtype)
         if kind == layout.BOOL and np.any(numbers > 1):
-            raise self.refused(f"{title} is neither true nor false but {numbers.max()}")
+            raise self.refused(f"{title} is {numbers.max()}, expected 0 (false) or 1 (true)")
         return numbers
 
 
@@ -193,14 +202,14 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     cursor.take(len(GGUF), "the header")
     version = cursor.unsigned(4, "the header")
     if version & 0xFFFF == 0 and version:
-        raise cursor.refused("is a big-endian GGUF file, which is not read")
+        raise cursor.refused("is a big-endian GGUF file, which is not supported (only little-endian files are)")
     if version not in (2, 3):
-        raise cursor.refused(f"GGUF version {version} is not read (only 2 and 3)")
+        raise cursor.refused(f"GGUF version {version} is not supported (only 2 and 3)")
     tensors, keys = cursor.unsigned(8, "the header"), cursor.unsigned(8, "the header")
     if tensors > MOST_TENSORS:
-        raise cursor.refused(f"{tensors} tensors, more than {MOST_TENSORS}")
+        raise cursor.refused(f"the header states {tensors} tensors, expected at most {MOST_TENSORS}")
     if keys > MOST_KEYS:
-        raise cursor.refused(f"{keys} keys, more than {MOST_KEYS}")
+        raise cursor.refused(f"the header states {keys} keys, expected at most {MOST_KEYS}")
     return version, tensors, keys
 
 
@@ -209,16 +218,16 @@ def _read_metadata(cursor: _Cursor, keys: int) -> dict[str, Value]:
     for i in range(keys):
         key = cursor.string(f"the name of key {i}")
         if not key or len(key) > 1000:
-            raise cursor.refused(f"the name of key {i} has {len(key)} characters")
+            raise cursor.refused(f"the name of key {i} has {len(key)} characters, outside 1 to 1000")
         if key in values:
-            raise cursor.refused(f"key {quoted(key)} is there twice")
+            raise cursor.refused(f"key {quoted(key)} appears twice")
         values[key] = cursor.value(key)
     return values
 
 
 def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dict[str, GGUFEntry]:
     entries: dict[str, GGUFEntry] = {}
-    end = 0  # of the tensors so far, from the start of the data
+    end = 0  # where the tensors read so far end, from the start of the data
     for i in range(tensors):
         name = cursor.string(f"the name of tensor {i}")
         title = f"tensor {quoted(name)}"
@@ -227,39 +236,41 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
                 f"{title} has a name of {len(name.encode())} bytes, outside 1 to {layout.LONGEST_NAME}"
             )
         if name in entries:
-            raise cursor.refused(f"{title} is there twice")
+            raise cursor.refused(f"{title} appears twice")
         entries[name], end = _read_entry(cursor, title, end, alignment)
     start = -(-cursor.at // alignment) * alignment
     last = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
     if entries and start + last > size:
-        raise cursor.refused(f"truncated: {size} bytes of the {start + last} that its header says")
+        raise cursor.refused(f"truncated: the file has {size} bytes, but its tensors end at byte {start + last}")
     if size > start + end:
-        raise cursor.refused(f"{size - start - end} bytes after the last tensor")
+        raise cursor.refused(f"the file has {size - start - end} unexpected bytes after the last tensor")
     return {name: entry._replace(offset=start + entry.offset) for name, entry in entries.items()}
 
 
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
-    """Read the entry of a tensor, which must begin at `end`; returns the entry, and where the next tensor must begin.
+    """Read the table entry of a tensor, which must begin at `end`; return the entry and where the next must begin.
 
-    Both places are counted from the start of the data.
+    Both positions count from the start of the data.
     """
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:
         raise cursor.refused(f"{title} has {axes} axes, outside 1 to {layout.MOST_AXES}")
     shape = tuple(cursor.unsigned(8, title) for _ in range(axes))[::-1]
     if not 1 <= math.prod(shape) < 2**63:
-        raise cursor.refused(f"{title} has the shape {list(shape)}, which no tensor has")
+        raise cursor.refused(f"{title} has the shape {list(shape)}, expected 1 to 2^63 - 1 elements")
     code, offset = cursor.unsigned(4, title), cursor.unsigned(8, title)
     if code in layout.DROPPED_TYPES:
         old, new = layout.DROPPED_TYPES[code]
-        raise cursor.refused(f"{title} has type {old}, which ggml has dropped: take a {new} file of the model")
+        what = f"{title} has type {old}, which ggml no longer supports: use a {new} file of the model instead"
+        raise cursor.refused(what)
     name = layout.TYPE_NAMES.get(code, str(code))
     if name not in layout.BLOCKS:
-        raise cursor.refused(f"{title} has type {name}, which is not read (only {', '.join(layout.BLOCKS)})")
-    if shape[-1] % layout.BLOCKS[name].weights:
-        raise cursor.refused(f"{title} has rows of {shape[-1]}, which are no whole blocks of {name}")
+        raise cursor.refused(f"{title} has type {name}, which is not supported (only {', '.join(layout.BLOCKS)})")
+    if shape[-1] % (size := layout.BLOCKS[name].weights):
+        what = f"rows of {shape[-1]} weights, expected a multiple of the {size} weights in a block of {name}"
+        raise cursor.refused(f"{title} has {what}")
     if offset != end:
-        what = "overlaps the tensor before it" if offset < end else "leaves a hole before it"
-        raise cursor.refused(f"{title} {what}: it begins at {offset}, not at {end}")
+        what = "overlaps the tensor before it" if offset < end else "leaves a gap before it"
+        raise cursor.refused(f"{title} {what}: it begins at offset {offset}, expected {end}")
     entry = GGUFEntry(shape, name, offset)
     return entry, end + -(-entry.bytes // alignment) * alignment

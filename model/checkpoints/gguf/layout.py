@@ -1,15 +1,15 @@
 """The layout of GGUF files (https://github.com/ggml-org/ggml, docs/gguf.md).
 
     "GGUF", u32 version, u64 number of tensors, u64 number of keys
-    each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values
-    each tensor     string, u32 axes, u64 sizes from the innermost axis outwards, u32 type, u64 offset
+    each key        string (name), u32 type of the value, the value; a list is u32 type, u64 length, the values
+    each tensor     string (name), u32 number of axes, u64 size of each axis, innermost axis first, u32 type, u64 offset
     padding         to a multiple of general.alignment, 32 if no key states it; offsets count from here
-    each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded in the same way
+    each tensor     the rows, in blocks (see `reference.quantizers.ggml`), padded in the same way
 
-All numbers are little-endian; a string is a u64 length and UTF-8. Version 3 added big-endian files, and nothing else.
+All numbers are little-endian. A string is a u64 length, then UTF-8. Version 3 only added big-endian files.
 
-Files of the architecture "llama" interleave the RoPE pairs of q and k; other architectures keep them as halves. One
-tensor holds the matrices of all experts of a layer. A tied output matrix is left out.
+Files of the architecture "llama" interleave the RoPE pairs of q and k; other architectures keep the pairs as halves.
+One tensor holds the matrices of all experts of a layer. Files leave out a tied output matrix.
 """
 
 import struct
@@ -29,16 +29,16 @@ NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", UINT32: "<u4", INT32: "<i4", 
     UINT64: "<u8",
     11: "<i8",
     12: "<f8",
-}  # NumPy's codes of the types of values that have a fixed size
+}  # NumPy's code for each GGUF type with a fixed size
 LENGTH = struct.Struct("<Q")
 
 EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
-FIRST_EXPERT = "blk.0.ffn_gate.0"  # One tensor has held all experts of a layer since April 2024.
+FIRST_EXPERT = "blk.0.ffn_gate.0"  # Only files from before April 2024 have a tensor for each expert, such as this.
 LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 class BlockType(NamedTuple):
-    """A type of ggml: how many weights of a row share a block, and the block's bytes."""
+    """The block size of one of ggml's types: the number of weights in a block, and the number of bytes."""
 
     weights: int
     bytes: int
@@ -52,8 +52,8 @@ TYPE_NAMES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-# Types that ggml has dropped, each with the type that has replaced it (ggml/include/ggml.h). Types such as Q4_0_4_4
-# were rearranged for one kind of processor; programs now rearrange weights as they load a file.
+# Types that ggml no longer supports, with their old name and the type to use instead (ggml/include/ggml.h). Types such
+# as Q4_0_4_4 had weights rearranged for one kind of processor; programs now rearrange weights when they load a file.
 DROPPED_TYPES = {
     4: ("Q4_2", "Q4_0"), 5: ("Q4_3", "Q4_1"), 31: ("Q4_0_4_4", "Q4_0"), 32: ("Q4_0_4_8", "Q4_0"),
     33: ("Q4_0_8_8", "Q4_0"), 36: ("IQ4_NL_4_4", "IQ4_NL"), 37: ("IQ4_NL_4_8", "IQ4_NL"), 38: ("IQ4_NL_8_8", "IQ4_NL"),
@@ -65,12 +65,12 @@ class WeightPlace(NamedTuple):
     """The location of a weight in a file."""
 
     name: str
-    at: int | None  # index of an expert, or of a norm's head, on the outermost axis; None: the whole tensor
-    heads: int  # number of heads with interleaved RoPE pairs in the rows; 0: none
+    at: int | None  # index of the expert, or of the head for a norm, on the outermost axis; None: the whole tensor
+    heads: int  # number of heads if the rows have interleaved RoPE pairs; else 0
 
 
 def stored_shape(weight: Weight) -> tuple[int, ...]:
-    """Return the shape of a weight in a file: a matrix of one row is a vector."""
+    """Return the shape that a weight has in a file: the file stores a matrix of one row as a vector."""
     return weight.shape[1:] if weight.axes[0] == "one" else weight.shape
 
 

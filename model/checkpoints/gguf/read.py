@@ -1,4 +1,4 @@
-"""Read GGUF files of models that `model.families` describes."""
+"""Reads GGUF files of the models that `model.families` describes."""
 
 from collections import Counter
 from functools import partial
@@ -26,7 +26,11 @@ Entries = dict[str, GGUFEntry]
 
 
 def open_gguf(file: MappedFile) -> Checkpoint:
-    """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
+    """Open a GGUF file of version 2 or 3.
+
+    Raises `CheckpointError` if a tensor that the keys imply is missing, if an unknown tensor is present, or if a shape
+    is wrong.
+    """
     header = read_header(file)
     metadata, located = header.metadata, locate(file, header)
     architecture = architecture_of(metadata)
@@ -48,7 +52,7 @@ def _config(metadata: Metadata, architecture: Architecture, located: dict[str, L
         _factors(located.get(name), name) for name in (*layout.LONG_ROPE_FACTORS, layout.ROPE_FACTORS)
     )
     if embedding is None:
-        raise metadata.refused(f"lacks tensor {layout.EMBEDDING}")
+        raise metadata.refused(f"lacks the tensor {layout.EMBEDDING}")
     return read_config(
         metadata,
         architecture,
@@ -60,12 +64,13 @@ def _config(metadata: Metadata, architecture: Architecture, located: dict[str, L
 
 
 def _factors(place: Located | None, name: str) -> np.ndarray | None:
-    """Read the factors of RoPE that a tensor holds."""
+    """Read a tensor that holds factors of RoPE's frequencies; None if the file does not have the tensor."""
     if place is None:
         return None
     file, entry = place
     if entry.type != "F32" or len(entry.shape) != 1:
-        raise refused(file.path, f"{name} is not a list of float32")
+        what = f"the tensor {name} has type {entry.type} and {len(entry.shape)} axes, expected F32 and 1 axis"
+        raise refused(file.path, what)
     return file.array(DTYPES["F32"], entry.shape, entry.offset)
 
 
@@ -73,8 +78,8 @@ def _split_fused(config: Config, architecture: Architecture, located: dict[str, 
     """Replace each fused matrix by its parts, which are consecutive rows of it."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
-        if place := apart.pop(f"{name}.weight", None):  # `_places` refuses a file that lacks it.
-            pieces = taken_apart(place.file.path, f"{name}.weight", place.entry, rows, by="its keys make")
+        if place := apart.pop(f"{name}.weight", None):  # `_places` refuses a file that lacks the fused matrix.
+            pieces = taken_apart(place.file.path, f"{name}.weight", place.entry, rows, source="the file's keys")
             apart |= {f"{part}.weight": place._replace(entry=piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
@@ -84,29 +89,30 @@ def _places(
 ) -> dict[Weight, layout.WeightPlace]:
     """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # checked before we make a name for each tensor
-        raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
+        raise refused(path, f"the file has {len(entries)} tensors, too few for the {config.layers} layers in its keys")
     if config.experts and (old := f"{layout.FIRST_EXPERT}.weight") in entries:
-        what = f"has a tensor for each expert ({old}), as files had before April 2024"
-        raise refused(path, f"{what}: take a newer file, or convert the model's safetensors with --to gguf")
+        what = f"has one tensor per expert ({old}), a layout from before April 2024 that is not supported"
+        raise refused(path, f"{what}: use a newer file, or convert the model's safetensors files with --to gguf")
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
     if config.experts and gates in entries and (count := entries[gates].shape[0]) != config.experts:
-        raise refused(path, f"{config.experts} experts, but {gates} holds {count}")
+        raise refused(path, f"the tensor {gates} has {count} experts, but the file's keys state {config.experts}")
     for part, heads in (("head_q_norm", config.heads), ("head_k_norm", config.kv_heads)) if config.head_qk_norm else ():
         norms = f"{architecture.names[part].format(layer=0)}.weight"
         if (count := entries[norms].shape[0] if norms in entries else 0) != heads:
-            raise refused(path, f"{heads} heads, but {norms} holds the norms of {count}")
+            raise refused(path, f"the tensor {norms} has norms for {count} heads, but the file's keys state {heads}")
     places = layout.places(config, architecture)
     counts = Counter(place.name for place in places.values())
     for weight, place in places.items():
         if place.name not in entries:
-            raise refused(path, f"lacks tensor {place.name}")
+            raise refused(path, f"lacks the tensor {place.name}")
         expected = layout.stored_shape(weight) if place.at is None else (counts[place.name], *weight.shape)
         if (shape := entries[place.name].shape) != expected:
-            raise refused(path, f"{place.name} has shape {list(shape)}, but its keys make it {list(expected)}")
+            what = f"expected {list(expected)} according to the file's keys"
+            raise refused(path, f"the tensor {place.name} has shape {list(shape)}, {what}")
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
     for name in entries:
         if name not in known:
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with these keys")
+            raise refused(path, f"tensor {quoted(name)} is unexpected: a model with the file's keys does not have it")
     return places
 
 

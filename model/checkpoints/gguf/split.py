@@ -1,7 +1,7 @@
-"""Models that are split over several GGUF files, as llama-gguf-split names them: NAME-00001-of-00003.gguf and so on.
+"""Reads models that llama-gguf-split has split into several files: NAME-00001-of-00003.gguf and so on.
 
-The first file has the model's keys; every file has its own table of tensors, and states
-its number and the number of files.
+The first file has the model's keys. Every file has a table of its own tensors, and states its number and the number of
+files.
 """
 
 import re
@@ -16,21 +16,21 @@ from llamaspec.model.checkpoints.recognize import leads_out
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 MOST_PARTS = 10_000
 NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-HOW_TO_MERGE = "or merge them, with llama-gguf-split --merge"
+HOW_TO_MERGE = "or merge the parts with llama-gguf-split --merge"
 
 
 class Located(NamedTuple):
-    """The location of a tensor, in one of the parts."""
+    """The location of a tensor: the file of its part, and its entry in this file."""
 
     file: MappedFile
     entry: GGUFEntry
 
 
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
-    """Locate the tensors of a file, and also of the other parts if the file is the first of several.
+    """Locate the tensors of a model, given its only file or the first of its files.
 
-    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing or belongs to another model,
-    and if the parts together do not have as many tensors as the first one states.
+    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing or has another number than its
+    name, or if the parts together do not have as many tensors as the first part states.
     """
     metadata = header.metadata
     count = metadata.integer(COUNT, 1)
@@ -39,31 +39,33 @@ def locate(file: MappedFile, header: Header) -> dict[str, Located]:
         return located
     for number, path in enumerate(_paths(metadata, count)[1:], start=1):
         if outside := leads_out(path):
-            raise refused(path, f"is a link to {outside}, outside the model's folder")
+            raise refused(path, f"is a link to {outside}, outside the model's folder, so it is not read")
         part = MappedFile(path)
         part_header = read_header(part)
         _check_number(part_header.metadata, number, count)
         for name, entry in part_header.tensors.items():
             if name in located:
-                raise refused(path, f"tensor {quoted(name)} is in {Path(located[name].file.path).name}, too")
+                raise refused(path, f"tensor {quoted(name)} is also in {Path(located[name].file.path).name}")
             located[name] = Located(part, entry)
     if len(located) != (stated := metadata.integer(TENSORS, len(located))):
-        raise metadata.refused(f"{TENSORS} is {stated}, but its {count} parts have {len(located)} tensors")
+        raise metadata.refused(f"{TENSORS} is {stated}, but the model's {count} parts have {len(located)} tensors")
     return located
 
 
 def _paths(metadata: Metadata, count: int) -> list[Path]:
-    """Name the files of all parts, given the metadata of the first."""
+    """List the paths of all parts, given the keys of one. Raises `CheckpointError` if this is not the first part."""
     path = Path(metadata.path)
-    what = f"is one of {count} parts"
+    what = f"is one of {count} parts of a model"
     if count > MOST_PARTS:
-        raise metadata.refused(f"{what}, more than {MOST_PARTS}")
+        raise metadata.refused(f"{what}, expected at most {MOST_PARTS} parts")
     named = NAME.fullmatch(path.name)
     if named is None or int(named[3]) != count:
-        raise metadata.refused(f"{what}, but is not named NAME-00001-of-{count:05}.gguf: name all so, {HOW_TO_MERGE}")
+        how = f"rename all parts in this way, {HOW_TO_MERGE}"
+        raise metadata.refused(f"{what}, but its name does not have the form NAME-00001-of-{count:05}.gguf: {how}")
     paths = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if metadata.integer(NUMBER, 0) != 0 or path != paths[0]:
-        raise metadata.refused(f"{what}, and not the first: name {paths[0].name}, {HOW_TO_MERGE}")
+        how = f"give the path of the first part, {paths[0].name}, {HOW_TO_MERGE}"
+        raise metadata.refused(f"{what}, but not the first part: {how}")
     return paths
 
 
@@ -72,5 +74,4 @@ def _check_number(metadata: Metadata, number: int, count: int) -> None:
     number_and_count = metadata.integer(NUMBER), metadata.integer(COUNT)
     if number_and_count != (number, count):
         actual = f"{NUMBER} {number_and_count[0]} and {COUNT} {number_and_count[1]}"
-        what = f"{actual} are not those of its name, {number} and {count}"
-        raise metadata.refused(what)
+        raise metadata.refused(f"{actual} do not match the file's name, which implies {number} and {count}")

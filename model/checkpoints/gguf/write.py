@@ -1,8 +1,9 @@
-"""Write GGUF files for llama.cpp: weights in the stored dtype, in another float, or as Q8_0, Q4_0 or MXFP4.
+"""Writes GGUF files for llama.cpp: weights keep their dtype, or become another float dtype, Q8_0, Q4_0 or MXFP4.
 
-The chosen type is for matrices only. Vectors and routers are float32, since llama.cpp computes with them in float32. If
-the type has four bits, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also
-spends more bits on it (Q6_K). A matrix keeps its stored type if its rows are not whole blocks.
+The chosen type applies only to matrices. Vectors and routers are written as float32, since llama.cpp computes with them
+in float32. If the type has four bits, the output matrix (or a tied embedding) is written as Q8_0, since every logit
+depends on this matrix; llama.cpp also uses more bits for it (Q6_K). A matrix keeps its stored dtype if its rows are not
+whole blocks of the chosen type.
 """
 
 import struct
@@ -32,12 +33,15 @@ QUANTIZED_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
-QUANTIZATION = 2  # general.quantization_version, of the blocks' layouts
-AT_ONCE = 1 << 20  # weights encoded at a time
+QUANTIZATION = 2  # general.quantization_version: the version of the layouts of blocks
+AT_ONCE = 1 << 20  # number of weights that we encode at a time
 
 
 class GGUFTensor(NamedTuple):
-    """A tensor of the file, and the weights in it: several for fused matrices and for all experts of a layer."""
+    """A tensor of the file, and the weights in the tensor.
+
+    A tensor has several weights if it is a fused matrix or holds all experts of a layer.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -59,13 +63,15 @@ def write_gguf(
     vocabulary: Mapping[str, Value] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> list[str]:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
+    """Write `checkpoint` to the new file `path`, tensor by tensor.
 
     `to` is a key of `FLOATS` or `QUANTIZED_TYPES`; None keeps the stored dtype. `vocabulary` has the keys of the
-    tokenizer and the chat template (see `model.tokenizers.gguf_writer`). Returns the names of the matrices that keep
-    their dtype, since their rows are not whole blocks of `to`. Raises `CheckpointError`, and leaves no file behind, if
-    the file exists, the disk is full, a weight is not finite or too large for its type, or llama.cpp does not know a
-    part of the model.
+    tokenizer and the chat template (see `model.tokenizers.gguf_writer`). After each weight, we call `progress` with its
+    name and its number of bytes. Returns the names of the matrices that keep their dtype because their rows are not
+    whole blocks of `to`.
+
+    Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
+    finite or too large for its type, or if llama.cpp does not support a part of the model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to))
@@ -90,10 +96,10 @@ def write_gguf(
 
 
 def architecture_for(checkpoint: Checkpoint) -> Architecture:
-    """Return the architecture of llama.cpp that fits this model. Raises `CheckpointError` if there is none."""
+    """Return the llama.cpp architecture that can run this model. Raises `CheckpointError` if no architecture can."""
     architecture = nearest_family(checkpoint.config).gguf
     if lacking := architecture.lacks(checkpoint.config):
-        raise refused(checkpoint.path, f"llama.cpp's {architecture.name} has no {lacking}")
+        raise refused(checkpoint.path, f"llama.cpp's architecture {architecture.name} does not support {lacking}")
     return architecture
 
 
@@ -101,7 +107,7 @@ def _type(to: str | None) -> str | None:
     if to is None:
         return None
     if to not in FLOATS | QUANTIZED_TYPES:
-        raise ValueError(f"{to!r} is none of the types {', '.join(FLOATS | QUANTIZED_TYPES)}")
+        raise ValueError(f"type {to!r} is unknown, expected one of {', '.join(FLOATS | QUANTIZED_TYPES)}")
     return (FLOATS | QUANTIZED_TYPES)[to]
 
 
@@ -161,19 +167,19 @@ def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) ->
     match config.scaling:
         case LinearScaling(factor):
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
-        case Llama3Scaling(original_context=original):  # the rest is in rope_freqs.weight
+        case Llama3Scaling(original_context=original):  # the other parameters are in rope_freqs.weight
             own |= {"rope.scaling.original_context_length": original}
         case YarnScaling(factor, original):
             own |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(factor)}
             own |= {"rope.scaling.original_context_length": original}
-        case LongRopeScaling(_, _, original, magnitude):  # the rest is in rope_factors
+        case LongRopeScaling(_, _, original, magnitude):  # the other parameters are in LONG_ROPE_FACTORS
             own |= {"rope.scaling.attn_factor": float(magnitude)}
             own |= {"rope.scaling.original_context_length": original}
     return keys | {f"{architecture.name}.{key}": value for key, value in own.items()}
 
 
 def _factors(config: Config) -> dict[str, np.ndarray]:
-    """Return the tensors that hold factors of RoPE."""
+    """Return the tensors that hold factors of RoPE's frequencies, by name."""
     match config.scaling:
         case Llama3Scaling():
             tables = {layout.ROPE_FACTORS: to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta)}
@@ -209,7 +215,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    """Encode the type of a value, then the value: integers in 32 bits, other numbers in float32."""
+    """Encode the type of a value, then the value: integers in 32 bits, floats in float32."""
     match value:
         case bool():
             return struct.pack("<I?", layout.BOOL, value)
@@ -227,7 +233,7 @@ def _value(value: Value) -> bytes:
 
 
 def _encoded(checkpoint: Checkpoint, name: str, stored: GGUFTensor) -> Iterator[UInt8[np.ndarray, " bytes"]]:
-    """Yield the bytes of a weight in the type of `stored`, some rows at a time."""
+    """Yield the bytes of the weight `name`, encoded in the type of `stored`, some rows at a time."""
     array = checkpoint.tensors[name].read()
     check_finite(name, array, path=checkpoint.path)
     if stored.heads:
@@ -245,9 +251,9 @@ def _as_type(
         with np.errstate(over="ignore"):
             converted = np.ascontiguousarray(rows).astype(DTYPES[kind])
         if not np.isfinite(converted.astype(np.float32)).all():
-            raise refused(checkpoint.path, f"{name} holds {np.max(np.abs(rows))}, which is beyond {kind}")
+            raise refused(checkpoint.path, f"{name} contains {np.max(np.abs(rows))}, which is too large for {kind}")
         return converted.view(np.uint8)
     try:
         return ggml.encode(rows.astype(np.float32), kind)
     except ValueError as error:
-        raise refused(checkpoint.path, f"{name} cannot be {kind}: {error}") from error
+        raise refused(checkpoint.path, f"{name} cannot be written as {kind}: {error}") from error

@@ -1,4 +1,4 @@
-"""Matrices in the layouts of autoawq and AutoGPTQ: codes of a few bits with zero points.
+"""Reads quantized matrices in the layouts of autoawq and AutoGPTQ, which have zero points.
 
 The tensors are qweight, qzeros and scales, and for GPTQ also g_idx. The layouts of GPTQ and of autoawq's version gemm
 are transposed: see `reference.quantizers.gptq` and `reference.quantizers.awq`. Autoawq has two more versions
@@ -43,7 +43,7 @@ FAST_COLUMNS = 64  # columns of four rows that gemv_fast stores together
 
 
 class AWQ(Rule):
-    """The layout "gemm" of autoawq."""
+    """The layout that autoawq calls "gemm"."""
 
     form, zeros = "int4", True
 
@@ -166,7 +166,7 @@ class GPTQ(Rule):
         check_groups("g_idx", arrays.get("g_idx"), len(arrays["scales"]))
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Return False if columns were quantized in another order (desc_act), so that a group's columns lie apart."""
+        """Return False if g_idx spreads the columns of a group over the matrix, as AutoGPTQ does with desc_act."""
         return "g_idx" not in arrays or in_order(arrays["g_idx"], self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
@@ -194,7 +194,7 @@ AWQ_INSTEAD = "take a release of the model in the version gemm"
 
 def _check_words(rows: int, cols: int) -> None:
     if rows % ROWS or cols % ROWS:
-        raise ValueError(f"a matrix of {rows} x {cols} does not fill words of int32")
+        raise ValueError(f"the matrix has {rows} rows and {cols} columns, expected multiples of {ROWS}")
 
 
 def _check_whole_groups(cols: int, group: int) -> None:
@@ -203,7 +203,7 @@ def _check_whole_groups(cols: int, group: int) -> None:
 
 
 def read_awq(fields: Fields) -> Rule:
-    """Read an AWQ layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read an AWQ layout from a quantization_config. Raises `CheckpointError` if the layout is not supported."""
     bits = fields.integer("bits", 4) if "bits" in fields.values else fields.integer("w_bit", 4)
     version, zero_point = fields.values.get("version", "gemm"), fields.boolean("zero_point", True)
     layout = AWQ_VERSIONS.get(version.lower()) if isinstance(version, str) else None
@@ -216,7 +216,7 @@ def read_awq(fields: Fields) -> Rule:
 
 
 def read_gptq(fields: Fields) -> Rule:
-    """Read a GPTQ layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read a GPTQ layout from a quantization_config. Raises `CheckpointError` if the layout is not supported."""
     bits, form = fields.integer("bits"), fields.values.get("checkpoint_format") or "gptq"
     if fields.boolean("is_marlin_format", False):
         form = "marlin"
@@ -224,12 +224,12 @@ def read_gptq(fields: Fields) -> Rule:
     if form == "marlin" and bits == 4:
         return Marlin(group)
     if bits not in (2, 3, 4, 8) or form not in ("gptq", "gptq_v2"):
-        what = f"GPTQ with {bits} bits as {short(form)} is not read"
-        what = f"{what} (only 2, 3, 4 and 8 as gptq and gptq_v2, and 4 as marlin)"
+        what = f"GPTQ with {bits} bits in checkpoint_format {short(form)} is not supported"
+        what = f"{what} (only 2, 3, 4 or 8 bits in gptq or gptq_v2, and 4 bits in marlin)"
         raise refused(fields.path, f"quantization_config: {what}")
     return GPTQ(bits, group, version=2 if form == "gptq_v2" else 1)
 
 
 def read_marlin(fields: Fields) -> Rule:
-    """Read the layout of quant_method "marlin" from a quantization_config, which states only the group size."""
+    """Read a Marlin layout from a quantization_config with quant_method "marlin", which states only the group size."""
     return Marlin(group_size(fields.integer_or_none("group_size", 128)))

@@ -1,7 +1,7 @@
-"""Ternary matrices in the layout of transformers' "bitnet" (https://arxiv.org/abs/2402.17764), quantized offline.
+"""Reads ternary matrices in the layout of transformers' "bitnet" (https://arxiv.org/abs/2402.17764), quantized offline.
 
-weight         codes plus 1, two bits each: byte row i has matrix rows i, i + n, i + 2n and i + 3n, the first in
-               the lowest bits, where n is a quarter of the rows
+weight         codes plus 1, two bits per code. With n = rows / 4, row i of the bytes has rows i, i + n, i + 2n and
+               i + 3n of the matrix, with row i in the lowest bits.
 weight_scale   one number for the matrix; a weight is its code (-1, 0 or 1) divided by this number
 """
 
@@ -15,7 +15,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class BitNet(Rule):
-    """The layout with four rows to a byte."""
+    """The layout of "bitnet", in which each byte has the codes of four rows."""
 
     form, zeros = "int8", False
 
@@ -27,7 +27,7 @@ class BitNet(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if rows % 4:
-            raise ValueError(f"{rows} rows are no four equal parts")
+            raise ValueError(f"the matrix has {rows} rows, expected a multiple of 4")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
         packed = arrays["weight"]
@@ -39,9 +39,10 @@ class BitNet(Rule):
 
 
 def read_bitnet(fields: Fields) -> Rule:
-    """Read a BitNet layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read a BitNet layout from a quantization_config. Raises `CheckpointError` if the layout is not supported."""
     kind, mode = fields.values.get("linear_class", "bitlinear"), fields.values.get("quantization_mode", "offline")
     if (kind, mode) != ("bitlinear", "offline") or fields.boolean("use_rms_norm", False):
-        what = f"bitnet with {short(kind)}, {short(mode)}"
-        raise refused(fields.path, f"quantization_config: {what} is not read (only bitlinear, offline, without norms)")
+        what = f"bitnet with linear_class {short(kind)} and quantization_mode {short(mode)}"
+        what = f"{what} is not supported (only bitlinear and offline, without use_rms_norm)"
+        raise refused(fields.path, f"quantization_config: {what}")
     return BitNet()

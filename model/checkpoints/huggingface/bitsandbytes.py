@@ -1,17 +1,20 @@
-"""Matrices in NF4 and FP4, in the layout of bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes).
+"""Reads and writes matrices in NF4 and FP4, and reads LLM.int8, in the layouts of bitsandbytes.
 
-    weight                                 codes, two a byte, the first in the high half, row after row: [bytes, 1]
-    weight.absmax                          the scale of each 64 weights
-    weight.quant_map                       the levels
-    weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape (or bitsandbytes__fp4)
+See https://github.com/bitsandbytes-foundation/bitsandbytes. NF4 and FP4 have these tensors:
 
-If scales are quantized again (see `reference.quantizers.double_quantization`), `absmax` holds their codes,
-weight.nested_absmax is that module's b, weight.nested_quant_map its levels, and the JSON holds its o. bitsandbytes cuts
-a whole matrix into blocks, so a block may span rows. We read only matrices with rows of whole blocks: these are the
-blocks of `reference.quantizers.nf4`.
+    weight                                 codes, two per byte, the first in the high half, row after row: [bytes, 1]
+    weight.absmax                          the scale of each block of 64 weights
+    weight.quant_map                       the levels, one for each code
+    weight.quant_state.bitsandbytes__nf4   JSON: the block size and the matrix's shape (FP4: bitsandbytes__fp4)
 
-LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in weight, and each row's largest magnitude in SCB. It
-chooses the columns to multiply in float16 at run time, by the activations, so the codes have all columns.
+If scales are quantized again (see `reference.quantizers.double_quantization`), weight.absmax holds the codes of the
+scales. Then weight.nested_absmax is that module's b, weight.nested_quant_map has its levels, and the JSON holds its o.
+bitsandbytes divides a whole matrix into blocks, so a block may span two rows. We read only matrices with whole blocks
+in each row, as in `reference.quantizers.nf4`.
+
+LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in the tensor weight, and each row's largest magnitude in
+SCB. bitsandbytes chooses the columns to multiply in float16 at run time, by the activations, so the file has the codes
+of all columns.
 """
 
 import json
@@ -66,11 +69,11 @@ class BitsAndBytes(Rule):
         settings = self._parsed(arrays)
         for key, value in expected.items():
             if settings.get(key) != value:
-                raise ValueError(f"{key} is {short(settings.get(key))} in quant_state, expected {short(value)}")
+                raise ValueError(f"{key} in quant_state is {short(settings.get(key))}, expected {short(value)}")
         if settings.get("shape") != [rows, cols]:
-            raise ValueError(f"shape is another than [{rows}, {cols}] in quant_state")
+            raise ValueError(f"shape in quant_state does not match the matrix, expected [{rows}, {cols}]")
         if not np.array_equal(arrays["weight.quant_map"], self.levels):
-            raise ValueError(f"quant_map holds other levels than {self.form.upper()}'s")
+            raise ValueError(f"quant_map does not hold the levels of {self.form.upper()}")
         if self.double:
             _offset(settings)
 
@@ -86,16 +89,16 @@ class BitsAndBytes(Rule):
         return Quantized(codes, scales.reshape(stop - start, -1))
 
     def pack(self, part: Part) -> dict[str, np.ndarray]:
-        """Pack some rows: the inverse of `part`, with scales that are not quantized."""
+        """Pack some rows of codes and float32 scales into the layout's tensors; `part` unpacks them."""
         return {"weight": nf4.pack(part.codes).reshape(-1, 1), "weight.absmax": part.scales.reshape(-1)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
-        """Return the tensors that are stored once per matrix."""
+        """Return the tensors that a file stores once per matrix, not per row."""
         return {"weight.quant_map": self.levels, self.state: state(self.form, rows, cols)}
 
     def _parsed(self, arrays: Arrays) -> dict[str, Any]:
         if arrays[self.state].size > LONGEST_STATE:
-            raise ValueError(f"quant_state has {arrays[self.state].size} bytes, more than {LONGEST_STATE}")
+            raise ValueError(f"quant_state has {arrays[self.state].size} bytes, expected at most {LONGEST_STATE}")
         return parse_object(arrays[self.state].tobytes(), "quant_state")
 
 
@@ -115,27 +118,28 @@ class Int8Rows(Rule):
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
-        if "weight_format" in arrays and arrays["weight_format"].any():  # others reorder the codes for old GPUs
-            raise ValueError(f"weight_format is {int(arrays['weight_format'].max())}, not 0, which means rows in order")
+        if "weight_format" in arrays and arrays["weight_format"].any():  # other formats reorder the codes for old GPUs
+            actual = int(arrays["weight_format"].max())
+            raise ValueError(f"weight_format is {actual}, expected 0 (codes stored row after row)")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
         return Quantized(arrays["weight"][start:stop], arrays["SCB"][start:stop, None] / np.float32(127))
 
 
 def check_rows(cols: int) -> None:
-    """Raise ValueError if rows are not whole blocks.
+    """Raise ValueError if a block of bitsandbytes would span two rows of a matrix with `cols` columns.
 
     >>> check_rows(96)
     Traceback (most recent call last):
-    ValueError: rows of 96 weights are no whole blocks of 64: those of bitsandbytes would go from row to row
+    ValueError: rows have 96 weights, expected a multiple of 64: blocks of bitsandbytes must not span two rows
     """
     if cols % GROUP:
-        what = f"rows of {cols} weights are no whole blocks of {GROUP}"
-        raise ValueError(f"{what}: those of bitsandbytes would go from row to row")
+        what = f"rows have {cols} weights, expected a multiple of {GROUP}"
+        raise ValueError(f"{what}: blocks of bitsandbytes must not span two rows")
 
 
 def state(kind: Form, rows: int, cols: int) -> np.ndarray:
-    """Format the bytes of a matrix's quant_state.
+    """Format the tensor quant_state of a matrix: the bytes of a JSON object.
 
     >>> state("nf4", 16, 128).tobytes().decode()
     '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'
@@ -147,27 +151,31 @@ def state(kind: Form, rows: int, cols: int) -> np.ndarray:
 def _offset(settings: dict[str, Any]) -> np.float32:
     value = settings.get("nested_offset")
     if not isinstance(value, float) or not abs(value) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"nested_offset is {short(value)} in quant_state, not a number of float32")
+        raise ValueError(f"nested_offset in quant_state is {short(value)}, expected a number that float32 can hold")
     return np.float32(value)
 
 
 def read_bitsandbytes(fields: Fields) -> Rule:
-    """Read a bitsandbytes layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read a bitsandbytes layout from a quantization_config. Raises `CheckpointError` if it is not supported.
+
+    The layout is NF4 or FP4 with load_in_4bit, and LLM.int8 with load_in_8bit.
+    """
     four = fields.boolean("load_in_4bit", False) or fields.boolean("_load_in_4bit", False)
     kind = fields.values.get("bnb_4bit_quant_type", "fp4")
     storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
     if not four and (fields.boolean("load_in_8bit", False) or fields.boolean("_load_in_8bit", False)):
         return Int8Rows()
     if not four or kind not in tuple(CODEBOOKS) or storage != "uint8":
-        what = f"{short(kind)} in {short(storage)}" if four else "neither load_in_4bit nor load_in_8bit"
-        plain = "model.dequantize() of transformers, then save_pretrained(), makes such a model plain"
-        what = f'bitsandbytes with {what} is not read (only "nf4" and "fp4" in "uint8", and int8); {plain}'
-        raise refused(fields.path, f"quantization_config: {what}")
+        setting = f"bnb_4bit_quant_type {short(kind)} in bnb_4bit_quant_storage {short(storage)}"
+        what = setting if four else "neither load_in_4bit nor load_in_8bit"
+        what = f'bitsandbytes with {what} is not supported (only "nf4" and "fp4" in "uint8", and int8)'
+        how = "to convert it, call transformers' model.dequantize() and save_pretrained()"
+        raise refused(fields.path, f"quantization_config: {what}; {how}")
     return BitsAndBytes(kind, double=fields.boolean("bnb_4bit_use_double_quant", False))
 
 
 def format_bitsandbytes(kind: Form = "nf4", *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model in this layout; `plain` names linear modules that are not quantized."""
+    """Format the quantization_config of a model in NF4 or FP4; `plain` lists the linear modules that keep floats."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

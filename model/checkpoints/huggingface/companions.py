@@ -1,4 +1,4 @@
-"""The files next to a model's weights that define how it reads and writes text."""
+"""Lists the files of a tokenizer and its chat templates next to a model's weights, for copying them with the model."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ NAMES = (
     "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "vocab.json", "merges.txt",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
-PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistral's, and named templates
+PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistral's tokenizers, and named templates
 
 
 def companions(folder: Path) -> tuple[list[str], list[str]]:
-    """List the files to copy, by their paths in `folder`, and a message for each file that we do not copy.
+    """List the paths (relative to `folder`) of the files to copy, and a message for each file that we do not copy.
 
-    We do not copy a link that leads out of the folder, since the copy could publish any file of this machine.
+    We do not copy a link that leads out of the folder, since a copy could publish a private file of this machine.
     """
     copied, notes = [], []
     files = [folder / name for name in NAMES]

@@ -1,4 +1,4 @@
-"""Matrices in the layouts of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
+"""Reads and writes matrices in the layouts of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
 
     format                tensors under a module's name               codes
     pack-quantized        weight_packed, weight_scale, weight_shape   integers of 4 or 8 bits
@@ -7,11 +7,11 @@
     mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
     nvfp4-pack-quantized  see `nvfp4`
 
-naive-quantized is the older name of int- and float-quantized. Integers of 4 bits plus 8, or of 8 bits
-plus 128, are packed along a row into int32 words, the first in the lowest bits. A weight_zero_point is packed in the
-same way, but along columns. A scale is for a group of a row, a row ("channel"), a block of rows and columns, or the
-whole matrix ("tensor"). If columns were quantized in another order, weight_g_idx names the group of each column; such
-matrices run in float32.
+naive-quantized is the older name of int-quantized and float-quantized. pack-quantized adds 8 to integers of 4 bits, or
+128 to integers of 8 bits, and packs them along a row into int32 words, the first in the lowest bits. A
+weight_zero_point is packed in the same way, but along a column. A scale belongs to a group of columns of a row, a row
+("channel"), a block of rows and columns, or the whole matrix ("tensor"). If the columns of a group are not adjacent,
+weight_g_idx has the group of each column, and we convert the matrix to float32.
 """
 
 from typing import Any
@@ -44,15 +44,15 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 G_IDX = "weight_g_idx"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # forms of codes that have a format
+FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # the forms of codes that we can write
 
 
 class CompressedTensors(Rule):
-    """The layout without packing, for codes of int8 or e4m3."""
+    """The layouts int-quantized and float-quantized: one code per byte, int8 or e4m3."""
 
     def __init__(self, form: Form, *, bits: int, group: int | None, zeros: bool, rows_alike: int = 1):
         self.form, self.bits, self.group, self.zeros = form, bits, group, zeros
-        self.rows_alike = rows_alike  # rows that share a scale; 0: all
+        self.rows_alike = rows_alike  # number of rows that share a scale; 0: all rows
 
     @property
     def format(self) -> str:
@@ -84,28 +84,31 @@ class CompressedTensors(Rule):
         return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        """Pack codes and scales of some rows: the inverse of `part`. `pack_zeros` packs zero points."""
+        """Pack the codes and scales of some rows into the layout's tensors; `part` unpacks them.
+
+        Zero points are packed for the whole matrix, by `pack_zeros`.
+        """
         codes = part.codes.view(E4M3) if self.form == "fp8" else part.codes
         return {"weight": codes, "weight_scale": part.scales}
 
     def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
-        """Pack the zero points [rows, groups] of a whole matrix, uint8."""
+        """Pack the zero points of a whole matrix, [rows, groups] in uint8, into the layout's tensor."""
         return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
-        """Return the tensors that are stored once per matrix."""
+        """Return the tensors that a file stores once per matrix, not per row."""
         del rows, cols
         return {}
 
     def _rows(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Select the scales or zero points of some rows from a matrix's whole grid."""
+        """Select the scales or zero points of rows `start` to `stop`; `grid` has them for the whole matrix."""
         if not self.rows_alike:
             return np.broadcast_to(grid.reshape(1, 1), (stop - start, 1)).copy()
         return grid[np.arange(start, stop) // self.rows_alike]
 
 
 class PackedIntegers(CompressedTensors):
-    """The layout pack-quantized."""
+    """The layout pack-quantized: integers of 4 or 8 bits, packed into int32 words."""
 
     @property
     def format(self) -> str:
@@ -131,7 +134,7 @@ class PackedIntegers(CompressedTensors):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if arrays["weight_shape"].tolist() != [rows, cols]:
-            raise ValueError(f"weight_shape is {arrays['weight_shape'].tolist()}")
+            raise ValueError(f"weight_shape is {arrays['weight_shape'].tolist()}, expected {[rows, cols]}")
         check_groups(G_IDX, arrays.get(G_IDX), self.scales(rows, cols)[1])
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
@@ -161,7 +164,7 @@ class PackedIntegers(CompressedTensors):
 
 
 class PackedMX(CompressedTensors):
-    """The layout mxfp4-pack-quantized: two columns share a byte, the first in the low half."""
+    """The layout mxfp4-pack-quantized: two codes per byte, the first in the low half."""
 
     @property
     def format(self) -> str:
@@ -193,20 +196,20 @@ class MXFP8(CompressedTensors):
 
 
 def read_compressed_tensors(fields: Fields) -> Rule:
-    """Read the layout in a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read a compressed-tensors layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
 
     def refuse(what: str):
         return refused(fields.path, f"quantization_config: {what}")
 
     for key in ("sparsity_config", "transform_config"):
         if any(fields.object(key).get(part) not in (None, "dense", {}, []) for part in ("format", "config_groups")):
-            raise refuse(f"a {key} is not read")
+            raise refuse(f"{key} is not supported")
     groups = [
         Fields(group, fields.path) for group in fields.object("config_groups").values() if isinstance(group, dict)
     ]
-    groups = [group for group in groups if group.object("weights")]  # others are about activations
+    groups = [group for group in groups if group.object("weights")]  # other groups are about activations
     if not groups:
-        raise refuse("no config_groups with weights")
+        raise refuse("config_groups has no group with the key weights")
     schemes = [(group.values.get("format"), group.object("weights")) for group in groups]
     if all(item == schemes[0] for item in schemes):
         return _read_group(groups[0], fields)
@@ -214,7 +217,7 @@ def read_compressed_tensors(fields: Fields) -> Rule:
 
 
 def _read_group(group: Fields, fields: Fields) -> Rule:
-    """Read the layout of one of the config_groups."""
+    """Read the layout of one group in config_groups; `fields` is the whole quantization_config."""
 
     def refuse(what: str):
         return refused(fields.path, f"quantization_config: {what}")
@@ -242,7 +245,7 @@ def _read_group(group: Fields, fields: Fields) -> Rule:
         case "block":
             shared["rows_alike"], shared["group"] = _block(weights)
         case _:
-            raise refuse(f"strategy {short(strategy)} is not read")
+            raise refuse(f"strategy {short(strategy)} is not supported")
     match name, kind, bits:
         case "pack-quantized", "int", 4 | 8 if strategy in ("group", "channel"):
             return PackedIntegers("int4" if bits == 4 else "int8", **shared)
@@ -262,17 +265,19 @@ def _block(weights: Fields) -> tuple[int, int]:
         case [int(rows), int(cols)] if rows > 0 and cols > 0:
             return rows, cols
         case other:
-            raise refused(weights.path, f"quantization_config: block_structure {short(other)} is not a pair of sizes")
+            what = f"block_structure is {short(other)}, expected a list of two positive integers"
+            raise refused(weights.path, f"quantization_config: {what}")
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """Choose the layout for matrices with codes like `codes`. Raises ValueError if no layout fits.
+    """Choose the layout to write matrices with codes of the same form as `codes`. Raises ValueError if no layout fits.
 
-    With `rows_grouped` each group of a row has a scale, otherwise each row. int8 codes are written as int-quantized
-    with `int8_activations`, since that format tells readers to use int8 activations, and otherwise as pack-quantized.
+    With `rows_grouped`, each group of columns in a row has a scale; otherwise each row has one scale. With
+    `int8_activations`, we write int8 codes as int-quantized, which tells readers to use int8 activations. Otherwise we
+    write int8 codes as pack-quantized.
     """
     if codes.form not in FORMS:
-        raise ValueError(f"compressed-tensors has no format for {codes.form}")
+        raise ValueError(f"no format of compressed-tensors can hold {codes.form}")
     kinds: dict[Form, type[CompressedTensors]] = {
         "int8": CompressedTensors if int8_activations else PackedIntegers,
         "int4": PackedIntegers,
@@ -283,12 +288,12 @@ def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> Com
     return kinds[codes.form](codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
 
 
-# Readers compute one scale per token, at run time.
+# "dynamic" with the strategy "token": readers compute one scale for each token when the model runs.
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model in this layout; `plain` names linear modules that are not quantized."""
+    """Format the quantization_config of a model in the layout `rule`; `plain` lists the linear modules with floats."""
     weights = {
         "num_bits": rule.bits,
         "type": "int" if rule.form in ("int4", "int8") else "float",

@@ -1,12 +1,12 @@
-"""Matrices in e4m3, in the layouts of transformers' and vLLM's "fp8", of fbgemm and of NVIDIA's Model Optimizer.
+"""Reads matrices in e4m3: the layouts "fp8" of transformers and vLLM, fbgemm, and NVIDIA's Model Optimizer.
 
-    fp8, in blocks (DeepSeek, Qwen3)     weight, weight_scale_inv: a scale for each weight_block_size
-    fp8, static (AutoFP8)                weight, weight_scale: one for the matrix (or weight_scale_inv, Mistral)
-    fbgemm_fp8                           weight, weight_scale: one for each row
-    modelopt FP8                         weight, weight_scale: one for the matrix
+    fp8, in blocks (DeepSeek, Qwen3)     weight, weight_scale_inv: a scale for each block of weight_block_size
+    fp8, static (AutoFP8)                weight, weight_scale: one scale for the matrix (Mistral: weight_scale_inv)
+    fbgemm_fp8                           weight, weight_scale: one scale for each row
+    modelopt FP8                         weight, weight_scale: one scale for the matrix
 
-A weight is its code times its scale, also if the scale's name ends in _inv. Scales of inputs and of the KV cache are
-for products in e4m3, and change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
+A weight is its code times its scale, even if the scale's name ends in _inv. We ignore the scales of inputs and of the
+KV cache: they are for products in e4m3, and do not change weights. `nvfp4` reads Model Optimizer's NVFP4.
 """
 
 from llamaspec.model.checkpoints.checkpoint import refused
@@ -22,7 +22,7 @@ SCALES = ("weight_scale", "weight_scale_inv")
 
 
 class FP8Rule(CompressedTensors):
-    """The layout of e4m3 codes, with scales named weight_scale or weight_scale_inv."""
+    """The layouts with e4m3 codes in the tensor weight, and scales in weight_scale or weight_scale_inv."""
 
     def __init__(self, *, rows_alike: int, group: int | None = None):
         super().__init__("fp8", bits=8, group=group, zeros=False, rows_alike=rows_alike)
@@ -35,7 +35,8 @@ class FP8Rule(CompressedTensors):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if (count := sum(name in arrays for name in SCALES)) != 1:
-            raise ValueError(f"{'neither' if not count else 'both'} of {' and '.join(SCALES)}")
+            what = "neither is" if not count else "both are"
+            raise ValueError(f"expected one of the tensors {' and '.join(SCALES)}, but {what} present")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
         [scales] = [arrays[name] for name in SCALES if name in arrays]
@@ -43,30 +44,32 @@ class FP8Rule(CompressedTensors):
 
 
 def read_fp8(fields: Fields) -> Rule:
-    """Read the layout of quant_method "fp8" from a quantization_config. Raises `CheckpointError` if it is not
-    supported.
+    """Read an FP8 layout from a quantization_config with quant_method "fp8".
+
+    Raises `CheckpointError` if the layout is not supported.
     """
     if (form := fields.values.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
-        raise refused(fields.path, f"quantization_config: fp8 as {short(form)} is not read (only e4m3)")
+        raise refused(fields.path, f"quantization_config: fp8 with fmt {short(form)} is not supported (only e4m3)")
     match fields.values.get("weight_block_size"):
         case None:
             return FP8Rule(rows_alike=0)
         case [int(rows), int(cols)] if rows > 0 and cols > 0:
             return FP8Rule(rows_alike=rows, group=cols)
         case other:
-            raise refused(fields.path, f"quantization_config: weight_block_size {short(other)} is not a pair of sizes")
+            what = f"weight_block_size is {short(other)}, expected a list of two positive integers"
+            raise refused(fields.path, f"quantization_config: {what}")
 
 
 def read_fbgemm(fields: Fields) -> Rule:
-    """Return the layout of quant_method "fbgemm_fp8", which has no settings."""
+    """Return the layout of a quantization_config with quant_method "fbgemm_fp8", which has no settings."""
     del fields
     return FP8Rule(rows_alike=1)
 
 
 def read_modelopt(fields: Fields) -> Rule:
-    """Read the layout of Model Optimizer from a quantization_config, or from hf_quant_config.json.
+    """Read a layout of Model Optimizer from a quantization_config, or from hf_quant_config.json.
 
-    Raises `CheckpointError` if it is not supported.
+    Raises `CheckpointError` if the layout is not supported.
     """
     inner = Fields(fields.object("quantization") or fields.values, fields.path)
     match inner.values.get("quant_algo"):
@@ -75,5 +78,5 @@ def read_modelopt(fields: Fields) -> Rule:
         case "NVFP4" if inner.integer_or_none("group_size", 16) in (None, 16):
             return NVFP4(packed="weight", scale="weight_scale_2", divided=False)
         case other:
-            what = f"modelopt with quant_algo {short(other)}"
-            raise refused(fields.path, f"quantization_config: {what} is not read (only FP8, and NVFP4 in groups of 16)")
+            what = f"modelopt with quant_algo {short(other)} is not supported (only FP8, and NVFP4 with group_size 16)"
+            raise refused(fields.path, f"quantization_config: {what}")

@@ -1,16 +1,17 @@
-"""Matrices in the layout of hqq (https://github.com/mobiusml/hqq), as transformers saves them; see
-`reference.quantizers.hqq`.
+"""Reads matrices in the layout of hqq (https://github.com/mobiusml/hqq), as transformers saves them.
 
     W_q           codes, packed
-    scale, zero   for each group: a weight is (code - zero) * scale
-    shape, nbits, group_size, axis, ...   what config.json says, too
+    scale, zero   one of each per group: a weight is (code - zero) * scale
+    shape, nbits, group_size, axis, ...   settings that config.json also has
 
-hqq reshapes a matrix, row after row, to a grid of codes. With axis 1, each row of the grid is a group: `group_size`
-neighbors of the matrix. With axis 0, each column of the grid is a group, so neighbors are in different groups; such
-matrices run in float32. For packing, the rows of the grid are cut into equal parts, and one number holds a code of each
-part, the first part in the highest bits: 2 parts in a byte for 4 bits, 4 for 2 bits, and 10 in an int32 for 3 bits,
-where the last part may be padded. What hqq calls 1.58 bits are codes from 0 to 2, packed in 2 bits. hqq cannot save
-scales or zero points that are quantized themselves.
+See `reference.quantizers.hqq` for the arithmetic. hqq reshapes a matrix, row after row, to a grid of codes. With axis
+1, each row of the grid is a group: `group_size` adjacent weights of the matrix. With axis 0, each column of the grid is
+a group, so adjacent weights are in different groups; we convert such matrices to float32.
+
+To pack codes, hqq divides the rows of the grid into equal parts, and stores one code of each part in one number, the
+first part in the highest bits. Codes of 4 bits have 2 parts in a byte, codes of 2 bits have 4 parts in a byte, and
+codes of 3 bits have 10 parts in an int32, where the last part may be padded. The setting of 1.58 bits means codes from
+0 to 2, packed as 2 bits. hqq cannot save scales or zero points that are quantized themselves.
 """
 
 from typing import Any
@@ -23,24 +24,24 @@ from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, S
 from llamaspec.model.checkpoints.strict_json import short
 
 TERNARY = 1.58
-PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, TERNARY: 4, 1: 8}  # codes in a number, for each number of bits
+PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, TERNARY: 4, 1: 8}  # bits per code: codes in one stored number
 NUMBERS = ("nbits", "group_size", "axis")
 FLAGS = {"view_as_float": False, "quant_scale": False, "quant_zero": False, "channel_wise": True}
 UNUSED = ("optimize", "round_zero", "offload_meta", "encoded_state_dict", "stores_quant_config")
 TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
-DEQUANTIZE = "hqq's dequantize() of each layer makes such a model plain"
+DEQUANTIZE = "to convert the model, call hqq's dequantize() for each layer"
 
 
 class HQQ(Rule):
-    """The layout of a model with the same settings for all matrices."""
+    """The layout of hqq, with one set of settings for all matrices."""
 
     zeros = False
 
     def __init__(self, stated: int | float, group: int | None, axis: int):
         self.stated, self.group, self.axis = stated, group, axis
-        self.bits = bits = 2 if stated == TERNARY else int(stated)  # of a packed code
+        self.bits = bits = 2 if stated == TERNARY else int(stated)  # bits of a packed code
         self.form: Form = "int4_min" if bits <= 4 else "int8_min"
-        self.middle = 0 if bits <= 4 else 128  # subtracted from codes, so that they fit int8
+        self.middle = 0 if bits <= 4 else 128  # number that we subtract from codes, so that they fit int8
 
     def group_of(self, cols: int) -> int:
         return self.group or cols
@@ -67,11 +68,12 @@ class HQQ(Rule):
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         length, width = self._grid(rows, cols)
         if length * width != rows * cols or (self.axis == 1 and cols % width):
-            raise ValueError(f"rows of {cols} weights are no whole groups of {self.group}")
-        if length % PARTS[self.bits] and self.bits != 3:
-            raise ValueError(f"{length} rows of codes of {self.bits} bits do not fill bytes")
+            raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {self.group}")
+        if length % (parts := PARTS[self.bits]) and self.bits != 3:
+            what = f"the grid of codes has {length} rows, expected a multiple of {parts}"
+            raise ValueError(f"{what}: a byte holds {parts} codes of {self.bits} bits")
         if arrays["shape"].tolist() != [rows, cols]:
-            raise ValueError(f"shape is {arrays['shape'].tolist()}")
+            raise ValueError(f"shape is {arrays['shape'].tolist()}, expected {[rows, cols]}")
         expected: dict[str, int | float] = {"nbits": self.stated, "axis": self.axis, **FLAGS}
         if self.group:
             expected["group_size"] = self.group
@@ -80,7 +82,7 @@ class HQQ(Rule):
                 raise ValueError(f"{name} is {actual}, expected {value:g}")
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Return False if neighbors are in different groups."""
+        """Return False if adjacent weights are in different groups (axis 0)."""
         del arrays, cols
         return self.axis == 1
 
@@ -93,12 +95,12 @@ class HQQ(Rule):
         codes = (bits & ((1 << self.bits) - 1)).astype(np.uint8).reshape(-1)[start * cols - first * width :]
         codes = codes[: (stop - start) * cols].reshape(stop - start, cols)
         scales, zeros = (self._scales(arrays[name], start, stop, cols) for name in ("scale", "zero"))
-        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
             minima = (-scales * (zeros.astype(np.float64) - self.middle)).astype(np.float32)
         return CodesWithMinima(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
 
     def _scales(self, grid: np.ndarray, start: int, stop: int, cols: int) -> np.ndarray:
-        """Select the scales or zero points of some rows: one for each group, or with axis 0 for each column."""
+        """Select the scales or zero points of rows `start` to `stop`: one per group, or with axis 0 one per column."""
         flat = grid.astype(np.float32).reshape(-1)
         if self.axis == 0:
             return flat[np.arange(start * cols, stop * cols).reshape(-1, cols) % len(flat)]
@@ -107,7 +109,7 @@ class HQQ(Rule):
 
 
 class ByTag(HQQ):
-    """Layouts that differ by tag: the name of a module within a layer, such as "self_attn.q_proj"."""
+    """The layout of hqq with settings for each tag: a module's name within a layer, such as "self_attn.q_proj"."""
 
     def __init__(self, rules: dict[str, HQQ]):
         first = next(iter(rules.values()))
@@ -122,7 +124,7 @@ class ByTag(HQQ):
 
 
 def read_hqq(fields: Fields) -> Rule:
-    """Read an hqq layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read an hqq layout from a quantization_config. Raises `CheckpointError` if the layout is not supported."""
     settings = fields.object("quant_config")
     if "weight_quant_params" in settings or not settings:
         return _read_one(settings, fields)
@@ -142,10 +144,10 @@ def _read_one(settings: dict[str, Any], fields: Fields) -> HQQ:
         or axis not in (0, 1)
         or unsupported
     ):
-        what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in unsupported)}"
-        what = f"{what} is not read (only {', '.join(map(str, sorted(PARTS)))} by axis 0 or 1); {DEQUANTIZE}"
-        raise refused(fields.path, f"quantization_config: {what}")
+        what = f"hqq with {short(bits)} bits and axis {axis}{''.join(f', {name}' for name in unsupported)}"
+        what = f"{what} is not supported (only {', '.join(map(str, sorted(PARTS)))} bits and axis 0 or 1)"
+        raise refused(fields.path, f"quantization_config: {what}; {DEQUANTIZE}")
     size = weights.integer_or_none("group_size", 64)
     if size is not None and size < 1:
-        raise refused(fields.path, f"quantization_config: group_size is {size}")
+        raise refused(fields.path, f"quantization_config: group_size is {size}, expected at least 1")
     return HQQ(bits, size, axis)

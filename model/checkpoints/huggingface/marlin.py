@@ -1,13 +1,13 @@
-"""Matrices in the layout of Marlin (https://github.com/IST-DASLab/marlin), a kernel of AutoGPTQ: GPTQ's codes, moved.
+"""Reads matrices in the layout of Marlin, a kernel of AutoGPTQ that stores GPTQ's codes in another order.
 
-    B           int32 [cols / 16, 2 rows]: codes of 4 bits plus 8, eight to a word, the lowest bits first
+    B           int32 [cols / 16, 2 rows]: codes of 4 bits plus 8, eight per word, the first in the lowest bits
     s           scales [groups, rows]
-    workspace   for the kernel
+    workspace   scratch space of the kernel
 
-A tile has 16 rows and 16 columns of the matrix. Four neighboring tiles, with 64 rows, are stored together, in the order
-of the threads of a warp. Each thread has one row of each half of a tile's rows, and two neighbors of each half of its
-columns. If a group has a scale, the scales of 64 rows are stored as an 8 x 8 square, transposed. If a whole row has a
-scale, 32 scales at a time are reordered.
+See https://github.com/IST-DASLab/marlin. A tile has 16 rows and 16 columns of the matrix. Marlin stores four
+neighboring tiles (64 rows) together, in the order of the threads of a warp. Each thread has one row from each half of a
+tile's rows, and two adjacent columns from each half of a tile's columns. If each group has a scale, the scales of 64
+rows are stored as a transposed 8 x 8 square. If each row has one scale, Marlin reorders 32 scales at a time.
 """
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy as np
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, StoredArray, unpack_words
 from llamaspec.reference.quantizers.blocks import Quantized
 
-TILE, TOGETHER = 16, 64  # columns, and rows, that are stored together
+TILE, TOGETHER = 16, 64  # number of columns, and number of rows, that Marlin stores together
 
 
 class Marlin(Rule):
-    """The layout of 4 bits, without zero points."""
+    """The layout of Marlin: codes of 4 bits, without zero points."""
 
     form, zeros = "int4", False
 
@@ -39,15 +39,15 @@ class Marlin(Rule):
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         del arrays
         if rows % TOGETHER or cols % TILE or cols % self.group_of(cols):
-            what = f"no whole tiles of {TOGETHER} x {TILE} in groups of {self.group_of(cols)}"
-            raise ValueError(f"a matrix of {rows} x {cols} has {what}, as marlin needs")
+            what = f"a multiple of {TOGETHER} rows, and of {TILE} and {self.group_of(cols)} columns"
+            raise ValueError(f"the matrix has {rows} rows and {cols} columns, but marlin needs {what}")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
         first, end = start // TOGETHER, -(-stop // TOGETHER)
         own = slice(start - first * TOGETHER, stop - first * TOGETHER)
-        width = TOGETHER * TILE // 8  # words of four tiles
+        width = TOGETHER * TILE // 8  # number of words in four tiles
         words = np.ascontiguousarray(arrays["B"][:, first * width : end * width])
-        # A tile's rows are (row, half), and its columns are (pair, number within, half).
+        # The axes of a tile's rows are (half, row), and the axes of its columns are (half, pair, number within a pair).
         codes = unpack_words(words, 4).reshape(len(words), end - first, 8, 4, 4, 2, 2, 2)
         blocks, row, pair, tile, within, half, second_half = range(1, 8)
         codes = codes.transpose(blocks, tile, half, row, 0, second_half, pair, within).reshape(-1, cols)

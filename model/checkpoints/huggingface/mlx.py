@@ -1,8 +1,8 @@
-"""Matrices in the layouts of MLX (https://github.com/ml-explore/mlx), as mlx-lm saves them.
+"""Reads matrices in the layouts of MLX (https://github.com/ml-explore/mlx), as mlx-lm saves them.
 
-config.json has an object `quantization`: the mode, the number of bits and the group size of all modules, and also the
-settings of single modules by name, or false for a module that is not quantized. Each row of a matrix has its own codes,
-scales and biases:
+config.json has an object `quantization` with the mode, the number of bits and the group size of all modules. It may
+also have settings for single modules by name, or false for a module that is not quantized. Each row of a matrix has its
+own codes, scales and biases:
 
     mode     weight                            scales             biases    a weight
     affine   codes of 2, 3, 4, 5, 6 or 8 bits  floats             floats    code * scale + bias
@@ -13,8 +13,8 @@ scales and biases:
 The codes of a row are a stream of bits in uint32 words, the lowest bits first: see `reference.quantizers.mlx`. Scales
 e8m0 and e4m3 are bytes. MLX also quantizes embeddings and the routers of experts. Routers run in float32.
 
-A tensor of experts has one matrix per expert of a layer: mlp.switch_mlp.gate_proj stands for mlp.experts.0.gate_proj
-and the others. Models that are not quantized have such tensors, too.
+One tensor joins the matrices of all experts of a layer: mlp.switch_mlp.gate_proj contains mlp.experts.0.gate_proj,
+mlp.experts.1.gate_proj and so on. Models that are not quantized also have such tensors.
 """
 
 from collections.abc import Mapping
@@ -35,15 +35,15 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import mlx, mx, nvfp4
 from llamaspec.reference.quantizers.blocks import Quantized
 
-KEY = "quantization"  # of config.json
+KEY = "quantization"  # key in config.json
 SIZES = {"affine": (64, 4), "mxfp4": (mx.BLOCK, 4), "mxfp8": (mx.BLOCK, 8), "nvfp4": (nvfp4.BLOCK, 4)}  # group, bits
-GROUPS = (32, 64, 128)  # of the mode affine
+GROUPS = (32, 64, 128)  # group sizes of the mode affine
 WORDS, BYTES = ("uint32",), ("uint8",)
-GRID = ("scales", "biases")  # tensors of a module that have a row for each row of its weight
+GRID = ("scales", "biases")  # tensors of a module that have one row for each row of the module's weight
 
 
 class _Layout(Rule):
-    """A layout with codes in words, and scales for groups of columns."""
+    """A layout of MLX, with codes in uint32 words, and a scale for each group of columns in a row."""
 
     zeros = False
     scales: tuple[str, ...] = BYTES
@@ -64,18 +64,18 @@ class _Layout(Rule):
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         del arrays, rows
         if cols % self.group:
-            raise ValueError(f"rows of {cols} weights are not whole groups of {self.group}, as MLX needs")
+            raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {self.group}")
 
 
 class Affine(_Layout):
-    """The mode affine."""
+    """The layout of the mode affine."""
 
     scales = FLOATS
 
     def __init__(self, bits: int, group: int):
         super().__init__(bits, group)
         self.form = "int4_min" if bits <= 4 else "int5_min" if bits == 5 else "int8_min"
-        self.middle = 128 if bits == 8 else 0  # subtracted from codes, so that they fit int8
+        self.middle = 128 if bits == 8 else 0  # number that we subtract from codes, so that they fit int8
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         stored = super().stored(rows, cols)
@@ -86,12 +86,12 @@ class Affine(_Layout):
         scales, biases = (arrays[name][start:stop].astype(np.float32) for name in ("scales", "biases"))
         if not self.middle:
             return CodesWithMinima(codes.view(np.int8) if self.bits > 5 else codes, scales, biases)
-        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
             return CodesWithMinima((codes ^ np.uint8(self.middle)).view(np.int8), scales, biases + self.middle * scales)
 
 
 class MXFP4(_Layout):
-    """The mode mxfp4."""
+    """The layout of the mode mxfp4."""
 
     form = "mxfp4"
 
@@ -100,7 +100,7 @@ class MXFP4(_Layout):
 
 
 class MXFP8(_Layout):
-    """The mode mxfp8."""
+    """The layout of the mode mxfp8."""
 
     form = "fp8"
 
@@ -109,7 +109,7 @@ class MXFP8(_Layout):
 
 
 class NVFP4(_Layout):
-    """The mode nvfp4. Twice a code is an integer, so matrices run as int8, with half the scale."""
+    """The layout of the mode nvfp4. Twice a code is an integer, so we convert codes to int8, and halve the scales."""
 
     form = "int8"
 
@@ -130,7 +130,7 @@ def _nibbles(arrays: Arrays, start: int, stop: int) -> np.ndarray:
 
 
 class MLX(Rule):
-    """The layouts of a model: one for all modules, and others for the modules that config.json names."""
+    """The layouts of a model: `common` for all modules, except for the modules in `of_modules`."""
 
     roles = (*QUANTIZABLE, Role.EMBEDDING, Role.ROUTER)
     row_parts = GRID
@@ -153,12 +153,12 @@ class MLX(Rule):
 
 
 def is_mlx(values: Mapping[str, Any]) -> bool:
-    """Tell whether `values`, an object of config.json, are MLX's settings: sizes without a quant_method."""
+    """Tell whether `values`, an object in config.json, has MLX's settings: group_size and bits, but no quant_method."""
     return "quant_method" not in values and {"group_size", "bits"} <= values.keys()
 
 
 def read_mlx(fields: Fields) -> Rule:
-    """Read the layouts in MLX's settings. Raises `CheckpointError` if one is not supported."""
+    """Read the layouts from the object `quantization`. Raises `CheckpointError` if a layout is not supported."""
     modules = {
         name: _read_layout(Fields(setting, fields.path)) if setting else None
         for name, setting in fields.values.items()
@@ -170,21 +170,22 @@ def read_mlx(fields: Fields) -> Rule:
 def _read_layout(fields: Fields) -> _Layout:
     mode = fields.values.get("mode", "affine")
     if not isinstance(mode, str) or mode not in LAYOUTS:
-        raise refused(fields.path, f"{KEY}: mode {short(mode)} is not read (only {', '.join(LAYOUTS)})")
+        raise refused(fields.path, f"{KEY}: mode {short(mode)} is not supported (only {', '.join(LAYOUTS)})")
     group, bits = (fields.integer(key, size) for key, size in zip(("group_size", "bits"), SIZES[mode], strict=True))
     if mode == "affine" and (bits not in mlx.BITS or group not in GROUPS):
         sizes = f"only {', '.join(map(str, mlx.BITS))} bits in groups of {', '.join(map(str, GROUPS))}"
-        raise refused(fields.path, f"{KEY}: {bits} bits in groups of {group} are not read ({sizes})")
+        raise refused(fields.path, f"{KEY}: {bits} bits in groups of {group} are not supported ({sizes})")
     if mode != "affine" and (group, bits) != SIZES[mode]:
         sizes = f"only {SIZES[mode][1]} bits in groups of {SIZES[mode][0]}"
-        raise refused(fields.path, f"{KEY}: {mode} of {bits} bits in groups of {group} is not read ({sizes})")
+        what = f"{mode} with {bits} bits in groups of {group} is not supported"
+        raise refused(fields.path, f"{KEY}: {what} ({sizes})")
     return LAYOUTS[mode](bits, group)
 
 
 def expert_names(config: Config, family: Family, layer: int) -> dict[str, list[str]]:
-    """Map MLX's name of each matrix of all experts of a layer to the names of the experts' own matrices.
+    """Map the name of each joined tensor of a layer's experts to the names of the experts' own matrices.
 
-    The names have no ".weight".
+    The names do not end in ".weight".
     """
     names = {}
     for part, ending in {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}.items():
@@ -197,14 +198,14 @@ def expert_names(config: Config, family: Family, layer: int) -> dict[str, list[s
 
 
 def has_joined_experts(config: Config, family: Family, located: Located) -> bool:
-    """Tell whether a file joins the matrices of experts as MLX does."""
+    """Tell whether the file has joined tensors of experts, as MLX writes them."""
     return config.experts > 0 and f"{next(iter(expert_names(config, family, 0)))}.weight" in located
 
 
 def with_experts_apart(path: str, config: Config, family: Family, located: Located) -> Located:
-    """Replace each tensor of all experts of a layer by a tensor per expert.
+    """Replace each joined tensor of a layer's experts with one tensor per expert.
 
-    Raises `CheckpointError` if such a tensor does not have a matrix for each expert.
+    Raises `CheckpointError` if a joined tensor does not have one matrix per expert.
     """
     apart = dict(located)
     for layer in range(config.layers):
@@ -213,8 +214,8 @@ def with_experts_apart(path: str, config: Config, family: Family, located: Locat
                 if place := apart.pop(f"{joined}.{part}", None):
                     file, entry = place
                     if entry.shape[:1] != (config.experts,) or entry.bytes < config.experts:
-                        what = f"{joined}.{part} is {list(entry.shape)}, but config.json makes it {config.experts}"
-                        raise refused(path, f"{what} matrices, one per expert")
+                        what = f"the tensor {joined}.{part} has shape {list(entry.shape)}"
+                        raise refused(path, f"{what}, expected {config.experts} matrices, one per expert")
                     one = entry._replace(shape=entry.shape[1:])
                     for expert, name in enumerate(names):
                         offset = entry.offset + expert * one.bytes

@@ -1,10 +1,11 @@
-"""Matrices in NVFP4 (see `reference.quantizers.nvfp4`), in two layouts: two codes a byte, the first in the low half.
+"""Reads matrices in NVFP4 (see `reference.quantizers.nvfp4`), in the layouts of two libraries.
 
     compressed-tensors   weight_packed, weight_scale, weight_global_scale    w = code * scale / global scale
     Model Optimizer      weight, weight_scale, weight_scale_2                w = code * scale * scale_2
 
-A code is a number e2m1, and each group of 16 columns has a scale in e4m3. Twice a code is an integer, so matrices run
-as int8, with half the scale. The product (or quotient) of the two scales is rounded to float32, as both libraries do.
+A code is a number in e2m1. Two codes share a byte, the first in the low half. Each group of 16 columns has a scale in
+e4m3. Twice a code is an integer, so we convert codes to int8, and halve the scales. We round the product (or quotient)
+of the two scales to float32, as both libraries do.
 """
 
 import ml_dtypes
@@ -16,11 +17,11 @@ from llamaspec.reference.quantizers.minifloat import E2M1
 from llamaspec.reference.quantizers.nvfp4 import BLOCK
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-TWICE = (2 * E2M1.decode(np.arange(16, dtype=np.uint8))).astype(np.int8)  # the integers that codes stand for
+TWICE = (2 * E2M1.decode(np.arange(16, dtype=np.uint8))).astype(np.int8)  # for each code, twice its number
 
 
 class NVFP4(Rule):
-    """The layout with codes in `packed` and the scale of the whole matrix in `scale`."""
+    """A layout of NVFP4, with the codes in the tensor `packed` and the scale of the whole matrix in `scale`."""
 
     form, zeros = "int8", False
 
@@ -42,6 +43,6 @@ class NVFP4(Rule):
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
         matrix_scale = arrays[self.scale].reshape(()).astype(np.float32)
         scales = arrays["weight_scale"][start:stop].astype(np.float32)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # readers refuse what is not finite
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # readers refuse infinite or NaN weights
             scales = (scales / matrix_scale if self.divided else scales * matrix_scale) / 2
         return Quantized(TWICE[nibbles(arrays[self.packed][start:stop])[:, :cols]], scales)

@@ -1,6 +1,6 @@
-"""Read the quantized matrices of Hugging Face's checkpoints, as quantization_config in config.json describes them.
+"""Reads quantized matrices in Hugging Face's checkpoints; quantization_config in config.json describes their layout.
 
-A module with a plain weight is not quantized. Activations are never quantized here, even if config.json says so.
+A module with floats in its tensor weight is not quantized. We never quantize activations, even if config.json says so.
 """
 
 import re
@@ -31,22 +31,22 @@ from llamaspec.model.checkpoints.safetensors_header import HeaderEntry
 from llamaspec.model.checkpoints.strict_json import read_object, short
 from llamaspec.model.tensors import Role, Weight
 
-INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
-# The software that loads a model with a layout we do not read, by its quant_method.
+INSTEAD = "download the original model and run `llamaspec convert --quantize`, or download it in GGUF, AWQ, GPTQ or FP8"
+# For each quant_method that we do not support: the software that loads such a model.
 OWNERS = {
     **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
     "spqr": "transformers with spqr_quant",
     "exl2": "exllamav2",
 }
-# Files in place of a quantization_config, with the quant_method of each: of AutoGPTQ, autoawq, Model Optimizer and
-# optimum-quanto.
+# Files that AutoGPTQ, autoawq, Model Optimizer and optimum-quanto write instead of a quantization_config, and the
+# quant_method of each.
 BESIDE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
     "quanto_qmap.json": "quanto",
 }
-# Scales for activations and for a KV cache in e4m3, which change no weight: of any module, and of attention.
+# Scales for activations (of any module) and for a KV cache in e4m3 (of attention). We ignore these scales.
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "output_scale", "activation_scale", "input_scale_ub", "input_global_scale"),
     *("k_scale", "v_scale", "q_scale"),
@@ -56,9 +56,9 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the layout from a file next to config.json, as in older releases; None if there is no such file.
+    """Read the layout from a file next to config.json, which older releases have; None if no such file exists.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError` if the layout is not supported.
     """
     for name, method in BESIDE.items():
         with os_errors(directory):
@@ -70,9 +70,10 @@ def read_rule_beside(directory: Path) -> Rule | None:
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """Read the layout in the quantization_config of a parsed config.json; None if there is none.
+    """Read the layout in the quantization_config of a parsed config.json; None if config.json has no such key.
 
-    Also returns None for gpt-oss's experts in MXFP4, which `stacked_experts` reads. Raises `CheckpointError`.
+    Also returns None for gpt-oss's experts in MXFP4, which `stacked_experts` reads. Raises `CheckpointError` if the
+    layout is not supported.
     """
     stated = Fields(values, path)
     fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
@@ -101,26 +102,26 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     if method == METHOD:  # the names of the tensors say which are quantized
         return None
     if not isinstance(method, str) or method not in methods:
-        what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
+        what = f"quantization_config: quant_method {short(method)} is not supported (only {', '.join(methods)})"
         raise refused(path, f"{what}; {_how_to_convert(method)}{INSTEAD}")
     return methods[method](fields)
 
 
 def _how_to_convert(method: object) -> str:
     owner = OWNERS.get(method) if isinstance(method, str) else None
-    return (
-        f"{owner} loads it, and a layer's output for an identity matrix is its weight, transposed; or " if owner else ""
-    )
+    if not owner:
+        return ""
+    return f"load it with {owner}, where a layer's output for an identity matrix is its transposed weight; or "
 
 
 def take_quantized(
     rule: Rule, expected: Mapping[str, Weight], located: Located, path: str, joined: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Make tensors of the quantized matrices among the `expected` weights, and remove their parts from `located`.
+    """Build a `Tensor` for each quantized matrix among the `expected` weights, and remove its parts from `located`.
 
-    Both dictionaries have the names of the file as keys. `joined` maps a module to the module of the file that holds
-    its matrix and others. Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or
-    dtype.
+    Both dictionaries have the names in the file as keys. `joined` maps a module to the module of the file that holds
+    its matrix together with others. Raises `CheckpointError` if a quantized module lacks a tensor, or if a tensor has
+    the wrong shape or dtype.
     """
     tensors = {}
     for name, weight in expected.items():
@@ -138,7 +139,7 @@ def take_quantized(
     for name in [name for name in located if OF_CACHES.search(name)]:
         del located[name]
     if not tensors:
-        raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
+        raise refused(path, "config.json has a quantization_config, but no tensor is quantized")
     return tensors
 
 
@@ -153,14 +154,15 @@ def _take(
         if name not in located:
             if expected.optional:
                 continue
-            raise refused(path, f"lacks tensor {name}")
+            raise refused(path, f"lacks the tensor {name}")
         file, entry = located.pop(name)
         fits = entry.shape == expected.shape or (expected.shape == (1,) and entry.shape == ())
         fits = fits or (expected.any_length and len(entry.shape) == 1)
         if not fits or entry.dtype.name not in expected.dtypes:
             actual = f"{entry.dtype} {list(entry.shape)}"
             expected_form = f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}"
-            raise refused(path, f"{name} is {actual}, but config.json makes it {expected_form}")
+            what = f"expected {expected_form} according to config.json"
+            raise refused(path, f"the tensor {name} is {actual}, {what}")
         arrays[part] = file.array(entry.dtype, entry.shape, entry.offset)
         size += entry.bytes
     try:
@@ -180,7 +182,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
 
 
 def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
-    """Drop a quantized module's tensors that change no result: scales for activations, and a bias of zeros."""
+    """Remove tensors of a quantized module that we do not need from `located`: scales for activations, a zero bias."""
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

@@ -1,12 +1,13 @@
-"""Read Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
+"""Reads directories in Hugging Face's layout: config.json, generation_config.json, and weights in .safetensors files.
 
-Tensors that the model does not have, such as a value head or more layers than config.json, are left out, as in
-transformers 5.24 (modeling_utils.py, unexpected keys). A line in `Checkpoint.notes` names them. We refuse tensors that
-lie in a layer or module that we compute, such as a bias that config.json does not mention: without such a tensor, the
-logits would not be those of the model that was trained.
+We ignore tensors that the model does not have, such as a value head, or layers beyond the number in config.json.
+transformers 5.24 does the same (modeling_utils.py, unexpected keys). A line in `Checkpoint.notes` lists these tensors.
+But we refuse an unexpected tensor in a layer or module that we compute, such as a bias that config.json does not
+mention: the trained model used this tensor, so our logits would be wrong without it.
 
-Files that the user names, and config.json, may be symbolic links. The index, which is not trusted, names the shards:
-each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
+Files that the user names, and config.json, may be symbolic links. The index (model.safetensors.index.json) names the
+shards, but we do not trust the index: a shard must lie in the directory. In the Hub's cache, a shard in
+snapshots/<revision> may also be a link into the folder blobs.
 """
 
 import re
@@ -35,41 +36,42 @@ from llamaspec.model.tensors import weights as weights_of
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
-WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # that put a prefix before names
-LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # at the start of a tensor's name
+WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # prefix of names: who adds it
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # the beginning of the name of a tensor in a layer
 # Buffers that some programs store with the weights, and that every reader computes: RoPE's frequencies, causal masks.
 BUFFER = re.compile(r"(?:.*\.)?(?:rotary_emb\..+|masked_bias|attn\.bias)")
-MOST_NAMED = 3  # tensors that the note about tensors left out names
-COMPARED = 4 << 20  # bytes of two tensors compared at a time
+MOST_NAMED = 3  # number of tensors that the note about ignored tensors lists by name
+COMPARED = 4 << 20  # number of bytes of two tensors that we compare at a time
 
 
 class Description(NamedTuple):
-    """A model as described by a file next to its weights."""
+    """The description of a model in the file `path` next to its weights, such as config.json."""
 
-    path: Path  # of the file
-    values: dict[str, Any]
+    path: Path
+    values: dict[str, Any]  # the keys and values of the file
     family: Family
-    stem: str = "model"  # of the names of the files of weights
+    stem: str = "model"  # files of weights have names that begin with this
     format: str = "safetensors"
 
 
 def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
-    """Open a directory, or only its file `weights`. Raises `CheckpointError`.
+    """Open a directory in Hugging Face's layout; with `weights`, read tensors only from this file of the directory.
 
-    `tied` replaces tie_word_embeddings of config.json.
+    `tied` overrides tie_word_embeddings of config.json. Raises `CheckpointError` if we cannot read the model.
     """
     path = directory / "config.json"
     with os_errors(directory):
         if not path.exists():
-            raise refused(weights.path if weights else directory, "no config.json is there")
+            what = "the folder of this file has no config.json" if weights else "has no config.json"
+            raise refused(weights.path if weights else directory, what)
     values = read_object(path) | ({} if tied is None else {"tie_word_embeddings": tied})
     return open_described(directory, weights, Description(path, values, family_of(Fields(values, path))))
 
 
 def open_described(directory: Path, weights: MappedFile | None, description: Description) -> Checkpoint:
-    """Open a directory, or only its file `weights`; `description` says which model these are.
+    """Open the model that `description` describes, with tensors from `weights`, or else from files of `directory`.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError` if we cannot read the model.
     """
     config_path, values, family, stem, form = description
     generation_path = directory / "generation_config.json"
@@ -130,7 +132,10 @@ def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Famil
 
 
 def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
-    """Round a tensor that is stored in float64. A number that float32 cannot hold becomes infinite, and is refused."""
+    """Read a tensor in float64 and round it to float32.
+
+    A number that is too large for float32 becomes infinite, and readers refuse it later.
+    """
     with np.errstate(over="ignore"):
         return read().astype(np.float32)
 
@@ -138,14 +143,14 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
 def _split_fused(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
     """Replace each fused matrix by its parts, which are consecutive rows of it.
 
-    `kinds` are the endings of the names of tensors that have these rows.
+    `kinds` has the endings of the names of the tensors that have these rows, such as "weight".
     """
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
         for kind in kinds:
-            if place := apart.pop(f"{name}.{kind}", None):  # `_check_tensors` names it.
+            if place := apart.pop(f"{name}.{kind}", None):  # `_check_tensors` refuses a file that lacks the matrix.
                 file, entry = place
-                pieces = taken_apart(path, f"{name}.{kind}", entry, rows, by="config.json makes")
+                pieces = taken_apart(path, f"{name}.{kind}", entry, rows, source="config.json")
                 apart |= {f"{part}.{kind}": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
@@ -155,39 +160,41 @@ def _locate(file: MappedFile) -> Located:
 
 
 def _locate_all(directory: Path, stem: str) -> Located:
-    """Locate every tensor of a directory, in {stem}.safetensors if present, else in the shards of the index."""
+    """Locate the tensors of a directory: in {stem}.safetensors if it exists, else in the shards of the index."""
     single, index_path = directory / f"{stem}.safetensors", directory / f"{stem}.safetensors.index.json"
     with os_errors(directory):
         if single.is_symlink() or single.exists():
             return _locate(weights_file(single))
         if not index_path.exists():
             if shards := sorted(path.name for path in directory.glob(f"{stem}-*-of-*.safetensors"))[:2]:
-                here = f"shards are here, such as {shards[0]}, but not {index_path.name}, which says what is in them"
-                raise refused(directory, f"{here}: copy it from where the shards came from")
+                what = f"has shards, such as {shards[0]}, but not their index, {index_path.name}"
+                raise refused(directory, f"{what}: download the index from the place where you got the shards")
             has_pickles = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-            hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if has_pickles else ""
-            raise refused(directory, f"no {single.name} and no {index_path.name}{hint}")
+            hint = f"; we never read .bin and .pth files (Python pickles): {TO_SAFETENSORS}" if has_pickles else ""
+            raise refused(directory, f"has neither {single.name} nor {index_path.name}{hint}")
 
     weight_map = read_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise refused(index_path, "lacks a weight_map")
+        raise refused(index_path, "lacks the key weight_map, or it is not an object with names of tensors")
     located: Located = {}
     shards = dict.fromkeys(_shard_name(index_path, *entry) for entry in weight_map.items())
-    paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # before any is read
+    paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # checked before we read any shard
     for shard, path in paths.items():
         for name, place in _locate(weights_file(path)).items():
-            if weight_map.get(name) != shard:  # no tensor is in two shards
-                raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
+            if weight_map.get(name) != shard:  # so no tensor is in two shards
+                what = f"the index names {short(weight_map.get(name))} for it"
+                raise refused(index_path, f"tensor {quoted(name)} is in the shard {shard}, but {what}")
             located[name] = place
     for name, shard in weight_map.items():
         if name not in located:
-            raise refused(index_path, f"tensor {quoted(name)} is not in {shard}, where the index has it")
+            raise refused(index_path, f"tensor {quoted(name)} is not in the shard that the index names, {shard}")
     return located
 
 
 def _shard_name(index_path: Path, tensor: str, name: object) -> str:
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise refused(index_path, f"puts tensor {quoted(tensor)} in {short(name)}, not in a file of this directory")
+        what = f"names {short(name)} as the shard of tensor {quoted(tensor)}"
+        raise refused(index_path, f"{what}, expected the name of a file in this directory")
     return name
 
 
@@ -195,21 +202,22 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
     with os_errors(index_path):
         try:
             home, target = directory.resolve(), (directory / name).resolve()
-        except (RuntimeError, UnicodeError) as error:  # a loop of links; an invalid character
-            raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory") from error
+        except (RuntimeError, UnicodeError) as error:  # a loop of links, or an invalid character
+            raise refused(index_path, f"names the shard {short(name)}, which is no file of this directory") from error
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
-            raise refused(index_path, f"names a shard {short(name)}, a link out of this directory")
+            raise refused(index_path, f"names the shard {short(name)}, which is a link out of this directory")
         if not target.exists():
-            raise refused(index_path, f"names a shard {short(name)}, which is missing")
+            raise refused(index_path, f"names the shard {short(name)}, which is missing")
     return directory / name
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
     heads = config.heads if config.head_qk_norm else 0  # each head has a norm
-    if config.layers * max(1, config.experts, heads) > len(located):  # checked before a name is made for each tensor
+    if config.layers * max(1, config.experts, heads) > len(located):  # checked before we make a name for each tensor
         per_layer = f"{heads} heads with norms" if heads else f"{config.experts} experts"
-        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({per_layer})")
+        what = f"too few for {config.layers} layers with {per_layer} each"
+        raise refused(path, f"has {len(located)} tensors, {what}")
 
 
 def _check_tensors(
@@ -223,26 +231,29 @@ def _check_tensors(
 ) -> None:
     """Raise `CheckpointError` unless `located` has the `expected` tensors, with their shapes.
 
-    `by` is the name of the file that prescribes them, for messages.
+    `by` is the name of the file that determines the expected tensors, for error messages.
     """
     head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     for name, shape in expected.items():
         if name not in located:
-            raise refused(path, f"lacks tensor {name}{_hint(name, head, located)}")
+            raise refused(path, f"lacks the tensor {name}{_hint(name, head, located)}")
         if located[name][1].shape != shape:
-            raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
+            what = f"expected {list(shape)} according to {by}"
+            raise refused(path, f"the tensor {name} has shape {list(located[name][1].shape)}, {what}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
-            raise refused(path, f"{name} holds {dtype}, which {by} has no quantization_config for")
+            what = f"expected floats, since {by} has no quantization_config for it"
+            raise refused(path, f"the tensor {name} has dtype {dtype}, {what}")
     if config.tied and head in located and not (embedding in located and _equal(located[head], located[embedding])):
-        # transformers 4 would take the embedding, transformers 5 the head.
+        # transformers 4 would use the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
 
 
 def _notes_on_extra(path: str, located: Located, expected: Collection[str], head: str, *, by: str) -> tuple[str, ...]:
-    """Name the tensors that are left out in one line; return no line if the files have only tensors of the model.
+    """Return a note that lists the tensors that we ignore; an empty tuple if the files have no such tensors.
 
-    `expected` are the tensors of the model that `by` describes, and `head` is the module of its head. Raises
-    `CheckpointError` for an extra tensor in a layer or module that we compute.
+    `expected` has the names of the model's tensors, `head` is the name of its output module, and `by` is the name of
+    the file that describes the model. Raises `CheckpointError` for an unexpected tensor in a layer or module that we
+    compute.
     """
     computed = {name.rpartition(".")[0] for name in expected} | {head}
     computed |= {match[0] for name in expected if (match := LAYER.match(name))}
@@ -250,24 +261,24 @@ def _notes_on_extra(path: str, located: Located, expected: Collection[str], head
     for name in extra:
         owners = {name[: dot.start()] for dot in re.finditer(r"\.", name)}
         if computed & owners and not BUFFER.fullmatch(name):
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
+            raise refused(path, f"tensor {quoted(name)} is unexpected: a model with this {by} does not have it")
     if not extra:
         return ()
     more = f" and {len(extra) - MOST_NAMED} more" if len(extra) > MOST_NAMED else ""
     names = ", ".join(map(quoted, extra[:MOST_NAMED]))
     count = f"{len(extra)} tensor{'s are' if len(extra) > 1 else ' is'}"
-    return (str(refused(path, f"{count} left out, since the model of {by} has no place for them: {names}{more}")),)
+    return (str(refused(path, f"{count} ignored, since a model with this {by} does not have them: {names}{more}")),)
 
 
 def _hint(missing: str, head: str, located: Located) -> str:
-    """Guess why a tensor is missing, for the end of an error message."""
+    """Return the end of an error message, which explains why the tensor `missing` may be missing; "" if unknown."""
     if missing == head:
-        return '; if the model shares it with the embedding, config.json needs "tie_word_embeddings": true'
+        return '; if the embedding is also the output matrix, config.json needs "tie_word_embeddings": true'
     for name in located:
         for prefix in WRAPPERS:
             if name.startswith(prefix):
-                by = f"the names begin with {prefix!r}, as {WRAPPERS[prefix]} saves them"
-                return f"; {by}: save the model without it"
+                what = f"the file's names have the prefix {prefix!r}, which {WRAPPERS[prefix]} adds"
+                return f"; {what}: save the model without {WRAPPERS[prefix]}"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""RoPE in config.json: theta, the features that are turned, and rescalings.
+"""Reads and writes the keys of RoPE in config.json: theta, the number of rotated features, and the rescaling.
 
-As in transformers, `rope_scaling` (written by version 4) wins over `rope_parameters` (version 5). If layers with a
-window have another RoPE than the other layers, version 5 writes an object for each of the two kinds.
+As in transformers, `rope_scaling` (which version 4 writes) has priority over `rope_parameters` (version 5). If layers
+with and without a window have different RoPE, version 5 writes one object for each of the two kinds of layer.
 """
 
 import math
@@ -23,11 +23,11 @@ from llamaspec.reference.rope import (
 )
 
 SCALINGS = {"default", "dynamic", "linear", "llama3", "longrope", "yarn"}
-FULL, LOCAL = "full_attention", "sliding_attention"  # the objects of version 5
+FULL, LOCAL = "full_attention", "sliding_attention"  # keys of `rope_parameters` for the two kinds of layer
 
 
 def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) -> dict[str, Any]:
-    """Read the fields of `Config` that RoPE has. Raises `CheckpointError`."""
+    """Read the `Config` fields about RoPE, by name. Raises `CheckpointError` if a key is missing or not supported."""
     key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     rope = Fields(fields.object(key), fields.path)
     config_values: dict[str, Any] = {}
@@ -35,18 +35,18 @@ def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) ->
         local_key, default = keys.local_theta
         local = Fields(rope.object(LOCAL), fields.path)
         if (kind := local.values.get("rope_type", "default")) != "default":
-            raise fields.refused(f"{key}.{LOCAL} has rope_type {short(kind)}, which is not supported")
+            raise fields.refused(f"{key}.{LOCAL}.rope_type is {short(kind)}, which is not supported (only default)")
         stated = local if "rope_theta" in local.values else fields
         config_values["local_theta"] = stated.number("rope_theta" if stated is local else local_key, default)
         rope = Fields(rope.object(FULL), fields.path) if FULL in rope.values else rope
     elif any(isinstance(value, dict) for value in rope.values.values()):
-        raise fields.refused(f"{key} that differ from layer to layer are not supported")
+        raise fields.refused(f"{key} contains objects for different layers, which is not supported in this family")
     stated = rope if "rope_theta" in rope.values else fields
     config_values["theta"] = stated.number("rope_theta", keys.theta)
     config_values |= _rotary_dim(fields, rope, keys, head_dim)
     scaling = _scaling(fields, rope, keys, key, context)
     stretched = scaling.factor * scaling.original_context if isinstance(scaling, YarnScaling) else 0.0
-    if context < stretched <= LARGEST:  # cards add YaRN to a config.json and leave max_position_embeddings
+    if context < stretched <= LARGEST:  # Users add YaRN as model cards say, without changing max_position_embeddings.
         config_values["context"] = int(stretched)
     return config_values | {"scaling": scaling}
 
@@ -59,7 +59,7 @@ def _rotary_dim(fields: Fields, rope: Fields, keys: RopeKeys, head_dim: int) -> 
         return {}
     turned = int(head_dim * fraction) if 0 < fraction < 1 and 0 < head_dim <= LARGEST else 0
     if not keys.partial or not turned or turned % 2:
-        raise fields.refused(f"partial_rotary_factor {short(fraction)} is not supported")
+        raise fields.refused(f"partial_rotary_factor is {short(fraction)}, which is not supported for this model")
     return {"rotary_dim": turned}
 
 
@@ -67,11 +67,11 @@ def _scaling(fields: Fields, rope: Fields, keys: RopeKeys, key: str, context: in
     name = rope.values.get("rope_type", rope.values.get("type", "default"))
     name = keys.aliases.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in SCALINGS:
-        raise fields.refused(f"rope_type {short(name)} is not supported (only {', '.join(sorted(SCALINGS))})")
+        raise fields.refused(f"rope_type is {short(name)}, which is not supported (only {', '.join(sorted(SCALINGS))})")
     if name == "default":
-        for factor, value in rope.values.items():  # transformers ignores it
+        for factor, value in rope.values.items():  # transformers would ignore this factor
             if "factor" in factor and factor != "partial_rotary_factor" and value not in (None, 1):
-                raise fields.refused(f"{key} has {factor} {short(value)}, but no rope_type that uses it")
+                raise fields.refused(f"{key}.{factor} is {short(value)}, but {key} lacks a rope_type that uses it")
         return None
     if name == "linear":
         return LinearScaling(rope.number("factor"))
@@ -112,7 +112,7 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
         magnitude = rope.number("attention_factor")
     elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
         some, all_ = (1 + rope.number(key) * (yarn_magnitude(factor) - 1) for key in ("mscale", "mscale_all_dim"))
-        magnitude = some / all_ if all_ else math.nan  # which is refused
+        magnitude = some / all_ if all_ else math.nan  # `check_model` refuses NaN
     else:
         magnitude = yarn_magnitude(factor)
     fast, slow = (
@@ -122,7 +122,7 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
 
 
 def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
-    """Format the keys that `read_rope` reads, so that transformers 4 and 5 both read the same RoPE."""
+    """Format the keys of config.json about RoPE, so that transformers 4, transformers 5 and `read_rope` agree."""
     scaling = _format_scaling(config.scaling)
     full = config.rotary_dim is None and keys.fraction == 1
     fraction = {} if full else {"partial_rotary_factor": config.rotary_features / config.head_dim}
@@ -134,7 +134,7 @@ def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
     if keys.local_theta is None:
         return written | {"rope_parameters": most}
     local = {"rope_theta": config.local_theta, "rope_type": "default"}
-    # If `rope_scaling` is present, transformers 5 reads no object for each kind of layer, so we leave it out.
+    # If `rope_scaling` is present, transformers 5 ignores the objects for the kinds of layer, so we do not write it.
     return {
         "rope_theta": config.theta,
         keys.local_theta[0]: config.local_theta,
@@ -147,7 +147,7 @@ def _format_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
         case None:
             return None
         case LinearScaling(factor):
-            return {"rope_type": "linear", "type": "linear", "factor": factor}  # `type`: transformers before 4.43
+            return {"rope_type": "linear", "type": "linear", "factor": factor}  # transformers before 4.43 read `type`
         case DynamicScaling(factor):
             return {"rope_type": "dynamic", "type": "dynamic", "factor": factor}
         case Llama3Scaling(factor, low, high, original):

@@ -1,4 +1,4 @@
-"""The common interface of the layouts of quantized matrices in Hugging Face's checkpoints."""
+"""`Rule`, the interface for all layouts of quantized matrices in Hugging Face's checkpoints, and packing functions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,64 +14,71 @@ Arrays = Mapping[str, np.ndarray]
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INT32 = ("int32",)
-ROWS = 32  # the zero points of 32 rows fill whole int32 words, for any number of bits
+ROWS = 32  # zero points of 32 rows fill whole int32 words, for any number of bits per zero point
 
 
 class StoredArray(NamedTuple):
-    """A required or optional tensor of a quantized module."""
+    """The expected shape and dtypes of a tensor that belongs to a quantized module."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[str, ...]  # we write the first
+    dtypes: tuple[str, ...]  # we read any of these dtypes, and write the first
     optional: bool = False
-    any_length: bool = False  # a vector of any length
+    any_length: bool = False  # whether a vector of any length is accepted
 
 
 class Rule(ABC):
-    """The layout of a checkpoint's quantized modules."""
+    """A layout of quantized modules: which tensors a module has, and how to decode them."""
 
-    form: Form
-    zeros: bool
-    roles: tuple[Role, ...] = QUANTIZABLE  # of the weights that may be quantized
-    row_parts: tuple[str, ...] = ()  # tensors, other than "weight", that can be cut along the rows of a fused matrix
+    form: Form  # see `Codes.form`
+    zeros: bool  # whether codes have zero points
+    roles: tuple[Role, ...] = QUANTIZABLE  # roles of the weights that may be quantized
+    row_parts: tuple[str, ...] = ()  # tensors, besides "weight", that we can split along the rows of a fused matrix
 
     @abstractmethod
     def group_of(self, cols: int) -> int:
-        """Return how many columns share a scale, in a matrix with `cols` columns."""
+        """Return the number of columns that share a scale, in a matrix with `cols` columns."""
 
     @abstractmethod
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
-        """Return the tensors of a quantized module. A module that has the first one, with its dtype, is quantized."""
+        """Return the tensors of a quantized module by name.
+
+        A module is quantized if it has the first of these tensors, with one of its dtypes.
+        """
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Return whether columns that share a scale are adjacent; if not, each column is a group."""
+        """Tell whether the columns that share a scale are adjacent. If not, `part` returns a scale for each column."""
         del arrays, cols
         return True
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
-        """Raise ValueError for impossible sizes or values."""
+        """Raise ValueError if the tensors of a module with `rows` and `cols` have impossible sizes or values."""
         del arrays, rows, cols
 
     def of(self, module: str) -> "Rule | None":
-        """Return the layout of a module, if several are used; None if the module is not quantized."""
+        """Return the layout of the module named `module`; None if the module is not quantized.
+
+        A model may have several layouts; by default, all modules have this one.
+        """
         del module
         return self
 
     @abstractmethod
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
-        """Return the rows from `start` to `stop`, which are multiples of `ROWS` or the end of the matrix.
+        """Unpack the rows from `start` to `stop` into codes and scales.
 
-        Every column has a scale if columns are not `in_groups`.
+        `start` and `stop` are multiples of `ROWS`, or `stop` is the end of the matrix. If `in_groups` is False, the
+        result has a scale for each column.
         """
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Unpack int32 words into codes of 4 or 8 bits [*batch, codes], uint8, the lowest bits first."""
+    """Unpack int32 words into codes of 4 or 8 bits, the lowest bits first: [*batch, codes] in uint8."""
     stored = words.astype("<i4").view(np.uint8)
     return nibbles(stored) if bits == 4 else stored
 
 
 def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Pack codes into int32 words, the inverse of `unpack_words`, padded with zeros.
+    """Pack codes of 4 or 8 bits into int32 words, padded with zeros; `unpack_words` is the inverse.
 
     >>> [hex(word) for word in pack_words(np.arange(1, 10, dtype=np.uint8), 4)]
     ['-0x789abcdf', '0x9']
@@ -82,12 +89,12 @@ def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Pack an even number of 4-bit codes into bytes."""
+    """Pack an even number of 4-bit codes into bytes, two per byte, the first in the low half."""
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def nibbles(pairs: np.ndarray) -> np.ndarray:
-    """Unpack bytes into 4-bit codes [*batch, codes], uint8, the low half first."""
+    """Unpack bytes into two 4-bit codes each, the low half first: [*batch, codes] in uint8."""
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
@@ -102,16 +109,16 @@ def powers_of_two(exponents: np.ndarray) -> np.ndarray:
 
 
 def in_order(g_idx: np.ndarray, group: int) -> bool:
-    """Tell whether columns that share a scale are adjacent, where `g_idx` names the group of each column."""
+    """Tell whether the columns of each group are adjacent; `g_idx` has the group of each column."""
     return np.array_equal(g_idx, np.arange(len(g_idx)) // group)
 
 
 def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
-    """Raise ValueError if `g_idx` names a group that does not exist."""
+    """Raise ValueError if `g_idx`, the tensor `name`, contains a group outside 0 to `groups` - 1."""
     if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
-        raise ValueError(f"{name} names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups}")
+        raise ValueError(f"{name} has groups from {g_idx.min()} to {g_idx.max()}, expected 0 to {groups - 1}")
 
 
 def group_size(size: int | None) -> int | None:
-    """Return the group size, or None for a whole row, which files write as -1."""
+    """Return `size`, or None if a group is a whole row (files then have null or -1)."""
     return size if size is not None and size > 0 else None

@@ -1,11 +1,14 @@
-"""Experts as in gpt-oss: one tensor has gate and up of all experts of a layer, one has down, and two have biases.
+"""Reads and writes experts in gpt-oss's layout: one tensor has the gate and up matrices of all experts of a layer.
 
-    gate_up_proj          [experts, dim, 2 ffn]             floats, transposed: a column is a row of a matrix
-    gate_up_proj_blocks   [experts, 2 ffn, dim / 32, 16]    or e2m1, two columns in a byte, the first in its low half
-    gate_up_proj_scales   [experts, 2 ffn, dim / 32]        and its exponents: MXFP4, see `reference.quantizers.mx`
+    gate_up_proj          [experts, dim, 2 ffn]             floats, transposed: a column is a row of gate or up
     gate_up_proj_bias     [experts, 2 ffn]
 
-Rows of gate and up alternate. down_proj has the same layout, with ffn in place of dim, and dim in place of 2 ffn.
+or, for MXFP4 (see `reference.quantizers.mx`), instead of gate_up_proj:
+
+    gate_up_proj_blocks   [experts, 2 ffn, dim / 32, 16]    codes in e2m1, two per byte, the first in the low half
+    gate_up_proj_scales   [experts, 2 ffn, dim / 32]        exponents of the scales
+
+Rows of gate and up alternate. down_proj has the same layout, with ffn instead of dim, and dim instead of 2 ffn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +29,13 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.mx import BLOCK
 
-METHOD = "mxfp4"  # the quant_method of a config.json for experts with blocks and scales
+METHOD = "mxfp4"  # the quant_method in config.json for experts in MXFP4
 BYTE = np.dtype(np.uint8)
 Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 class RowSlice(NamedTuple):
-    """The rows of a stacked matrix that are one of our matrices: every `step`-th row, from row `first` on."""
+    """The rows of one expert matrix in the stacked tensor `matrix`: every `step`-th row, from row `first` on."""
 
     matrix: str
     first: int
@@ -51,19 +54,23 @@ PARTS = {
 
 
 def check_experts(path: str, config: Config, family: Family, located: Located) -> None:
-    """Raise `CheckpointError` unless every layer has all experts, before we make a name for each."""
+    """Raise `CheckpointError` if a layer does not have `config.experts` experts.
+
+    We check this before we make a name for each expert: a config.json could state a huge number.
+    """
     for layer in range(config.layers):
         name = f"{family.stacked_experts.format(layer=layer)}.down_proj_bias"
         shape = located[name][1].shape if name in located else (0,)
         if shape != (config.experts, config.dim):
-            raise refused(path, f"{config.experts} experts of {config.dim}, but {name} is {list(shape)}")
+            what = f"expected {[config.experts, config.dim]} according to config.json"
+            raise refused(path, f"the tensor {name} has shape {list(shape)}, {what}")
 
 
 def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
-    """Make tensors of the experts' weights and biases, and remove them from `expected` and `located`.
+    """Build a `Tensor` for each weight and bias of the experts, and return them by their names in `expected`.
 
-    Returns the tensors by their names in `expected`. Raises `CheckpointError` for a tensor that is missing, or has
-    another shape or dtype.
+    We remove these names from `expected`, and the stacked tensors from `located`. Raises `CheckpointError` if a stacked
+    tensor is missing, or has the wrong shape or dtype.
     """
     source = _Source(located, config.experts, path)
     experts = {name: weight for name, weight in expected.items() if weight.expert is not None}
@@ -80,14 +87,14 @@ def take_experts(expected: dict[str, Weight], located: Located, config: Config, 
 
 
 class _Source:
-    """The stacked tensors of a file."""
+    """The stacked tensors of a checkpoint; `used` has the names of the tensors that we have used."""
 
     def __init__(self, located: Located, experts: int, path: str):
         self.used: dict[str, None] = {}
         self._located, self._experts, self._path = located, experts, path
 
     def tensor(self, stem: str, weight: Weight, rows: RowSlice) -> Tensor:
-        """Make the tensor of one expert from the stacked tensors with names that begin with `stem`."""
+        """Build the `Tensor` of one expert's weight from the stacked tensors with names that begin with `stem`."""
         assert weight.expert is not None
         count = rows.step * weight.shape[0]
         if weight.role is Role.BIAS:
@@ -98,7 +105,8 @@ class _Source:
             dtype, read = self._part(stem, (cols, count), FLOATS, weight.expert)
             return Tensor(weight.shape, dtype, lambda: np.ascontiguousarray(read()[:, rows.slice].T))
         if cols % BLOCK:
-            raise refused(self._path, f"{stem}_blocks for rows of {cols} weights, which are no whole blocks of {BLOCK}")
+            what = f"rows of {stem}_blocks have {cols} weights, expected a multiple of {BLOCK}"
+            raise refused(self._path, what)
         groups = cols // BLOCK
         _, blocks = self._part(f"{stem}_blocks", (count, groups, BLOCK // 2), ("uint8",), weight.expert)
         _, scales = self._part(f"{stem}_scales", (count, groups), ("uint8",), weight.expert)
@@ -114,24 +122,26 @@ class _Source:
     def _part(
         self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...], expert: int
     ) -> tuple[np.dtype, Callable[[], np.ndarray]]:
-        """Return the dtype of a stacked tensor, and how to read one expert's part of it."""
+        """Return the dtype of the stacked tensor `name`, and a function that reads one expert's part of the tensor."""
         if name not in self._located:
-            raise refused(self._path, f"lacks tensor {name}")
+            raise refused(self._path, f"lacks the tensor {name}")
         file, entry = self._located[name]
         if name not in self.used:
             expected = (self._experts, *shape)
             if entry.shape != expected or entry.dtype.name not in dtypes:
                 actual, expected_form = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(expected)}"
-                raise refused(self._path, f"{name} is {actual}, but config.json makes it {expected_form}")
+                what = f"expected {expected_form} according to config.json"
+                raise refused(self._path, f"the tensor {name} is {actual}, {what}")
             self.used[name] = None
         part = entry._replace(shape=shape)
         return entry.dtype, partial(file.array, entry.dtype, shape, entry.offset + expert * part.bytes)
 
 
 def with_stacked_experts(checkpoint: Checkpoint, family: Family) -> tuple[dict[str, Tensor], bool]:
-    """Return the checkpoint's tensors with the experts stacked, by the file's names, and whether experts are in MXFP4.
+    """Return the checkpoint's tensors with the experts of each layer stacked, and whether the experts are in MXFP4.
 
-    The experts stay in MXFP4 if all of them are. Reading a tensor then raises `CheckpointError` if an exponent is NaN.
+    Stacked tensors have the names of Hugging Face's file. The experts stay in MXFP4 if all of them are in MXFP4, else
+    they become floats. In MXFP4, reading a tensor raises `CheckpointError` if an exponent is NaN.
     """
     expert_names = {weight.name for weight in weights_of(checkpoint.config) if weight.expert is not None}
     in_mxfp4 = all(
@@ -149,7 +159,7 @@ def with_stacked_experts(checkpoint: Checkpoint, family: Family) -> tuple[dict[s
 
 
 class _Stack:
-    """The matrices of all experts of a layer, to be written as one."""
+    """The matrices of all experts of a layer, which we write as one stacked tensor."""
 
     def __init__(self, checkpoint: Checkpoint, parts: Mapping[str, list[Weight]]):
         self._checkpoint, self._parts = checkpoint, parts
@@ -158,7 +168,7 @@ class _Stack:
         self._rows = rows * len(parts)
 
     def tensors(self, *, in_mxfp4: bool) -> dict[str, Tensor]:
-        """Return the tensors by the ends of their names."""
+        """Return the stacked tensors by the ends of their names, such as "_blocks"."""
         stack_shape, cols = (self._experts, self._rows), self._cols
         bias = Tensor(
             stack_shape, self._dtype(_bias), partial(self._filled, stack_shape, self._dtype(_bias), _bias, self._read)

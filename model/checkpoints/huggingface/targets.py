@@ -1,7 +1,7 @@
-"""Layouts for some modules of a model, as the `targets` of compressed-tensors name them.
+"""Chooses the layout of each module by the `targets` in a config.json of compressed-tensors.
 
-A target is the name of a module, "re:" and a regular expression that matches the beginning of a name, or a
-class: "Linear" stands for all modules that no other target names.
+A target is the name of a module, or "re:" and a regular expression that matches the beginning of a name, or a class:
+"Linear" means all modules that match no other target.
 """
 
 import re
@@ -13,12 +13,13 @@ from llamaspec.model.checkpoints.strict_json import short
 
 EVERY, PREFIX = "Linear", "re:"
 LONGEST, MOST_REPEATS = 1000, 3
-# We refuse repeats of a group and many repeats: matching them may take too long.
+# The regular expressions that we accept. We refuse a repeated group and more than `MOST_REPEATS` repeats, since
+# matching such an expression may take too long.
 PLAIN = re.compile(r"(?:\(\?:|[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?![*+?]))*")
 
 
 class ByTarget(Rule):
-    """Several layouts, each for its targets."""
+    """Several layouts; each applies to the modules that match its targets."""
 
     def __init__(self, rules: Sequence[tuple[list[str], Rule]]):
         self.rules, first = rules, rules[0][1]
@@ -47,18 +48,18 @@ def _named(target: str, module: str) -> bool:
 
 
 def read_targets(group: Fields) -> list[str]:
-    """Read the targets of a group. Raises `CheckpointError` for targets that we cannot match.
+    """Read the targets of one of the config_groups. Raises `CheckpointError` if a target is not supported.
 
     >>> read_targets(Fields({"targets": ["Linear", "re:.*down_proj$"]}, "config.json"))
     ['Linear', 're:.*down_proj$']
     """
     targets = group.values.get("targets")
     if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
-        raise group.refused(f"quantization_config: targets {short(targets)} of a group are no list of texts")
+        raise group.refused(f"quantization_config: targets is {short(targets)}, expected a list of strings")
     for target in targets:
         if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
-            what = f"quantization_config: target {short(target)} is not read"
-            raise group.refused(f"{what}: only names, `.`, `|`, groups and {MOST_REPEATS} repeats are")
+            what = f"quantization_config: target {short(target)} is not supported"
+            raise group.refused(f"{what} (only names, `.`, `|`, groups and at most {MOST_REPEATS} repeats)")
     return targets
 
 

@@ -1,16 +1,19 @@
-"""Matrices in the layouts of torchao (https://github.com/pytorch/ao), as transformers 5 saves them in safetensors.
+"""Reads matrices in the layouts of torchao (https://github.com/pytorch/ao) from safetensors files of transformers 5.
 
-    quant_type (without Config)          tensors under a module's name              a weight
-    Int8WeightOnly, Float8WeightOnly,    _weight_qdata, _weight_scale, and of       (code - zero point) * scale
-    and with dynamic activations         integers _weight_zero_point
-    IntxWeightOnly, and with dynamic     the same, a byte a code                    (code - zero point) * scale
-    activations
-    Int4WeightOnly, plain                the same: two codes a byte, the first in   code * scale + zero point
-                                         the low half; scales and zero points are
-                                         transposed
+A quantized module has the tensors _weight_qdata (codes) and _weight_scale, and _weight_zero_point if the codes are
+integers. quant_type in config.json (here without its suffix Config) determines the layout:
 
-Older layouts, and layouts with a string as quant_type, are pickles. Scales are for a row, a group of a row or the
-matrix.
+    quant_type                             codes                                   a weight
+    Int8WeightOnly, Float8WeightOnly       one byte per code                       (code - zero point) * scale
+    Int8DynamicActivationInt8Weight,       one byte per code                       (code - zero point) * scale
+    Float8DynamicActivationFloat8Weight
+    IntxWeightOnly,                        one byte per code                       (code - zero point) * scale
+    Int8DynamicActivationIntxWeight
+    Int4WeightOnly, packing format PLAIN   two codes per byte, the first in the    code * scale + zero point
+                                           low half; transposed scales and zeros
+
+Each row, each group of columns in a row, or the whole matrix has a scale. Older layouts, and layouts with a string as
+quant_type, are saved as pickles, which we do not read.
 """
 
 from typing import Any
@@ -36,11 +39,13 @@ FORMS: dict[str, Form] = {
 }
 INT4 = "Int4WeightOnlyConfig"
 READ = f"only {', '.join(FORMS)}, and {INT4} in the packing format PLAIN"
-INSTEAD = "load it by transformers with torchao, and dequantize() and save its weights; or take the original"
+INSTEAD = (
+    "load the model in transformers with torchao, call dequantize() and save it, or download an unquantized release"
+)
 
 
 class ByteCodes(CompressedTensors):
-    """The layout with a byte a code."""
+    """The layouts of torchao with one byte per code."""
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         grid = self.scales(rows, cols) if self.rows_alike else (1, 1)
@@ -52,7 +57,7 @@ class ByteCodes(CompressedTensors):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if not self.zeros and ZERO in arrays and np.any(arrays[ZERO]):
-            raise ValueError(f"{ZERO} is not 0, but config.json makes the codes symmetric")
+            raise ValueError(f"{ZERO} contains numbers other than 0, but config.json states symmetric codes")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
         names = {"weight": CODES, "weight_scale": SCALE, "weight_zero_point": ZERO}
@@ -62,7 +67,7 @@ class ByteCodes(CompressedTensors):
 
 
 class PlainInt4(Rule):
-    """The layout of 4-bit codes, with zero points in the unit of weights: see the table above."""
+    """The layout of Int4WeightOnly: codes of 4 bits; a weight is code * scale + zero point."""
 
     form, zeros = "int4_min", False
 
@@ -80,12 +85,12 @@ class PlainInt4(Rule):
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # -8 to 7, plus 8
         scales, middles = (arrays[name][:, start:stop].T.astype(np.float32) for name in (SCALE, ZERO))
-        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
             return CodesWithMinima(codes, np.ascontiguousarray(scales), middles - 8 * scales)
 
 
 def read_torchao(fields: Fields) -> Rule:
-    """Read a torchao layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
+    """Read a torchao layout from a quantization_config. Raises `CheckpointError` if the layout is not supported."""
     stated = fields.values.get("quant_type")
     if not isinstance(stated, dict):
         raise _unread(fields, f"torchao with quant_type {short(stated)}, which is saved as a pickle,")
@@ -94,27 +99,27 @@ def read_torchao(fields: Fields) -> Rule:
     if kind == INT4:
         packing, group = _named(settings, "int4_packing_format") or "PLAIN", settings.integer("group_size", 128)
         if packing != "PLAIN" or group < 1 or config.integer("_version", 2) < 2:
-            what = f"torchao's {INT4} of version {config.integer('_version', 2)} in groups of {group}"
-            raise _unread(fields, f"{what} in the packing format {short(packing)}")
+            what = f"torchao's {INT4} of version {config.integer('_version', 2)} with group_size {group}"
+            raise _unread(fields, f"{what} and the packing format {short(packing)}")
         return PlainInt4(group)
     if not isinstance(kind, str) or kind not in FORMS:
         raise _unread(fields, f"torchao's {short(kind)}")
     if "Intx" in kind and (_named(settings, "intx_packing_format") or "UNPACKED_TO_INT8") != "UNPACKED_TO_INT8":
         raise _unread(
-            fields, f"torchao's {kind} in the packing format {short(_named(settings, 'intx_packing_format'))}"
+            fields, f"torchao's {kind} with the packing format {short(_named(settings, 'intx_packing_format'))}"
         )
     if kind.startswith("Float8") and (_named(settings, "weight_dtype") or E4M3.name) != E4M3.name:
-        raise _unread(fields, f"torchao's {kind} of {short(_named(settings, 'weight_dtype'))}")
+        raise _unread(fields, f"torchao's {kind} with weight_dtype {short(_named(settings, 'weight_dtype'))}")
     zeros = "ASYMMETRIC" in (_named(settings, "mapping_type"), _named(settings, "weight_mapping_type"))
     form = FORMS[kind]
     return ByteCodes(form, bits=8, zeros=zeros and form == "int8", **_granularity(settings, kind, fields))
 
 
 def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
-    """Read which columns and rows share a scale."""
+    """Read which weights share a scale: return arguments of `CompressedTensors`."""
     name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
     setting = settings.values.get(name)
-    if isinstance(setting, list) and setting:  # for activations and weights
+    if isinstance(setting, list) and setting:  # the first item is for activations, the last for weights
         setting = setting[-1]
     if setting is None:
         return {"group": None}
@@ -131,9 +136,9 @@ def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
 
 
 def _named(settings: Fields, key: str) -> object:
-    """Read the name of an enumeration's value or a dtype; None if it is absent."""
+    """Read a setting that is the name of an enumeration's value or of a dtype; None if the setting is absent."""
     return settings.object(key).get("_data")
 
 
 def _unread(fields: Fields, what: str) -> Exception:
-    return refused(fields.path, f"quantization_config: {what} is not read ({READ}); {INSTEAD}")
+    return refused(fields.path, f"quantization_config: {what} is not supported ({READ}); {INSTEAD}")

@@ -1,4 +1,4 @@
-"""Write Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
+"""Writes a directory in Hugging Face's layout: config.json, generation_config.json and model.safetensors."""
 
 import json
 import math
@@ -41,19 +41,20 @@ def write_huggingface(
     int8_activations: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> list[str]:
-    """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
+    """Write `checkpoint` to a new directory, tensor by tensor; tensors of floats keep their dtype and all bits.
 
-    Quantized matrices are written in the layouts of compressed-tensors; NF4 and FP4 in the layout of bitsandbytes;
-    gpt-oss's experts in MXFP4 in the layout of its release. Scales are float32 unless they are exponents. Matrices of a
-    GGUF file become float32 if no layout fits them all. `int8_activations` tells readers to multiply int8 matrices by
-    int8 activations (SmoothQuant).
+    We write quantized matrices in the layouts of compressed-tensors, except NF4 and FP4 (in the layout of bitsandbytes)
+    and gpt-oss's experts in MXFP4 (in the layout of gpt-oss's release). Scales are float32 unless they are exponents.
+    Matrices of a GGUF file become float32 if no single layout fits them all. `int8_activations` makes readers multiply
+    int8 matrices by int8 activations (SmoothQuant).
 
-    The tokenizer files and the chat template next to the source are copied, unless `files` replaces them. We do not
-    follow a link that leads out of the source's folder, since the copy could publish any file of this machine.
-    `progress` is called with each tensor's name and bytes. Returns a line for each file that was left out.
+    We copy the tokenizer files and the chat template from the source's folder, or write `files` (contents by path)
+    instead. We do not copy a link that leads out of the source's folder, since a copy could publish a private file of
+    this machine. After each tensor, we call `progress` with its name and its number of bytes. Returns a message for
+    each file that we did not copy.
 
-    Raises `CheckpointError`, and leaves nothing behind, if the directory exists, the disk is full, a weight is not
-    finite, or no family of transformers or no layout fits the model.
+    Raises `CheckpointError`, and leaves nothing behind, if the directory exists, if the disk is full, if a weight is
+    not finite, or if no family of transformers or no layout fits the model.
     """
     checkpoint = _storable(checkpoint)
     family, in_mxfp4 = nearest_family(checkpoint.config), False
@@ -62,7 +63,8 @@ def write_huggingface(
         checkpoint = replace(checkpoint, tensors=tensors)
     rule = _rule(checkpoint, int8_activations=int8_activations)
     if rule and (family.fused or family.stacked_experts):
-        raise refused(checkpoint.path, f"quantized matrices of {family.name} are stored as one, and are not written")
+        what = f"cannot write quantized matrices of {family.name}, since this family fuses or stacks matrices"
+        raise refused(checkpoint.path, what)
     fused = fused_rows(checkpoint.config, family.fused, family.names)
     together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
     named = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
@@ -70,7 +72,7 @@ def write_huggingface(
     names |= {name: name for name in checkpoint.tensors if name not in names}  # stacked experts
     norms = {weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM}
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
-    # We put wider elements first, so that every tensor is aligned, and keep the order of use otherwise.
+    # We put tensors with wider elements first, so that every tensor is aligned. Otherwise we keep the order of use.
     stored = dict(sorted(_joined(entries, checkpoint.path).items(), key=lambda entry: -entry[1][0].itemsize))
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
@@ -81,7 +83,7 @@ def write_huggingface(
         config["quantization_config"] = {"quant_method": METHOD, "modules_to_not_convert": plain}
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
     header = format_header(stored)
-    place, end = {}, len(header)  # where the next bytes of each tensor go
+    place, end = {}, len(header)  # `place` has the position at which we write the next bytes of each tensor
     for part, (kind, shape) in stored.items():
         place[part], end = end, end + math.prod(shape) * kind.itemsize
     source = Path(checkpoint.path)
@@ -113,22 +115,23 @@ def write_huggingface(
 def _joined(
     entries: list[tuple[str, tuple[np.dtype, tuple[int, ...]]]], path: str
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Join the entries with the same name: the parts of a fused matrix, one below the other."""
+    """Join entries with the same name, which are the parts of a fused matrix, by adding their numbers of rows."""
     joined: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, (dtype, shape) in entries:
         if name in joined:
             if joined[name][0] != dtype:
-                raise refused(path, f"{name} would hold matrices of two dtypes: convert to one first")
+                what = f"the fused matrix {name} would have parts in two dtypes, {joined[name][0]} and {dtype}"
+                raise refused(path, f"{what}: convert the model to one dtype first")
             shape = (joined[name][1][0] + shape[0], *shape[1:])
         joined[name] = dtype, shape
     return joined
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
-    """Return the dtype that transformers will run in.
+    """Return the dtype in which transformers will compute.
 
-    transformers also rounds scales to this dtype, so it is float32 for a quantized model. mxfp4 is an exception, since
-    bfloat16 decodes it exactly.
+    transformers also rounds scales to this dtype, so we choose float32 for a quantized model. For mxfp4 we choose
+    bfloat16, which holds its weights exactly.
     """
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
@@ -136,9 +139,10 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 
 
 def _storable(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop the codes that no layout can hold, so that these weights are written as floats.
+    """Remove the codes that no layout can hold from the checkpoint's tensors, so that we write these weights as floats.
 
-    These are the codes of embeddings, codes with minima, groups of one column, and GGUF files of several types.
+    These are the codes of embeddings, codes with minima, codes in groups of one column, and the codes of a GGUF file
+    with several types of matrices.
     """
     matrices = quantizable(checkpoint.config)
     tensors = {
@@ -158,13 +162,13 @@ def _storable(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
-    """Choose one layout for all quantized matrices; None if there are none."""
+    """Choose one layout for all quantized matrices; None if no matrix is quantized."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
     all_codes = [tensor.codes for tensor in matrices.values() if tensor.codes]
     if not all_codes:
         return None
     layout = "bitsandbytes" if all_codes[0].form in CODEBOOKS else "compressed-tensors"
-    # bitsandbytes continues blocks from row to row.
+    # In bitsandbytes, blocks may span two rows, so we require whole groups in each row.
     grouped = any(
         matrix.codes.group < matrix.shape[1] or matrix.codes.form in CODEBOOKS
         for matrix in matrices.values()
@@ -176,11 +180,11 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
         if (codes.form, codes.zeros) != (all_codes[0].form, all_codes[0].zeros) or (
             grouped and codes.group != all_codes[0].group
         ):
-            what = f"{name} is quantized in another way than the matrices before it, which no standard layout allows"
-            raise refused(checkpoint.path, what)
+            what = f"{name} has {codes.form} codes in groups of {codes.group}, but earlier matrices have other codes"
+            raise refused(checkpoint.path, f"{what} or groups, which {layout} cannot hold in one model")
         if grouped and tensor.shape[1] % codes.group:
-            what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
-            raise refused(checkpoint.path, f"{what}: {layout} cannot hold it (q8_row and fp8 have no groups)")
+            what = f"rows of {name} have {tensor.shape[1]} weights, but {layout} needs a multiple of {codes.group}"
+            raise refused(checkpoint.path, f"{what}, the group size (the schemes q8_row and fp8 have no groups)")
     if all_codes[0].form in CODEBOOKS:
         return BitsAndBytes(all_codes[0].form)
     try:
@@ -196,7 +200,7 @@ def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
 
 
 def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """List the linear modules of transformers that are not quantized."""
+    """List the linear modules (by their names in transformers) that are not quantized."""
     plain = [
         weight.named(family.names).removesuffix(".weight")
         for weight in weights(checkpoint.config)
@@ -206,7 +210,7 @@ def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
-    """Yield the stored tensors of a weight, with their dtypes and shapes."""
+    """Yield the name, dtype and shape of each tensor that stores the weight `name`: one, or several if quantized."""
     if rule is None or tensor.codes is None:
         yield name, (tensor.dtype, tensor.shape)
         return
@@ -217,7 +221,7 @@ def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[
 
 
 def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield consecutive rows of each stored tensor."""
+    """Yield the tensors that store the weight `name`, with their names in the file, some rows at a time."""
     if rule is None or tensor.codes is None:
         array = tensor.read()
         if array.dtype.name in FLOATS:
@@ -226,7 +230,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, CodesWithMinima)  # no format holds them
+        assert not isinstance(part, CodesWithMinima)  # `_storable` has removed codes with minima
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):

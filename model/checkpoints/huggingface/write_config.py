@@ -1,4 +1,4 @@
-"""Write a `Config` as a config.json that means the same to transformers 4, transformers 5 and `huggingface.config`."""
+"""Writes a `Config` as a config.json with one meaning for transformers 4, transformers 5 and `huggingface.config`."""
 
 from typing import Any
 
@@ -9,17 +9,23 @@ from llamaspec.reference.config import Config
 
 
 def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:
-    """Format the contents of config.json. Raises `CheckpointError` for a combination of switches that no family has."""
+    """Format the contents of config.json; `dtype` is the value of torch_dtype.
+
+    Raises `CheckpointError` if no family of Hugging Face's transformers can express the model.
+    """
     config = checkpoint.config
     family = nearest_family(config)
     if differing := family.differences(config):
-        what = f"no Hugging Face family is like this model: as {family.name} it would differ in {', '.join(differing)}"
+        what = f"no Hugging Face family fits this model; the nearest, {family.name}, differs in {', '.join(differing)}"
         raise refused(checkpoint.path, what)
     return _format(config, family) | {"torch_dtype": dtype} | format_tokens(checkpoint)
 
 
 def format_tokens(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Format bos_token_id and eos_token_id, null if there is none: an absent key would mean the family's default."""
+    """Format the keys bos_token_id and eos_token_id; null if the model has no such token.
+
+    We do not leave a key out, since readers would then use the family's default.
+    """
     stops: list[int] = sorted(checkpoint.stops)
     return {"bos_token_id": checkpoint.bos, "eos_token_id": stops[0] if len(stops) == 1 else stops or None}
 

@@ -1,4 +1,4 @@
-"""Read llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8; and KuiperLLama's int8."""
+"""Reads llama2.c's checkpoints (versions 0 and 1 in float32, version 2 in int8) and KuiperLLama's int8 checkpoints."""
 
 import math
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.rope import interleaved_to_halves
 
 FLOAT32 = np.dtype("<f4")
-AT_ONCE = 4 << 20  # codes per part
+AT_ONCE = 4 << 20  # number of codes per part
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
-    """Open a file of any version. Raises `CheckpointError` unless the file has the size that its header implies."""
+    """Open a llama2.c file of any version. Raises `CheckpointError` if its header implies another file size."""
     version, config, group = _read_header(file)
     check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
     if version == 2 and (shape := _undivided(config, version, group)):
-        what = f"groups of {group} values"
-        raise refused(file.path, what if group < 1 else f"{what} do not divide a tensor of shape {list(shape)}")
+        what = f"the group size is {group}"
+        reason = "expected at least 1" if group < 1 else f"which does not divide a tensor of shape {list(shape)}"
+        raise refused(file.path, f"{what}, {reason}")
     size = layout.file_bytes(config, version=version, group=group)
     if version == 0 and size != file.size and (kuipers := _kuiper_group(file, config)):
         version, group, size = layout.KUIPER, kuipers, file.size
     if size != file.size:
         problem = "truncated" if file.size < size else "too long"
-        raise refused(
-            file.path, f"{problem}: {file.size} bytes, but the header says {size} (llama2.c version {version})"
-        )
+        what = f"the file has {file.size} bytes, but its header implies {size} (llama2.c version {version})"
+        raise refused(file.path, f"{problem}: {what}")
 
     tensors = {}
     offset = layout.HEADER_BYTES[version]
@@ -52,25 +52,27 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
 
 
 def _read_header(file: MappedFile) -> tuple[int, Config, int]:
-    """Read the version, the hyperparameters and the group size (0 if nothing is quantized)."""
+    """Read the version, the hyperparameters and the group size (0 if the file has no quantized tensors)."""
     version, group, start = 0, 0, file.bytes(0, 256)
     if not start.startswith(layout.MAGIC):
         if len(start) < layout.LEGACY_HEADER.size:
-            raise refused(file.path, f"{file.size} bytes, too short for any checkpoint")
+            raise refused(file.path, f"has {file.size} bytes, too few for any checkpoint")
         dim, ffn, layers, heads, kv_heads, vocab, context = layout.LEGACY_HEADER.unpack_from(start)
         tied, vocab = vocab > 0, abs(vocab)
     else:
         if len(start) < layout.HEADER_BYTES[1]:
-            raise refused(file.path, f"truncated: {file.size} bytes, fewer than llama2.c's header")
+            what = f"truncated: the file has {file.size} bytes, but llama2.c's header needs {layout.HEADER_BYTES[1]}"
+            raise refused(file.path, what)
         _, version, dim, ffn, layers, heads, kv_heads, vocab, context, tied = layout.HEADER.unpack_from(start)
         if version not in (1, 2):
-            raise refused(file.path, f"llama2.c version {version} is not read (only 0, 1 and 2)")
+            raise refused(file.path, f"llama2.c version {version} is not supported (only 0, 1 and 2)")
         if tied > 1:
-            raise refused(file.path, f"the flag for a shared classifier is {tied}, neither 0 nor 1")
+            raise refused(file.path, f"the flag for a shared classifier is {tied}, expected 0 or 1")
         if version == 2:
             group = int.from_bytes(start[layout.HEADER.size :][:4], "little", signed=True)
     if heads < 1 or dim % heads:
-        raise refused(file.path, f"not a checkpoint: dim {dim} and {heads} heads, if it were one of llama2.c's")
+        what = f"read as a llama2.c file, it would have dim {dim} and {heads} heads"
+        raise refused(file.path, f"is not a checkpoint of any known format: {what}")
     config = Config(
         dim=dim,
         layers=layers,
@@ -88,7 +90,7 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
 
 
 def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
-    """Return the shape of the first tensor that groups of this size do not divide, if any."""
+    """Return the shape of the first tensor with a size that is not a multiple of `group`; None if none exists."""
     for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
         if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
             return tensor.shape
@@ -96,7 +98,7 @@ def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | No
 
 
 def _kuiper_group(file: MappedFile, config: Config) -> int | None:
-    """Return the group size if this is a file of KuiperLLama, else None."""
+    """Return the group size of a file of KuiperLLama; None if its size shows that it is not a file of KuiperLLama."""
     group = int.from_bytes(
         file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
     )
@@ -118,16 +120,22 @@ def _read(
 def _dequantized(
     file: MappedFile, shape: tuple[int, ...], offset: int, *, group: int
 ) -> Float32[np.ndarray, "rows cols"]:
-    """Multiply codes by scales, rounded once to float32 as in runq.c; a group may span rows."""
+    """Read a tensor in int8: multiply codes by scales, and round once to float32 as runq.c does.
+
+    A group of weights may span two rows.
+    """
     groups = math.prod(shape) // group
     codes = file.array(np.dtype("i1"), (groups, group), offset)
     scales = file.array(FLOAT32, (groups, 1), offset + groups * group)
-    with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
         return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
 
 
 def _codes(file: MappedFile, stored: layout.StoredBlock, offset: int, *, heads: int) -> Codes | None:
-    """Return the int8 codes of a matrix, with pairs as halves; None if it has no codes, or if groups span rows."""
+    """Return the int8 codes of a matrix; None if it is float32, or if a group of weights spans two rows.
+
+    If `heads` is positive, we reorder the rows of each head from interleaved RoPE pairs to halves.
+    """
     rows, cols = stored.shape
     if not stored.group or cols % stored.group:
         return None

@@ -1,4 +1,4 @@
-"""Write llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
+"""Writes llama2.c's files: version 0 in float32, which all programs for such files read, or version 2 in int8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import llama2c
 from llamaspec.reference.rope import halves_to_interleaved
 
-ROPE_POSITIONS = 4096  # rows of the RoPE tables made at a time
+ROPE_POSITIONS = 4096  # number of rows of the RoPE tables that we compute at a time
 
 
 def write_llama2c(
@@ -25,12 +25,14 @@ def write_llama2c(
     int8: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
+    """Write `checkpoint` to the new file `path`, tensor by tensor.
 
-    Weights of other dtypes become float32, exactly. With `int8`, all weights except norms are quantized as in
-    export.py, but in groups that divide every row (see `reference.quantizers.llama2c`). Raises `CheckpointError`, and
-    leaves no file behind, if the file exists, the disk is full, a weight is not finite, or the format cannot hold a
-    part of the model.
+    All weights become float32, without rounding. With `int8`, we quantize all weights except norms as llama2.c's
+    export.py does, but the group size divides every row (see `reference.quantizers.llama2c`). After each tensor, we
+    call `progress` with its name and its number of bytes.
+
+    Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
+    finite, or if the format cannot hold a part of the model.
     """
     _refuse_unsayable(checkpoint)
     config = checkpoint.config
@@ -51,7 +53,7 @@ def write_llama2c(
 
 
 def _header(config: Config, group: int) -> bytes:
-    """Format a header of version 2 if there are groups, else of version 0."""
+    """Format the header of version 2 with the group size `group`, or the header of version 0 if `group` is 0."""
     sizes = config.dim, config.ffn, config.layers, config.heads, config.kv_heads
     if group:
         header = layout.HEADER.pack(layout.MAGIC, 2, *sizes, config.vocab, config.context, config.tied)
@@ -64,15 +66,15 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
     reasons = {
         f"theta {config.theta:g} (only {layout.THETA:g})": config.theta != layout.THETA,
         f"eps {config.eps:g} (only {layout.EPS:g})": config.eps != layout.EPS,
-        "RoPE rescaling": config.scaling is not None,
+        "a rescaling of RoPE": config.scaling is not None,
         "sliding windows": config.windows is not None and any(config.windows),
         "experts": config.experts > 0,
         "biases": config.qkv_bias or config.o_bias or config.ffn_bias,
         "norms of q and k": config.qk_norm,
-        "switches that no Llama has": config.beyond_llama() != (),
-        f"heads {config.head_dim} wide (only dim / heads)": config.head_dim * config.heads != config.dim,
-        f"texts that begin with token {checkpoint.bos} (only {layout.BOS})": checkpoint.bos not in (None, layout.BOS),
-        "texts that end with other tokens than 1 and 2": not checkpoint.stops <= layout.STOPS,
+        "features that no Llama has": config.beyond_llama() != (),
+        f"heads of width {config.head_dim} (only dim / heads)": config.head_dim * config.heads != config.dim,
+        f"the begin token {checkpoint.bos} (only {layout.BOS})": checkpoint.bos not in (None, layout.BOS),
+        "end tokens except 1 and 2": not checkpoint.stops <= layout.STOPS,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -88,9 +90,9 @@ def _values(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
 
 
 def _write_rope_tables(file: BinaryIO, config: Config) -> None:
-    """Write cosines, then sines, correctly rounded to float32.
+    """Write a table of cosines, then a table of sines, correctly rounded to float32.
 
-    Their angles are rounded to float32 before, as in export.py.
+    As in llama2.c's export.py, we first round the angles to float32.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = 1 / np.float32(layout.THETA) ** exponents  # [pairs]

@@ -1,4 +1,4 @@
-"""Floats in e4m3."""
+"""The form fp8: codes are floats in e4m3."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ from llamaspec.reference.quantizers.minifloat import E4M3
 
 
 def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Quantize to E4M3 as `reference.quantizers.minifloat.quantize` does."""
+    """Quantize to E4M3, with the same codes and scales as `reference.quantizers.minifloat.quantize`."""
     scales, reciprocals = scales_for(tops, largest)
     magnitudes, divisors = jnp.abs(blocks), jnp.broadcast_to(scales[..., None], blocks.shape)
     exponents = exponent_to(magnitudes * reciprocals[..., None], E4M3)
@@ -31,7 +31,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class FP8(QuantizedMatrix):
-    """Floats in e4m3. A code's bits, shifted into a float16, are the value divided by 2^8, subnormals included."""
+    """A matrix of e4m3 codes. A code's bits, shifted into a float16, are its value / 2^8, even if subnormal."""
 
     __slots__ = ()
     form = "fp8"
@@ -44,11 +44,12 @@ class FP8(QuantizedMatrix):
     @classmethod
     def check(cls, part: Part, name: str, path: str) -> None:
         if (part.codes & 0x7F == 0x7F).any():
-            raise refused(path, f"{name} holds a NaN")
+            raise refused(path, f"{name} contains a code that is NaN")
         super().check(part, name, path)
 
     @staticmethod
     def decode(codes: Array) -> Array:
-        # Widening a signed byte copies its sign. After the shift, bit 15 is the sign, and we clear the copy in bit 14.
+        # Converting a signed byte to int16 copies its sign into the upper bits. After the shift, bit 15 is the sign,
+        # and we clear the copy in bit 14.
         bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
         return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Integers of 8, 6, 5 and 4 bits, with and without minima."""
+"""The forms with integer codes: 8, 6, 5 and 4 bits, with and without minima."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,17 +43,18 @@ class Int5(Int8):
 
 
 def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
-    """Compute codes / steps - less exactly; `steps` is a power of two.
+    """Compute `codes` / `steps` - `less` exactly; `steps` is a power of two.
 
-    The last mantissa bit of the float 2^23 / steps is worth 1 / steps. Writing a code into the mantissa therefore adds
-    codes / steps, without a conversion of integers. For the high half of a byte, `steps` is 16, which saves a shift.
+    The last mantissa bit of the float 2^23 / `steps` has the value 1 / `steps`. So writing a code into the mantissa
+    adds `codes` / `steps`, without converting integers to floats. For codes in the high half of a byte, `steps` is 16,
+    so we need no shift.
     """
     start = np.float32(2**23 / steps)
     return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)
 
 
 class _Integers4(QuantizedMatrix):
-    """Integers of 4 bits, stored with `middle` added."""
+    """A matrix of 4-bit integer codes; the stored code is the integer plus `middle`."""
 
     __slots__ = ()
     integers = True

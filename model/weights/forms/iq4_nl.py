@@ -1,4 +1,4 @@
-"""ggml's IQ4_NL: each code is an index into sixteen levels, which are integers."""
+"""The form iq4_nl (ggml's IQ4_NL): each code is an index into a table of sixteen integer levels."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,10 @@ from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 
 
 class IQ4NL(QuantizedMatrix):
-    """Codes of IQ4_NL. The levels are the bytes of four words: two bits of a code pick a word, the others a byte."""
+    """A matrix of IQ4_NL codes.
+
+    The sixteen levels are the bytes of four words: two bits of a code select the word, and two bits select the byte.
+    """
 
     __slots__ = ()
     form = "iq4_nl"
@@ -22,12 +25,12 @@ class IQ4NL(QuantizedMatrix):
         codes = codes.astype(jnp.int32)
         lower, upper = (jnp.where((codes & 4) != 0, words[i + 1], words[i]) for i in (0, 2))
         word = jnp.where((codes & 8) != 0, upper, lower)
-        above = 24 - 8 * (codes & 3)  # bits: a shift left puts the byte on top, a shift right extends its sign
+        above = 24 - 8 * (codes & 3)  # number of bits above the byte; the shifts remove them and extend the sign
         return (word << above >> 24).astype(jnp.float32)
 
 
 class IQ4NLWords(LevelWords):
-    """Codes of IQ4_NL in the layout of the kernels."""
+    """A matrix of IQ4_NL codes in the layout of the kernels."""
 
     __slots__ = ()
     form = "iq4_nl"

@@ -1,4 +1,4 @@
-"""MXFP4: floats in e2m1, in groups; the scale of a group is a power of two."""
+"""The form mxfp4: codes are floats in e2m1, and the scale of a group is a power of two."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,10 @@ from llamaspec.reference.quantizers.minifloat import E2M1
 
 
 def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Quantize to E2M1 as `reference.quantizers.mx.quantize` does. Scales are powers of 2, so quotients are exact."""
+    """Quantize to MXFP4, with the same codes and scales as `reference.quantizers.mx.quantize`.
+
+    Scales are powers of 2, so quotients are exact.
+    """
     exponents = jnp.where(tops == 0, -mx.BIAS, exponent_of(tops) - exponent_of(largest.astype(jnp.float32)))
     scaled = jnp.minimum(jnp.abs(blocks) * power_of_two(-exponents)[..., None], E2M1.largest)
     own = exponent_to(scaled, E2M1)
@@ -25,9 +28,9 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class MXFP4(QuantizedMatrix):
-    """Floats in e2m1. A code's bits, shifted into a float16, are the value divided by 2^14.
+    """A matrix of e2m1 codes. A code's bits, shifted into a float16, are its value divided by 2^14.
 
-    A scale is a power of 2, stored as its exponent.
+    A scale is a power of 2; we store its exponent plus 127.
     """
 
     __slots__ = ()
@@ -46,7 +49,7 @@ class MXFP4(QuantizedMatrix):
 
     @staticmethod
     def real_scales(scales: Array) -> Array:
-        """Compute 2^(stored exponent - 127). A stored 0 gives 0, as on hardware that flushes subnormal numbers to 0."""
+        """Compute 2^(stored exponent - 127). A stored 0 gives 0, not the subnormal number 2^-127."""
         return lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)
 
     @staticmethod
@@ -56,7 +59,7 @@ class MXFP4(QuantizedMatrix):
 
 
 class MXFP4Words(LevelWords):
-    """Codes of MXFP4 in the layout of the kernels, with scales in float32."""
+    """A matrix of MXFP4 codes in the layout of the kernels, with scales in float32."""
 
     __slots__ = ()
     form = "mxfp4"

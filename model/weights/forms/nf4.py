@@ -1,4 +1,4 @@
-"""NF4 and bitsandbytes' FP4: each code is an index into sixteen levels."""
+"""The forms nf4 and fp4 (bitsandbytes' FP4): each code is an index into a table of sixteen levels."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,10 @@ from llamaspec.reference.quantizers.nf4 import FP4, NF4
 
 
 def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Quantize to NF4 as `reference.quantizers.nf4.Codebook.quantize` does. Both compute in float32."""
+    """Quantize to NF4, with the same codes and scales as `reference.quantizers.nf4.Codebook.quantize`.
+
+    Both functions compute in float32.
+    """
     reciprocals = (largest / jnp.where(tops == 0, 1, tops).astype(jnp.float64)).astype(jnp.float32)
     scaled = blocks * reciprocals[..., None]
     ordered = NF4.levels[NF4.order]
@@ -35,7 +38,7 @@ def _select_levels(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
 
 
 class _CodebookCodes(QuantizedMatrix):
-    """Codes that are decoded by 15 selections on their bits, which is faster than a table in memory."""
+    """A matrix of codes with sixteen levels. We decode a code by 15 selections, which is faster than a table lookup."""
 
     __slots__ = ()
     compiler_bytes = 3_000_000
@@ -43,18 +46,18 @@ class _CodebookCodes(QuantizedMatrix):
 
     @property
     def slices(self) -> int:
-        """The largest number of `pieces` to multiply in one loop; it depends on the size of the matrix.
+        """The largest number of `pieces` that one loop multiplies; it depends on the size of the matrix.
 
-        With 64 pieces, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. Fewer pieces leave
-        more partial sums, which should stay in a CPU cache: 16 pieces are fastest for a matrix of 28,672 x 4,096, and
-        4 for a small model.
+        With 64 pieces, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. With fewer pieces,
+        there are more partial sums, which should stay in a CPU cache. 16 pieces are fastest for a matrix of 28,672 x
+        4,096, and 4 pieces for a small model.
         """
         weights = 2 * self.codes.size
         return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
 
 
 class NF4Codes(_CodebookCodes):
-    """Codes of NF4."""
+    """A matrix of NF4 codes."""
 
     __slots__ = ()
     form = "nf4"
@@ -64,7 +67,7 @@ class NF4Codes(_CodebookCodes):
 
 
 class FP4Codes(_CodebookCodes):
-    """Codes of bitsandbytes' FP4."""
+    """A matrix of FP4 codes, in the variant of bitsandbytes."""
 
     __slots__ = ()
     form = "fp4"
@@ -72,7 +75,7 @@ class FP4Codes(_CodebookCodes):
 
 
 class NF4Words(LevelWords):
-    """Codes of NF4 in the layout of the kernels. Kernels round each level, by 2^-23 at most."""
+    """A matrix of NF4 codes in the layout of the kernels, which round each level by at most 2^-23."""
 
     __slots__ = ()
     form = "nf4"
@@ -80,7 +83,7 @@ class NF4Words(LevelWords):
 
 
 class FP4Words(LevelWords):
-    """Codes of FP4 in the layout of the kernels. Kernels round each level, by 2^-23 at most."""
+    """A matrix of FP4 codes in the layout of the kernels, which round each level by at most 2^-23."""
 
     __slots__ = ()
     form = "fp4"

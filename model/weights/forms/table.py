@@ -1,6 +1,6 @@
-"""Tables from the name of a form to its classes.
+"""Tables that map the name of a form of codes to its classes.
 
-The tables are built from the modules of this package, so a new form needs only a new module.
+We build the tables from all modules of this package, so a new form needs only a new module.
 """
 
 import pkgutil
@@ -27,5 +27,5 @@ def _classes() -> Iterator[type[QuantizedMatrix]]:
 CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {  # layouts that XLA reads
     cls.form: cls for cls in _classes() if not issubclass(cls, Words)
 }
-WORDS: dict[Form, type[Words]] = {cls.form: cls for cls in _classes() if issubclass(cls, Words)}  # as kernels read them
+WORDS: dict[Form, type[Words]] = {cls.form: cls for cls in _classes() if issubclass(cls, Words)}  # for the kernels
 LEVELS = {form: cls.kernel_levels for form, cls in WORDS.items() if cls.kernel_levels}

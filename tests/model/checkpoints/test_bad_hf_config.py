@@ -50,7 +50,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"num_key_value_heads": 0}, "kv_heads 0"),
     ({"num_key_value_heads": 3}, "share 3 kv heads"),
     ({"num_key_value_heads": "2"}, "num_key_value_heads"),
-    ({"head_dim": 11}, "head_dim 11 RoPE turns pairs"),
+    ({"head_dim": 11}, "head_dim 11 RoPE pairs"),
     ({"head_dim": 0}, "head_dim 0"),
     ({"head_dim": 14}, "self_attn.q_proj.weight shape [48 48] config.json [56 48]"),
     ({"intermediate_size": 0}, "ffn 0"),
@@ -76,7 +76,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (rope(rope_type="yarn", mscale=1, mscale_all_dim=float("inf")), "YaRN 0.0 positive number"),
     (rope(rope_type="dynamic", factor="2"), 'factor "2" number'),
     (rope(rope_type="longrope"), "short_factor null list numbers"),
-    (rope(rope_type="longrope", short_factor=[1], long_factor=[2]), "LongRoPE 1 factors 6 pairs"),
+    (rope(rope_type="longrope", short_factor=[1], long_factor=[2]), "LongRoPE 1 factors 6"),
     (rope(rope_type="longrope", short_factor=[0] * 6, long_factor=[2] * 6), "factor positive number"),
     ({"model_type": "phi3", "partial_rotary_factor": float("nan")}, "partial_rotary_factor NaN"),
     ({"model_type": "phi3", "partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3"),
@@ -84,16 +84,16 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma2", "query_pre_attn_scalar": 0, "hidden_act": "gelu"}, "query_pre_attn_scalar 0.0"),
     ({"model_type": "gemma2", "hidden_act": "silu"}, 'hidden_act "silu" gelu_pytorch_tanh'),
     ({"model_type": "gemma3", "text_config": 3}, "text_config 3 object"),
-    ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers list 2 times 0 1"),
+    ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers list 2 0 1"),
     ({"model_type": "granite", "logits_scaling": 0}, "logit_divisor 0.0"),
     ({"model_type": "olmo3", "sliding_window_pattern": 0}, "sliding_window_pattern 0"),
     (rope(rope_type=7), "rope_type 7"),
     (rope(rope_type=["llama3"]), "rope_type list"),
     (rope(factor=0), "factor 0.0"),
     (rope(factor=None), "factor null"),
-    (rope(low_freq_factor=4.0), "low_freq_factor 4.0 below"),
+    (rope(low_freq_factor=4.0), "low_freq_factor 4.0"),
     (rope(original_max_position_embeddings=0), "original context 0"),
-    (rope(full_attention={"rope_type": "default"}), "differ from layer to layer"),
+    (rope(full_attention={"rope_type": "default"}), "rope_parameters layers"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
     ({"rope_scaling": {"type": "linear"}}, "factor"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor -1.0"),
@@ -154,4 +154,4 @@ def test_config(folder, changes, what):
 @pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"])
 def test_config_without(folder, key):
     (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != key}))
-    assert f"config.json: lacks {key}" in refusal(folder, named=str(folder))
+    assert f"config.json: lacks the key {key}" in refusal(folder, named=str(folder))

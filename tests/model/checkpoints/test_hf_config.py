@@ -200,7 +200,7 @@ def test_what_no_family_is_like_is_not_written(changes, name):
     sizes = {"dim": 8, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 9, "vocab": 9, "context": 9}
     config = Config(**sizes, eps=1e-5, theta=1e4, **changes)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        CheckpointError, match=rf"^there: no Hugging Face family is like this model: .* differ in {name}$"
+        CheckpointError, match=rf"^there: no Hugging Face family fits this model; .* differs in {name}$"
     ):
         format_config(checkpoint_of(config), dtype="float32")
 

@@ -47,7 +47,7 @@ HEADERS = {
     "a number as a text": (b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}', "shape"),
     "an exponent": (b'{"a":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', "shape"),
     "a name of half a character": (b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "tensor"),
-    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "described"),
+    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "dtype shape data_offsets"),
     "no name": (b'{"":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "too few"),
     "metadata that is null": (b'{"__metadata__":null}', "__metadata__ object"),
     "metadata twice": (b'{"__metadata__":{},"__metadata__":{}}', "appears twice"),
@@ -84,7 +84,7 @@ def test_safetensors_vectors_of_other_shapes(folder, kind):
 
 def test_safetensors_of_more_axes_than_arrays_have(folder):
     rewrite(folder, **{NORM: np.ones((1,) * 9, np.float32)})
-    assert "at most 8 sizes" in refusal(folder, named=str(folder))
+    assert "shape is not a list of at most 8" in refusal(folder, named=str(folder))
 
 
 def test_tensors_may_lie_in_any_order(folder):
@@ -113,14 +113,14 @@ LLAMA2C: dict[str, tuple[bytes, str]] = {
     "a negative vocabulary, version 1": (spoiled(1, V1 + 20, -20), "vocab -20"),
     "a negative vocabulary, version 2": (spoiled(2, V2 + 20, -20), "vocab -20"),
     "a context that overflows": (spoiled(0, 24, 2**31 - 1), "truncated"),
-    "layers that overflow": (spoiled(0, 8, 2**30), "layers, more than"),
+    "layers that overflow": (spoiled(0, 8, 2**30), "1073741824 layers"),
     "more heads than features": (spoiled(0, 12, 32), "dim 16 32 heads"),
-    "more kv heads than heads": (spoiled(0, 16, 8), "share 8"),
+    "more kv heads than heads": (spoiled(0, 16, 8), "heads 4 8"),
     "no kv heads": (spoiled(2, V2 + 16, 0), "kv_heads 0"),
     "a big-endian magic number": (b"ak42" + llama2c_files.file_bytes(1)[4:], "not a checkpoint|text"),
     "a version of the other order": (spoiled(1, 4, 1 << 24), "version 16777216"),
     "version -1": (spoiled(1, 4, -1), "version -1"),
-    "version 1 as 2": (spoiled(1, 4, 2), "groups 0 values"),
+    "version 1 as 2": (spoiled(1, 4, 2), "group size 0"),
     "version 2 as 1": (spoiled(2, 4, 1), "truncated"),
     "groups of half the size": (spoiled(2, 37, 4), "truncated"),
     "groups of twice the size": (spoiled(2, 37, 16), "too long"),

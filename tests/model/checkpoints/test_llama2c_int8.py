@@ -30,13 +30,13 @@ def test_kuiperllamas_groups_that_do_not_fit(tmp_path, group):
     raw = llama2c_files.file_bytes(KUIPER, tied=False)
     header = llama2c_files.header(Sizes(), version=KUIPER, tied=False, group=group)
     (tmp_path / "model.bin").write_bytes(header + raw[32:])
-    assert "the header says" in refusal(tmp_path / "model.bin")
+    assert "header implies" in refusal(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize("cut", [31, 32, 33, 1000, -1])
 def test_kuiperllamas_files_cut_short(tmp_path, cut):
     (tmp_path / "model.bin").write_bytes(llama2c_files.file_bytes(KUIPER)[:cut])
-    assert "the header says" in refusal(tmp_path / "model.bin")
+    assert "header implies" in refusal(tmp_path / "model.bin")
 
 
 def test_kuiperllamas_scales_that_are_not_finite(tmp_path):

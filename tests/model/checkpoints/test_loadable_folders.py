@@ -10,11 +10,12 @@ from tokenizers import pre_tokenizers
 
 from llamaspec.model.checkpoints import open_checkpoint
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
-from llamaspec.model.llama import load_backend
+from llamaspec.model.llama import load, load_backend
 from llamaspec.model.options import RunOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.of_model import fitted_if_any, tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
+from tests.reference import test_sentencepiece_bpe
 from tests.support import families, processes, tiny_tokenizers
 
 CONFIG = families.FAMILIES["llama-3.1"]
@@ -105,7 +106,7 @@ def test_tensors_that_the_model_does_not_have_are_left_out_and_named(folder, nam
 def test_fewer_layers_than_the_files_have(folder):
     change(folder, num_hidden_layers=1)
     (note,) = open_checkpoint(folder).notes
-    assert "9 tensors are left out" in note and "'model.layers.1.input_layernorm.weight'" in note
+    assert "9 tensors are ignored" in note and "'model.layers.1.input_layernorm.weight'" in note
 
 
 def test_a_command_prints_one_line_about_the_tensors_it_leaves_out(folder):
@@ -148,6 +149,31 @@ def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
         run()
 
 
+ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
+    "another token": ({"eos_token": "<|im_end|>"}, {256, 257}),
+    "the same token": ({"eos_token": "<|endoftext|>"}, {256}),
+    "no token": ({"eos_token": None}, {256}),
+    "a token beyond the model's rows": ({"eos_token": "<|im_start|>"}, {256}),
+    "no file": ({}, {256}),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_text_also_ends_at_the_tokenizers_own_end(tmp_path, kind):
+    """`generate` stops at the eos_token of the tokenizer's files, even if config.json names only another id."""
+    config, expected = ENDS[kind]
+    families.write_checkpoint(tmp_path, CONFIG | {"vocab_size": 258, "bos_token_id": None, "eos_token_id": 256})
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(("<|endoftext|>", "<|im_end|>", "<|im_start|>")))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load(tmp_path, backend="reference").stops == expected
+
+
+def test_a_tokenizer_model_has_its_own_end(tmp_path):
+    families.write_checkpoint(tmp_path, CONFIG | {"vocab_size": 450, "bos_token_id": 1, "eos_token_id": 7})
+    (tmp_path / "tokenizer.model").write_bytes(test_sentencepiece_bpe.train())
+    assert load(tmp_path, backend="reference").stops == {2, 7}
+
+
 TWO_FILES = {
     "GPT2Tokenizer": ({"tokenizer_class": "GPT2Tokenizer"}, {}),
     "Qwen2Tokenizer": ({"tokenizer_class": "Qwen2TokenizerFast"}, {}),
@@ -187,9 +213,9 @@ def write_two_files(folder: Path, config: dict[str, Any], model: dict[str, Any])
     ("name", "content", "what"),
     [
         ("merges.txt", b"1 2\n1 2 3\n", 'merges.txt: line 2 is "1 2 3", expected two tokens'),
-        ("merges.txt", b"1 2\n\xff 3\n", "merges.txt: is not UTF-8: its byte 4 is 0xff"),
-        ("merges.txt", b"1 3\n", 'a merge makes "13", which is not in the vocabulary'),
-        ("vocab.json", b'{"a": 0, "a": 1}', '"a" is there twice'),
+        ("merges.txt", b"1 2\n\xff 3\n", "is not valid UTF-8: byte 4 is 0xff"),
+        ("merges.txt", b"1 3\n", r'a merge in model\.merges makes "13", which is not in'),
+        ("vocab.json", b'{"a": 0, "a": 1}', 'the key "a" appears twice'),
         ("vocab.json", b"{", "is not JSON"),
         ("tokenizer_config.json", b"{}", "config.json: has no tokenizer_class, expected one of GPT2Tokenizer,"),
         ("tokenizer_config.json", b'{"tokenizer_class": "XTokenizer"}', 'has tokenizer_class "XTokenizer", expected'),
@@ -213,16 +239,15 @@ def test_errors_say_what_is_likely(folder):
 
     headless = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     families.write_safetensors(folder / "model.safetensors", headless)
-    assert (
-        'lacks tensor lm_head.weight; if the model shares it with the embedding, config.json needs "tie_' in message()
-    )
+    assert "lacks the tensor lm_head.weight; if the embedding is also the output matrix, " in message()
     for prefix, program in (("_orig_mod.", "torch.compile"), ("module.", "DistributedDataParallel")):
         renamed = {prefix + name: tensor for name, tensor in tensors.items()}
         families.write_safetensors(folder / "model.safetensors", renamed)
-        assert f"the names begin with '{prefix}', as {program} saves them" in message()
+        assert f"have the prefix '{prefix}', which {program} adds" in message()
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     assert (
-        "shards are here, such as model-00001-of-00002.safetensors, but not model.safetensors.index.json" in message()
+        "has shards, such as model-00001-of-00002.safetensors, but not their index, model.safetensors.index.json"
+        in message()
     )
 
 

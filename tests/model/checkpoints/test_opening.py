@@ -25,9 +25,9 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
     "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
     "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors belongs"),
+    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors"),
     "GGUF files": (
-        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files name one a-Q4_K_M.gguf b-Q8_0",
+        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files one a-Q4_K_M.gguf b-Q8_0",
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
@@ -35,7 +35,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},
-        "name snapshot snapshots/aa snapshots/bb",
+        "snapshot snapshots/aa snapshots/bb",
     ),
 }  # fmt: skip
 
@@ -125,9 +125,9 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
     (source / "chat_template.jinja").symlink_to(tmp_path / "secret")
     checkpoint = open_checkpoint(model_with(source, sentencepiece()[1]))
     (note,) = convert(checkpoint, tmp_path / "out.gguf", to="gguf")
-    assert "is not taken along" in note and b"a key" not in (tmp_path / "out.gguf").read_bytes()
+    assert "is not copied" in note and b"a key" not in (tmp_path / "out.gguf").read_bytes()
     notes = convert(checkpoint, tmp_path / "out", to="safetensors")
-    assert any("is not taken along" in note for note in notes)
+    assert any("is not copied" in note for note in notes)
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
 
 
@@ -209,5 +209,5 @@ def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
 def test_a_width_that_begins_with_a_brace(tmp_path, dim):
     path = tmp_path / "x.bin"
     path.write_bytes(llama2c_files.header(llama2c_files.Sizes(dim=dim), version=1, tied=True))
-    with pytest.raises(CheckpointError, match=f"not a checkpoint: dim {dim} and 4 heads"):
+    with pytest.raises(CheckpointError, match=f"llama2.c file, it would have dim {dim} and 4 heads"):
         open_checkpoint(path)

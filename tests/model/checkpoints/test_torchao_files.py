@@ -129,7 +129,7 @@ def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
         ("Int4WeightOnlyConfig", SCALE, None, "tensor model.layers.1.mlp.up_proj._weight_scale"),
         ("Int4WeightOnlyConfig", CODES, np.zeros((96, 31), np.int8), "_weight_qdata int8 [96 31] config.json"),
         ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "finite number"),
-        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale' part"),
+        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale'"),
         ("Int8WeightOnlyConfig", ZERO, np.ones((96, 1), np.int8), "_weight_zero_point 0 config.json"),
         ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale float32 [96 2] config"),
     ],
@@ -146,7 +146,7 @@ def test_invalid_quantized_tensors_are_refused(kind, part, value, what, tmp_path
         ({"default": 7}, "default 7 object"),
         ({"default": {"_type": ["x"]}}, "torchao's list"),
         ({"default": {"_type": "FqnToConfig"}}, 'torchao\'s "FqnToConfig"'),
-        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "groups 0"),
+        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "group_size 0"),
         (
             {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": {"_data": "PRESHUFFLED"}}}},
             'packing format "PRESHUFFLED"',

@@ -110,7 +110,7 @@ def test_a_named_token_that_is_listed_as_not_special_is_a_control_token(tmp_path
 
 def test_an_id_that_the_next_token_would_not_have_is_refused(tmp_path):
     write(tmp_path, added_tokens={"<a>": 300})
-    with pytest.raises(CheckpointError, match=r'"<a>".*\b300\b.*\b258\b'):
+    with pytest.raises(CheckpointError, match='a file states id 300 for token "<a>", but the'):
         load_tokenizer(tmp_path)
 
 

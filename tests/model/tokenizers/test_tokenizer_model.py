@@ -103,10 +103,10 @@ def test_text_after_a_control_token(trained, tmp_path, control, config, space):
 
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
-    "an id far away": ({"added_tokens": {"<x>": 10**9}}, "far from the 450 others"),
+    "an id far away": ({"added_tokens": {"<x>": 10**9}}, "1000000000 450 pieces"),
     "an id that another has": ({"added_tokens": {"<x>": 3}}, '"<x>" id 3 "<0x00>"'),
-    "a negative id": ({"added_tokens": {"<x>": -1}}, "-1 whole number"),
-    "an id that is no number": ({"added_tokens": {"<x>": "7"}}, "whole number"),
+    "a negative id": ({"added_tokens": {"<x>": -1}}, '"<x>" -1'),
+    "an id that is no number": ({"added_tokens": {"<x>": "7"}}, '"<x>" "7"'),
     "a name that is another's": ({"added_tokens": {"▁she": 450}}, "SentencePiece refuses"),
     "a list": ({"tokenizer_config": {"added_tokens_decoder": []}}, "added_tokens_decoder list object"),
     "no content": ({"tokenizer_config": {"added_tokens_decoder": {"450": {}}}}, "has no content"),
@@ -182,5 +182,5 @@ def test_a_marker_inside_a_tokenizer_model_is_a_control_token(trained, tmp_path,
 
 def test_a_piece_that_is_not_utf_8_is_refused(trained, tmp_path):
     raw = trained.replace("▁saw".encode(), b"\xe2\x96\x81s\xffw")
-    with pytest.raises(CheckpointError, match=r"tokenizer.model: piece \d+ is not UTF-8: b'.*s.xffw'"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.model: piece \d+ is not valid UTF-8: b'.*s.xffw'"):
         load_tokenizer(write(tmp_path, raw))

@@ -135,16 +135,16 @@ def test_progress_adds_up(tmp_path):
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        (replace(SMALL, windows=(3, None)), "llama has no sliding windows"),
-        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen2 has no norms of q and k"),
-        (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True), "qwen3 has no biases"),
-        (replace(SMALL, qkv_bias=True, ffn_bias=True), "qwen2 has no biases"),
-        (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True, experts=2, experts_per_token=1), "qwen3moe has no"),
+        (replace(SMALL, windows=(3, None)), "llama does not support sliding windows"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen2 does not support norms of q and k"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True), "qwen3 does not support biases"),
+        (replace(SMALL, qkv_bias=True, ffn_bias=True), "qwen2 does not support biases"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True, experts=2, experts_per_token=1), "qwen3moe does not"),
         (
             replace(SMALL, qk_norm=True, experts=2, experts_per_token=1, renormalize_experts=False),
-            "qwen3moe has no experts with weights that do not sum to 1",
+            "qwen3moe does not support experts with weights that do not sum to 1",
         ),
-        (replace(SMALL, qkv_bias=True, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), "qwen2 has no Llama 3's rescaling"),
+        (replace(SMALL, qkv_bias=True, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), "qwen2 does not support Llama 3's"),
     ],
 )
 def test_what_llama_cpp_does_not_know_is_refused(tmp_path, config, what):
@@ -155,7 +155,7 @@ def test_what_llama_cpp_does_not_know_is_refused(tmp_path, config, what):
 
 @pytest.mark.parametrize(
     ("to", "value", "what"),
-    [("float16", 1e5, "100000.0, which is beyond F16"), ("bfloat16", 3.4e38, "beyond BF16"), ("q8_0", 1e8, "be Q8_0")],
+    [("float16", 1e5, "100000.0, .* F16"), ("bfloat16", 3.4e38, "for BF16"), ("q8_0", 1e8, "as Q8_0")],
 )
 def test_weights_beyond_a_type_are_refused(tmp_path, to, value, what):
     checkpoint = random_checkpoint(WIDE, seed=0)
@@ -228,7 +228,7 @@ def test_what_ends_a_text_keeps_its_name(tmp_path, folder):  # noqa: F811
     path = with_tokenizer(tmp_path / "2.gguf", llama2, stops=frozenset({1, 2}))
     assert stored_ids(path) == {"bos": 1, "eos": 2, "eot": 1}
     # llama.cpp knows no end of a text by the names of 3 to 6, so the keys would have to name all four.
-    with pytest.raises(CheckpointError, match=r"\b4 tokens.*GGUF.*\b3\b"):
+    with pytest.raises(CheckpointError, match="random: the model has 4 end tokens, but GGUF"):
         with_tokenizer(tmp_path / "4.gguf", llama2, stops=frozenset({3, 4, 5, 6}))
 
 
@@ -250,5 +250,5 @@ def test_a_split_that_has_no_name_is_refused(tmp_path, folder):  # noqa: F811
     spec = json.loads((folder / "byte-level" / "tokenizer.json").read_text())
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "x|y"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(CheckpointError, match="no name for how its tokenizer cuts a text"):
+    with pytest.raises(CheckpointError, match=r"random: llama\.cpp has no tokenizer\.ggml\.pre for"):
         with_tokenizer(tmp_path / "x.gguf", load_tokenizer(tmp_path))
