@@ -367,7 +367,7 @@ def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
 
     monkeypatch.setitem(LAYOUTS, "marlin", ({"quant_method": "marlin", "group_size": 32}, store))
     write_layout(tmp_path, "marlin")
-    assert re.search("32 x 64 .*64 x 16 .*groups of 32.*marlin", refusal(tmp_path))
+    assert mentions(refusal(tmp_path), "32 rows 64 columns marlin 16")
 
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
@@ -392,7 +392,7 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
         assert checkpoint.tensors[name].bytes < weights.size  # bytes in the file
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     assert not isinstance(params.layers[1].qkv.weight, QuantizedMatrix)
-    with pytest.raises(CheckpointError, match="is quantized already"):
+    with pytest.raises(CheckpointError, match="already quantized"):
         calibrated(checkpoint, np.zeros((1, 4), np.int32), method="gptq")
     write_huggingface(checkpoint, tmp_path / "ours")
     again = open_checkpoint(tmp_path / "ours")
@@ -651,7 +651,7 @@ def test_biases_of_zeros_and_scales_of_activations_are_no_part_of_a_model(tmp_pa
     assert open_checkpoint(tmp_path).tensors.keys() == names
     tensors["model.layers.0.mlp.up_proj.bias"] = np.ones(96, np.float16)
     families.write_safetensors(tmp_path / "model.safetensors", tensors)
-    assert "up_proj.bias' is not part of a model" in refusal(tmp_path)
+    assert mentions(refusal(tmp_path), "up_proj.bias config.json")
 
 
 WIDE = CONFIGS["2 to 1, wide, tied"]
