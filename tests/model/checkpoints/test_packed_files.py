@@ -126,10 +126,10 @@ def test_quanto_names_the_type_of_each_module(tmp_path):
 @pytest.mark.parametrize(
     ("qmap", "what"),
     [
-        ({"model.layers.0.mlp.up_proj": {"weights": "qint3"}}, 'up_proj": weights of type "qint3" are not read (only'),
+        ({"model.layers.0.mlp.up_proj": {"weights": "qint3"}}, 'up_proj": weights of type "qint3" are not supported'),
         ({"lm_head": {"weights": "none"}}, "no module has quantized weights"),
-        ({"lm_head": 7}, "lm_head is 7, not an object"),
-        ({"weights": "int8"}, 'quanto with weights "int8" is not read; load the model by optimum-quanto'),
+        ({"lm_head": 7}, "lm_head is 7, expected an object"),
+        ({"weights": "int8"}, 'quanto with weights "int8" has no stored codes; load the model by optimum-quanto'),
     ],
 )
 def test_a_map_of_quanto_that_is_not_read_is_refused(qmap, what, tmp_path):
@@ -144,12 +144,12 @@ def test_a_map_of_quanto_that_is_not_read_is_refused(qmap, what, tmp_path):
     [
         (
             {"packing_format": "auto_round:fp8_static"},
-            'auto-round with "int" weights of 4 bits in the packing_format "auto_round:fp8_static" is not read; take a',
+            'auto-round with "int" weights of 4 bits in the packing_format "auto_round:fp8_static" is not supported',
         ),
         ({"data_type": ["int"]}, "auto-round with a list weights of 4 bits"),
         ({"bits": 5}, "GPTQ with 5 bits"),
-        ({"extra_config": {"(a+)+": {"bits": 8}}}, 'target "re:(a+)+" is not read'),
-        ({"extra_config": {"lm_head": 8}}, "lm_head is 8, not an object"),
+        ({"extra_config": {"(a+)+": {"bits": 8}}}, 'target "re:(a+)+" is not supported'),
+        ({"extra_config": {"lm_head": 8}}, "lm_head is 8, expected an object"),
     ],
 )
 def test_settings_of_auto_round_that_are_not_read_are_refused(changes, what, tmp_path):
@@ -166,4 +166,4 @@ def test_gemv_needs_whole_groups(tmp_path):
         return {"qweight": np.zeros((rows // 4, cols), np.int16), "scales": grid, "qzeros": grid}, w
 
     write_stored(tmp_path, settings, store)
-    assert "rows of 64 weights are not whole groups of 48" in refusal(tmp_path)
+    assert "rows have 64 weights, expected a multiple of the group size, 48" in refusal(tmp_path)
