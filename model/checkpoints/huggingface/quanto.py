@@ -93,7 +93,7 @@ def read_quanto(fields: Fields) -> Rule:
     """Read the layouts in quanto_qmap.json. Raises `CheckpointError` if one is not supported."""
     if "weights" in fields.values:  # the settings by which transformers quantizes a model as it loads plain weights
         kind = short(fields.values["weights"])
-        raise refused(fields.path, f"quantization_config: quanto with weights {kind} has no stored codes; {INSTEAD}")
+        raise refused(fields.path, f"quantization_config: quanto with weights {kind} is not supported; {INSTEAD}")
     modules: dict[str, list[str]] = {}
     for name in sorted(fields.values.keys() - {"quant_method"}):
         kind = fields.object(name).get("weights")
