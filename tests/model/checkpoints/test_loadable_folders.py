@@ -10,11 +10,12 @@ from tokenizers import pre_tokenizers
 
 from llamaspec.model.checkpoints import open_checkpoint
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
-from llamaspec.model.llama import load_backend
+from llamaspec.model.llama import load, load_backend
 from llamaspec.model.options import RunOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.of_model import fitted_if_any, tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
+from tests.reference import test_sentencepiece_bpe
 from tests.support import families, processes, tiny_tokenizers
 
 CONFIG = families.FAMILIES["llama-3.1"]
@@ -146,6 +147,31 @@ def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
     write(257, float("inf"))
     with pytest.raises(CheckpointError, match=r"\[257, 3\].*inf"):
         run()
+
+
+ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
+    "another token": ({"eos_token": "<|im_end|>"}, {256, 257}),
+    "the same token": ({"eos_token": "<|endoftext|>"}, {256}),
+    "no token": ({"eos_token": None}, {256}),
+    "a token beyond the model's rows": ({"eos_token": "<|im_start|>"}, {256}),
+    "no file": ({}, {256}),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_text_also_ends_at_the_tokenizers_own_end(tmp_path, kind):
+    """`generate` stops at the eos_token of the tokenizer's files, even if config.json names only another id."""
+    config, expected = ENDS[kind]
+    families.write_checkpoint(tmp_path, CONFIG | {"vocab_size": 258, "bos_token_id": None, "eos_token_id": 256})
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(("<|endoftext|>", "<|im_end|>", "<|im_start|>")))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load(tmp_path, backend="reference").stops == expected
+
+
+def test_a_tokenizer_model_has_its_own_end(tmp_path):
+    families.write_checkpoint(tmp_path, CONFIG | {"vocab_size": 450, "bos_token_id": 1, "eos_token_id": 7})
+    (tmp_path / "tokenizer.model").write_bytes(test_sentencepiece_bpe.train())
+    assert load(tmp_path, backend="reference").stops == {2, 7}
 
 
 TWO_FILES = {
