@@ -1,7 +1,7 @@
 """Contracts: inputs for an op, its exact outputs, bounds on the error of a result, and laws for any input."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -129,6 +129,12 @@ class Contract:
     @property
     def draws(self) -> Mapping[str, st.SearchStrategy]:
         return {**self.shapes, **self.values}
+
+    def makes(self, names: Iterable[str]) -> bool:
+        """Return whether draws called `names` make arguments: a draw with a default may be missing."""
+        parameters = inspect.signature(self.arguments).parameters
+        optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+        return set(self.draws) - optional <= set(names) <= set(self.draws)
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
         """Split `arguments` into positional and keyword arguments.

@@ -1,5 +1,7 @@
 """Attention with a mask, and its three forms in kernels: prefill, decoding, and decoding from pages."""
 
+import itertools
+
 import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Float
@@ -227,12 +229,17 @@ def paged_arguments(
     shift: float,
     order: int,
     padding: float,
+    shared: int = 0,
 ) -> Arguments:
-    """Make arguments with the pages in a random order. Unused positions and an unused page hold `padding`."""
+    """Make arguments with the pages in a random order. Unused positions and an unused page hold `padding`.
+
+    Every row shares its first `shared` pages with row 0, as far as both rows fill these pages equally.
+    """
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
-    needed = [-(-length // page) for length in lengths]
-    nobodys = sum(needed)
+    filled = [[min(page, length - start) for start in range(0, length, page)] for length in lengths]
+    common = [_common(row, filled[0], most=shared) if number else 0 for number, row in enumerate(filled)]
+    nobodys = sum(map(len, filled)) - sum(common)
     cached = (nobodys + 1, page, kv_heads, head_dim)
     arrays = _heads(precision, q, k, v, shift, [(batch, kv_heads * group, head_dim), cached, cached])
     places = np.argsort(integers(order, "order", nobodys + 1, below=2**31), kind="stable").astype(np.int32)
@@ -240,9 +247,11 @@ def paged_arguments(
     for pages in arrays[1:]:
         pages[places[nobodys]] = padding
     used = 0
-    for row, count in enumerate(needed):
-        table[row, :count] = places[used : used + count]
-        used += count
+    for row, count in enumerate(map(len, filled)):
+        table[row, : common[row]] = table[0, : common[row]]
+        own = count - common[row]
+        table[row, common[row] : count] = places[used : used + own]
+        used += own
         if lengths[row] % page:
             for pages in arrays[1:]:
                 pages[table[row, count - 1], lengths[row] % page :] = padding
@@ -253,6 +262,16 @@ def paged_arguments(
         "table": table,
         "lengths": np.array(lengths, np.int32),
     }
+
+
+def _common(filled: list[int], first: list[int], *, most: int) -> int:
+    """Count the pages, up to `most`, that two rows can share: their leading pages, filled equally.
+
+    >>> _common([4, 4, 3], [4, 4, 4, 1], most=3), _common([4, 4, 3], [4, 4, 3], most=3)
+    (2, 3)
+    """
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(filled, first, strict=False))
+    return min(most, len(list(pairs)))
 
 
 def _ones(trial: Trial) -> Claim:
@@ -448,11 +467,12 @@ PAGED = Contract(
         "spare": st.sampled_from([0, 1, 2]),
         **HEADS,
     },
-    values={**DRAWN, "order": seeds, "padding": PADDING},
+    values={**DRAWN, "order": seeds, "padding": PADDING, "shared": st.sampled_from([0, 1, 3])},
     arguments=paged_arguments,
     expect=expect_paged,
     domain="q [batch heads head_dim], k_pages and v_pages [pages page kv_heads head_dim] of one dtype, table [batch "
-    "blocks] and lengths [batch] int32; no two rows share a page; positions beyond a length hold anything, even NaN",
+    "blocks] and lengths [batch] int32; rows may share their first pages (a prefix cache); positions beyond a length "
+    "hold anything, even NaN",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "table", "lengths"),

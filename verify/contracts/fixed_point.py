@@ -13,10 +13,9 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 from llamaspec.verify.bounds.precision import U
 from llamaspec.verify.bounds.running_error import exactly, fixed_point_product, gamma, in_fixed_point
 from llamaspec.verify.contract import Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.contracts.quantized import STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
+from llamaspec.verify.contracts.quantized import INTEGER, STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
 from llamaspec.verify.draws.draw import sizes, values
 
-INTEGER = ["q8", "q8_row", "q4"]  # schemes with integer codes, for exact products with the digits of x
 GROUP = 128  # columns that share an exponent, if a whole row has one scale
 
 

@@ -19,7 +19,8 @@ from llamaspec.verify.contract import (
     beyond,
     independent,
 )
-from llamaspec.verify.contracts.rope import THETA
+from llamaspec.verify.contracts.rope import PACKED, THETA
+from llamaspec.verify.contracts.rope import positions as counted
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
@@ -32,14 +33,14 @@ def arguments(
     heads: int,
     pairs: int,
     kept: int,
-    start: int,
+    start: int | str,
     theta: float,
     magnitude: float,
     x: Values,
 ) -> Arguments:
     return {
         "x": x.array("x", batch, seq, heads, 2 * pairs + kept, precision=precision),
-        "positions": (start + 5 * np.arange(batch)[:, None] + np.arange(seq)).astype(np.int32),
+        "positions": counted(start, batch, seq),
         "frequencies": exact_frequencies(2 * pairs, theta=theta).astype(np.float32),
         "magnitude": magnitude,
     }
@@ -85,7 +86,7 @@ CONTRACT = Contract(
         "kept": st.sampled_from([0, 2, 6, 16, 32]),
     },
     values={
-        "start": st.sampled_from([0, 1, 2, 63, 250, 1000, 4095, 100_000]),
+        "start": st.sampled_from([0, 1, 2, 63, 250, 1000, 4095, 100_000, *PACKED]),
         "theta": THETA,
         "magnitude": st.sampled_from([1.0, 1.1902380714238083, 1.3862943611198906]),
         "x": values(-8, 8),
@@ -93,7 +94,7 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [batch seq heads head_dim] with head_dim of 2 pairs or more, positions [batch seq] int32 from 0 to "
-    "100,019, frequencies [pairs] float32, magnitude about 1",
+    "100,019, which may start again at 0 within a row (packed texts), frequencies [pairs] float32, magnitude about 1",
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
     "that RoPE does not rotate",
     laws=[

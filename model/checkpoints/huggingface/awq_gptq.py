@@ -210,7 +210,7 @@ def read_awq(fields: Fields) -> Rule:
     if bits != 4 or layout is None or not zero_point:
         what = f"AWQ with {bits} bits, version {short(version)}, zero_point {str(zero_point).lower()}"
         known = f"only 4 bits, the versions {', '.join(AWQ_VERSIONS)}, and zero points"
-        raise refused(fields.path, f"quantization_config: {what} is not read ({known}); {AWQ_INSTEAD}")
+        raise refused(fields.path, f"quantization_config: {what} is not supported ({known}); {AWQ_INSTEAD}")
     size = fields.integer_or_none("group_size" if "group_size" in fields.values else "q_group_size", 128)
     return layout(group_size(size))
 
