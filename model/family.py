@@ -290,7 +290,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family under which to write `config`: the family that changes the fewest of its values.
+    """Choose the family in which to write `config`: the family that would change the fewest values of `config`.
 
     On a tie, we choose the family that can express the most fields of `config`.
     """
