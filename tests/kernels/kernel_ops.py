@@ -1,4 +1,4 @@
-"""Ops for decode steps that call the kernels directly: a kernel's refusal raises instead of falling back to XLA."""
+"""Ops for decode steps that call the kernels directly: unsupported arguments raise an error and never fall back to XLA."""
 
 from llamaspec.model.ops.gpu import KERNELS
 from llamaspec.model.ops.xla import XLA

@@ -1,4 +1,4 @@
-"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
+"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and reach more than half of the bound."""
 
 import numpy as np
 import pytest
