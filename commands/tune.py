@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llamaspec.commands.loading import prepare_jax
-from llamaspec.commands.options import COUNT, MODEL, POSITIVE, Verb, template_option, tokenizer_option
+from llamaspec.commands.options import COUNT, MODEL, POSITIVE, SCHEME_NAMES, Verb, template_option, tokenizer_option
 from llamaspec.commands.output import say, write
 from llamaspec.commands.progress import progress_bar, training_progress
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llamaspec.training.loop import StepReport
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
+ROUNDED = ("q8", "q8_row", "q4")  # schemes that all weights can learn
 OPTIONS_OF = {"preference": ("beta",), "distill": ("teacher", "keep_layers", "temperature")}
 RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
 
@@ -36,6 +38,16 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
     if not all(number.isdecimal() for number in numbers):
         raise click.BadParameter(f"{value!r} is not a list of layers such as 0,2,4")
     return tuple(map(int, numbers))
+
+
+def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
+    """Read a share between 0 and 1, or "2:4". Raises BadParameter for other text."""
+    if value is None or value == "2:4":
+        return (2, 4) if value else None
+    with suppress(ValueError):
+        if 0 < float(value) < 1:
+            return float(value)
+    raise click.BadParameter(f"{value!r} is neither a share between 0 and 1 nor 2:4")
 
 
 @click.command(cls=Verb)
@@ -61,6 +73,18 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
     help="With --lora: put adapters on these matrices.",
 )
 @click.option("--alpha", type=POSITIVE, help="With --lora: scale the adapters by ALPHA / R.  [default: twice R]")
+@click.option(
+    "--quantize",
+    type=click.Choice(SCHEME_NAMES),
+    help="With --lora: keep the model in these codes (QLoRA). Without: learn weights that survive rounding to q8, "
+    "q8_row or q4, for `convert --quantize` (QAT).",
+)
+@click.option(
+    "--prune",
+    callback=kept_share,
+    metavar="SHARE|2:4",
+    help="Keep the largest weights of each matrix, a share of them such as 0.5 or 2 of every 4, and train them.",
+)
 @click.option(
     "--beta", type=POSITIVE, help="With --method preference: count the margin of a pair BETA times.  [default: 0.1]"
 )
@@ -133,6 +157,12 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
         for name in names:
             if options[name] is not None and options["method"] != method:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {method}")
+    if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
+        raise click.UsageError(
+            f"--quantize {options['quantize']} goes with --lora; without, choose {', '.join(ROUNDED)}"
+        )
+    if options["prune"] and (options["lora"] or options["quantize"]):
+        raise click.UsageError("--prune goes without --lora and --quantize")
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]

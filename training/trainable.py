@@ -13,6 +13,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.convert import files_inside
 from llamaspec.model.weights.loading import Progress, load_params, no_progress
 from llamaspec.model.weights.params import Params, adapted_params, params_of, rope_table
+from llamaspec.training.constraints import FREE, Constraint
 from llamaspec.training.steps import Tensors
 
 
@@ -25,18 +26,26 @@ class Trainable(NamedTuple):
     write: Callable[[Path, Tensors], None]  # writes the result into the folder of the training
 
 
-def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype) -> Trainable:
-    """Train all weights in float32. The model computes in `dtype`, and is written to DIR/model in its own dtype."""
+def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constraint: Constraint = FREE) -> Trainable:
+    """Train all weights in float32. The model computes in `dtype`, and is written to DIR/model in its own dtype.
+
+    The model sees each weight through `constraint`. We write the weights before rounding, with pruned weights
+    at 0.
+    """
     config = checkpoint.config
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
 
     def params(tensors: Tensors, frozen: Any) -> Params:
-        return params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, context))
+        constrained = {name: constraint.apply(name, a, frozen).astype(dtype) for name, a in tensors.items()}
+        return params_of(config, constrained, rope_table(config, context))
 
     def write(out: Path, trained: Tensors) -> None:
-        write_checkpoint(checkpoint, trained, out / "model")
+        kept = trained
+        if constraint.arrays is not None:
+            kept = {name: constraint.apply(name, a, constraint.arrays) for name, a in trained.items()}
+        write_checkpoint(checkpoint, kept, out / "model")
 
-    return Trainable(tensors, None, params, write)
+    return Trainable(tensors, constraint.arrays, params, write)
 
 
 def write_checkpoint(base: Checkpoint, tensors: Tensors, folder: Path) -> None:

@@ -16,10 +16,12 @@ import numpy as np
 from llamaspec.model.chat.template import ChatTemplate
 from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.device import default_device
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.weights.loading import Progress, check_weights, load_params, no_progress
 from llamaspec.reference.config import for_sequences
+from llamaspec.training.constraints import FREE, ROUNDED, pruning, rounding
 from llamaspec.training.conversations import Reader, read_data
 from llamaspec.training.data import Example, digest, tokenizer_digest
 from llamaspec.training.loop import StepReport, Task, Work, run
@@ -57,6 +59,8 @@ class TuneRecipe:
     lora_on: tuple[str, ...] = PARTS
     dtype: str = "float32"  # of the computation
     remat: bool = False
+    quantize: str | None = None  # a scheme: of the frozen model under adapters, or to round all weights by
+    prune: float | tuple[int, int] | None = None  # the share of weights that stay, or n of every m
     accumulate: int | None = None  # parts of a step; None: as many as keep the device busy
     beta: float = 0.1  # of the method preference: how strongly a margin counts
     temperature: float = 1.0  # of the method distill
@@ -89,6 +93,12 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
             raise ValueError(f"lora_on names {wrong[0]!r}, expected some of {', '.join(PARTS)}")
         if not recipe.lora_on:
             raise ValueError("lora_on names no matrix")
+    if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
+        raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
+    if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
+        raise ValueError("prune is for training all weights, without lora and quantize")
+    if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
+        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
     if recipe.accumulate is not None:
         check_at_least_one(accumulate=recipe.accumulate)
     if recipe.context is not None:
@@ -239,6 +249,12 @@ def tune(
 
 def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
     """Choose the rows of a batch: a step's examples in `accumulate` parts, or 1 on a CPU and 8 elsewhere."""
+    if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
+        raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
+    if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
+        raise ValueError("prune is for training all weights, without lora and quantize")
+    if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
+        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
     if recipe.accumulate is not None:
         return -(-recipe.batch // recipe.accumulate)
     return 1 if platform == "cpu" else min(8, recipe.batch)
@@ -250,9 +266,14 @@ def make_trainable(
     """Choose the tensors to train: adapters, or all weights."""
     dtype = np.dtype(recipe.dtype)
     if recipe.lora is None:
-        return all_weights(checkpoint, context=context, dtype=dtype)
+        constraint = FREE
+        if recipe.quantize:
+            constraint = rounding(checkpoint, recipe.quantize)
+        if recipe.prune:
+            constraint = pruning(checkpoint, recipe.prune)
+        return all_weights(checkpoint, context=context, dtype=dtype, constraint=constraint)
     return adapters(
-        checkpoint,
+        quantized(checkpoint, recipe.quantize) if recipe.quantize else checkpoint,
         rank=recipe.lora,
         alpha=2.0 * recipe.lora if recipe.alpha is None else recipe.alpha,
         parts=recipe.lora_on,
