@@ -161,7 +161,7 @@ def test_arguments_out_of_range_are_refused():
 
 def test_more_stops_than_a_program_takes_are_refused():
     llama = make_llama()
-    with pytest.raises(ValueError, match="64 .*65"):
+    with pytest.raises(ValueError, match=r"64 .*65"):
         list(llama.continue_ids(llama.session(), [1, 2], stops=frozenset(range(65))))
 
 
