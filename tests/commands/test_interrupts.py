@@ -47,10 +47,10 @@ IN_BACKGROUND = """trap '' INT; exec "$@" """
 def interrupted(
     *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, background: bool = False
 ) -> tuple[int, float, str]:
-    """Run a command with an empty cache, and send a signal to its process group after `after` seconds of processor
-    time.
+    """Run a command with an empty cache, and send it a signal after `after` seconds of processor time.
 
-    Return the exit status, the main thread's processor seconds after the signal `number`, and stderr.
+    The signal `number` goes to the command's process group. Return the exit status, the main thread's processor seconds
+    after the signal, and stderr.
     """
     (cwd / "work").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}

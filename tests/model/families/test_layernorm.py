@@ -1,4 +1,4 @@
-"""LayerNorm and related switches: values, what llama.cpp cannot express, and refusals by code that handles only Llama."""
+"""LayerNorm and related switches: values, what llama.cpp cannot express, and refusals by code for Llama only."""
 
 import json
 from dataclasses import replace

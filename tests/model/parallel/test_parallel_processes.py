@@ -249,8 +249,7 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Processes compare their commands and options, except for process numbers, addresses and the model's parent
-    folder.
+    """Processes compare their commands and options, except process numbers, addresses and the model's parent folder.
 
     Output files may differ, but processes that resume a training compare the files that they would read.
     """

@@ -256,10 +256,10 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """Check that on text outside the calibration text, GPTQ diverges from the float model less than rounding to nearest
-    does.
+    """Check that on text outside the calibration text, GPTQ diverges less from the float model than plain rounding.
 
-    AWQ is not checked: it helps with outlier features, which such small models lack.
+    Plain rounding takes the nearest code. AWQ is not checked: it helps with outlier features, which such small models
+    lack.
     """
     seen, unseen = (windows_of(text(seed, 30), tokenizer, count=8, length=128) for seed in (1, 2))
     base = log_probabilities(checkpoint, unseen)
