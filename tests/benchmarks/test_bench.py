@@ -308,9 +308,9 @@ class Measured(Exception):
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
+    """`bench` prints the dtype, the device and how many ops are plain, in the words of `generate`.
 
-    The GPU is simulated.
+    It prints nothing if a model runs with a CPU's defaults. The GPU is simulated.
     """
 
     def stop(suite: str, **_: object):

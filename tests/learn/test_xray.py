@@ -1,4 +1,4 @@
-"""Data of the X-ray page: the reference definitions reproduce the walk's expected values without loss of digits."""
+"""Data of the X-ray page: recomputing each op by the reference's definitions gives the values that the walk expects."""
 
 import base64
 import json

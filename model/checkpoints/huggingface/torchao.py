@@ -195,7 +195,7 @@ def _read_config(values: dict[str, Any], fields: Fields) -> Rule:
 
 
 def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
-    """Read which weights share a scale: return arguments of `CompressedTensors`."""
+    """Translate the granularity, which says which weights share a scale, to arguments of `CompressedTensors`."""
     name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
     setting = settings.values.get(name)
     if isinstance(setting, list) and setting:  # the first item is for activations, the last for weights

@@ -79,7 +79,10 @@ def test_kernels_in_cuda_graphs_have_no_instruction_names(h200: dict[str, Any]):
 
 
 def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
-    """The time of each part of the model is the sum of its kernels' times, which we read off the trace by hand."""
+    """The time of each part of the model is the sum of its kernels' times.
+
+    The expected sums assign each kernel to a part by its name and its place in the trace.
+    """
 
     def microseconds(span: str) -> tuple[dict[str | None, float], float]:
         ran, start, end = events_of(h200["graphs"], f"{span} 0")

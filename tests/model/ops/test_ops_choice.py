@@ -92,7 +92,7 @@ def test_a_kernel_error_is_raised_without_fallback(untraced, monkeypatch, loop, 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_a_later_kernel_error_is_raised_too(untraced, monkeypatch, error):
-    """An error in a kernel that was found to support the model is raised; the op does not fall back to XLA."""
+    """If a kernel fails after it was chosen for a model, the error reaches the caller, without a fallback to XLA."""
     ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
     assert not any(reasons.values())
     jax.clear_caches()

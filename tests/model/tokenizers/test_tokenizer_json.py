@@ -188,7 +188,7 @@ BYTE_LEVEL = {
 @example([], ["<s>"] * 4)
 @example(["a", " b", "\n"], ["<think>", "<s>", "<s>", "<s>"])
 def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
-    """With add_prefix_space, a text, and what follows an added or control token, gets a space in front."""
+    """With add_prefix_space, a space is put before a text, and before the text after an added or control token."""
     data = json.loads(tiny_tokenizers.chatml(special=("<s>",)))
     data["added_tokens"].append(added(257, "<think>"))
     data["pre_tokenizer"] = sequence(cuts, "pretokenizers")
