@@ -247,7 +247,9 @@ class Family:
         return names
 
     def write_fields(self, config: Config) -> dict[str, Any]:
-        """Return the config.json keys that contain one field each. If two fields share a key, the later field wins."""
+        """Return the config.json keys that each state one field of `config`. If two fields share a key, the later field
+        wins.
+        """
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
@@ -290,7 +292,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family under which to write `config`: the family that changes the fewest of its values.
+    """Choose the family in which to write `config`: the family that would change the fewest values of `config`.
 
     On a tie, we choose the family that can express the most fields of `config`.
     """
