@@ -172,7 +172,7 @@ def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_only_sigint_prints_a_newline(number, monkeypatch):
-    """A newline follows ^C, which a terminal prints for SIGINT; other signals print nothing, so no newline follows."""
+    """After SIGINT the server prints a newline, because a terminal has printed ^C. Other signals need no newline."""
     lines: list[str] = []
 
     def say(line: str) -> None:

@@ -145,7 +145,10 @@ def test_a_terminal_cuts_no_word(capsys, monkeypatch):
 
 @pytest.fixture
 def evaluated(monkeypatch) -> list[int]:
-    """Record each computation of the exact sum, which is the slowest step for large arrays."""
+    """Return a list that gets an entry for each computation of the exact sum.
+
+    This computation is the slowest step for large arrays.
+    """
     contract, did = CONTRACTS["add"], []
     monkeypatch.setitem(CONTRACTS, "add", replace(contract, expect=lambda x, y: did.append(1) or contract.expect(x, y)))
     return did
