@@ -247,8 +247,9 @@ class Family:
         return names
 
     def write_fields(self, config: Config) -> dict[str, Any]:
-        """Return the config.json keys that each state one field of `config`. If two fields share a key, the later field
-        wins.
+        """Return the config.json keys that each state one field of `config`.
+
+        If two fields share a key, the later field wins.
         """
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 

@@ -57,8 +57,7 @@ class Chat:
         """Begin a conversation with `llama`. If `template` is None, use the template that came with the model.
 
         - `tools` are JSON schemas of functions. The template describes the functions to the model. If the model's
-          answer calls
-          a function, run it and pass the result to `reply(result, role="tool")`.
+          answer calls a function, run it and pass the result to `reply(result, role="tool")`.
         - `options` set variables of the template by name, such as `{"enable_thinking": False}`.
 
         Raises CheckpointError if the model has no template, and ValueError for options or tools that the template does

@@ -208,7 +208,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
     """Two vectors share mma instructions if the number of row octets is even.
 
-    Otherwise each vector needs four per octet.
+    Otherwise each vector needs four mma instructions per octet of rows.
     """
     instructions = []
     monkeypatch.setattr(

@@ -98,7 +98,7 @@ def test_every_form_is_drawn():
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
     """The kernels' operand has the float32 weights of the file.
 
-    NF4 and FP4 weights differ by at most 2^-23 of a scale.
+    NF4 and FP4 weights differ by at most 2^-23 times their scale.
     """
     if zeros and form not in ("int4", "int8"):
         return

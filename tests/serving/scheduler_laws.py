@@ -1,4 +1,4 @@
-"""Laws of the scheduler, each with requests that arrive so that a wrong scheduler breaks the law."""
+"""Laws of the scheduler. Each law comes with requests for which a wrong scheduler would break it."""
 
 from collections.abc import Callable
 from typing import Any

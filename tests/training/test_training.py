@@ -294,7 +294,7 @@ def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, comma
 
 
 def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
-    """If the disk is full, no checkpoint is lost.
+    """A full disk loses no checkpoint that was saved before.
 
     A file size limit below a checkpoint's size simulates the full disk.
     """

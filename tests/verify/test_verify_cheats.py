@@ -261,7 +261,7 @@ def patches_a_method():
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):
-    """If a candidate in the judge's process patches code that judges it, the patch is reported and undone."""
+    """A patch of the judge's code, by a candidate in the judge's process, is reported and undone."""
     before = snapshot()
 
     def patches(x):

@@ -163,7 +163,7 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
 
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
-    """If a round's time is up at once, it makes one untimed call and the minimum number of timed calls."""
+    """A round with no time left makes one untimed call and the minimum number of timed calls."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)

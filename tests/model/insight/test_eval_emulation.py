@@ -1,4 +1,4 @@
-"""If activations are rounded as llama.cpp rounds them, our logits equal llama.cpp's (goldens/gguf.json)."""
+"""Our logits equal llama.cpp's if activations are rounded as llama.cpp rounds them (goldens/gguf.json)."""
 
 import base64
 from collections.abc import Callable

@@ -45,7 +45,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: pytest.MonkeyPatch):
-    """If kernels ran in CUDA graphs, a second run without graphs gives the time of each part.
+    """A second run without CUDA graphs gives the time of each part, if kernels ran in graphs in the first run.
 
     On a CPU both runs are equal.
     """

@@ -211,7 +211,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_calibration_factors_cancel(config, into_matrices, monkeypatch):
-    """If calibration uses powers of 2 and no rounding, it changes tensors, but the model computes the same logits."""
+    """Calibration with factors that are powers of 2, and without rounding, changes tensors but no logits."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
     checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))

@@ -113,7 +113,7 @@ FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 b
 
 
 def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
-    """If another program has filled the device, the error is one line.
+    """The error is one line if another program has filled the device.
 
     No plan can know this; only the device reports it.
     """

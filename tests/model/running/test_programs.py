@@ -40,7 +40,7 @@ def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """Return a list to which every program that XLA compiles from now on is added."""
+    """Yield a list to which every program that XLA compiles from now on is added."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):

@@ -364,7 +364,7 @@ def test_a_decoder_that_panics_gives_one_line(capfd):
 
 
 def test_other_output_to_stderr_is_kept(capfd):
-    """If other code prints to stderr during a call of the library, its lines appear after the call."""
+    """Lines that other code prints to stderr during a call of the library appear after the call."""
     with without_panic_lines():
         os.write(2, b"one\n\nthread '<unnamed>' panicked at src/lib.rs:1:2:\na\nb\nnote: run with `RUST_BACKTRACE=1`\n")
         os.write(2, b"two\n")

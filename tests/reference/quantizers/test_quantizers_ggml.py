@@ -285,7 +285,7 @@ def test_fixed_points(name, weights):
 )
 @example(name="MXFP4", kind="student", seed=0, power=4)
 def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
-    """If all weights are multiplied by a power of two, the decoded weights are multiplied by it exactly.
+    """Multiplying weights by a power of two multiplies the decoded weights by it exactly.
 
     The test leaves out superblocks with a float16 scale so small that it could be denormal.
     """

@@ -128,7 +128,7 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
 def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
-    """If inputs are permuted before grouping, as desc_act does, the same weights result, permuted."""
+    """Permuting the inputs and g_idx in the same way, as desc_act does, permutes the decoded weights."""
     random = np.random.RandomState(seed)
     order = random.permutation(64)
     q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))

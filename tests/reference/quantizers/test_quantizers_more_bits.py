@@ -80,7 +80,7 @@ def test_hqq(lo, width):
 
     Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
     it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
-    (h / 2)^p / (1 + p) per weight, for both sides together less than half of the difference.
+    (h / 2)^p / (1 + p) per weight. For the two numbers of bits together, this is less than half of their difference.
     """
     w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
     read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
@@ -100,8 +100,8 @@ def test_q4_1_and_q5_1(lo, width):
 def test_q4_0_and_q5_0(weights):
     """Q5_0 is no worse than Q4_0 for each weight: Q4_0's levels are every second level of Q5_0.
 
-    d is the largest weight times a power of two. The slack is the rounding of d to float16, for a code up to 16, and
-    float32's roundings of w / d.
+    d is the largest weight times a power of two. The test allows for the rounding of d to float16, times a code up to
+    16, and for float32's roundings of w / d.
     """
     w = weights(4, 64) * np.float32(2.0 ** -max(weights.exponent - 6, 0))
     four, five = (np.abs(ggml.decode(ggml.encode(w, name), name) - w) for name in ("Q4_0", "Q5_0"))
