@@ -75,7 +75,7 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of a tile. The last one may be partial; copies pad it with zeros."""
+        """The number of steps of a tile. The last step may be partial; copies pad it with zeros."""
         return -(-self.cols // (self.columns * self.cut.parts))
 
     @property
@@ -98,7 +98,7 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """The number of columns of one product: a group, or a line of x if a group is larger."""
+        """The number of columns that are multiplied at once: a group, or the columns of a line of x if that is less."""
         return min(PIECE, self.group or PIECE)
 
     @property

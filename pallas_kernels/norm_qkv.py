@@ -33,7 +33,7 @@ AHEAD = 4  # vectors for which positions and angles are read before the product;
 
 
 class StackedPart(NamedTuple):
-    """One of the stacked matrices of W, with the numbers of its first thread block and its first head."""
+    """One of the stacked matrices of W: its loop, and the indices of its first thread block and its first head."""
 
     product: ProductOf
     first_block: int

@@ -202,7 +202,7 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
     type=click.IntRange(2),
     default=4096,
     show_default=True,
-    help="Tokens to predict with each model, at least.",
+    help="Minimum number of tokens to predict with each model.",
 )
 @click.option(
     "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding; 0: do not time."

@@ -54,7 +54,7 @@ def _read_kernel(path: Path) -> Kernel:
     # "gemv_3.ptxas": the kernel's name and a counter of the process
     dump = path.stem
     compiled = _PTXAS.search(path.read_text())
-    assert compiled, f"no figures in {path}"
+    assert compiled, f"{path}: expected the registers and spills that ptxas reports, found none"
     layouts = path.with_name(f"{dump}.after_layout_inference.txt").read_text()
     blocks, threads, shared = launch(layouts)
     prefetched, refilled = copied(layouts)

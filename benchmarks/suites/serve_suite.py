@@ -93,7 +93,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _read(url: str, *, seconds: float) -> str:
-    """Read a URL of a server on this machine, without a proxy. Raises OSError unless the status is 200."""
+    """Return the text at a URL of a server on this machine. Raises OSError unless the status is 200."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(url, timeout=seconds) as reply:
         return reply.read().decode()

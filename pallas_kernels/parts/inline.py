@@ -46,19 +46,19 @@ def total(first: Any, *more: Any) -> Any:
 
 
 def down(bits: Any, by: int) -> Any:
-    """Shift the bits of a word down, or up if `by` is negative."""
+    """Shift the bits of a word right by `by`, or left if `by` is negative."""
     return arith.shrui(bits, word(by)) if by > 0 else arith.shli(bits, word(-by)) if by else bits
 
 
 def words(register: Any, kind: Any) -> list[Any]:
-    """List the words of a register, as `kind`."""
+    """List the words of a register, with the type `kind`: int32 or float32."""
     size = utils.bitwidth(register.type) // 32
     register = vector.bitcast(ir.VectorType.get((size,), kind), register)
     return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """List the words of an array in a thread, as `kind`."""
+    """List the words of an array that a thread has, with the type `kind`: int32 or float32."""
     return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 

@@ -251,7 +251,7 @@ class Lane(NamedTuple):
 
     @property
     def last(self) -> Any:
-        """1 for lane 3 of a quad, which has no digit, otherwise 0."""
+        """Return 1 for lane 3 of a quad, which has no digit, and 0 for the others."""
         return arith.andi(self.place, arith.shrui(self.place, word(1)))
 
     @classmethod
@@ -263,7 +263,7 @@ class Lane(NamedTuple):
 
 
 def _accumulate(sums: list[list[Any]], step: StepMemory, lane: Lane) -> None:
-    """Add a thread's part of a step to its number of each octet of rows, for each vector."""
+    """Add a thread's products of a step to its sums: one sum per vector and octet of rows."""
     octets = range(len(sums[0]))
     planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
@@ -335,9 +335,9 @@ def _of_two(
 
 
 def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
-    """Make the initial C. Lane 3 has 1 in the numbers `counting`, for the minima.
+    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 starts the elements `counting` one higher.
 
-    Unused numbers get the same value, so that the compiler makes it only once.
+    Unused elements get the same value as others, so that the compiler makes it only once.
     """
     zero = word(ZERO_BITS)
     if not step.minima:

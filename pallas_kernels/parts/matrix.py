@@ -214,7 +214,8 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         raise Unsupported(f"{op} takes minima only with scales per group, got scales per row")
     if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
         raise Unsupported(
-            f"{op} takes these levels in groups of {w.levels.group} columns without minima, got other codes"
+            f"{op} takes these levels for codes of 4 bits in groups of {w.levels.group} columns without minima, "
+            f"got {w.bits} bits, groups of {w.group}{'' if w.minima is None else ' and minima'}"
         )
     check_low_bits(op, w)
 

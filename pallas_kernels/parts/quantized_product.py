@@ -229,7 +229,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _staging_layout(self) -> Any:
-        """The layout of a pass over a vector: some columns per thread."""
+        """The register layout of a pass, the columns that all threads load at once: `VECTOR` columns per thread."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
@@ -237,7 +237,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _digits_layout(self) -> Any:
-        """The layout of the digits of a pass: each thread has the same columns."""
+        """The register layout of the digits of a pass: a thread has the digits of the columns that it loaded."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         tiles = (
             (groups, lanes, DIGITS, vector),
@@ -248,17 +248,17 @@ class QuantizedProduct(ABC):
 
     @property
     def _passes(self) -> list[int]:
-        """Return the first group of each pass. The last pass may repeat some groups of the previous pass."""
+        """Return the first group of each pass over a vector. The last pass may repeat groups of the previous pass."""
         groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
     def _load_pass(self, ref, first: int) -> Array:
-        """Load a pass over a vector, from its group `first` on."""
+        """Load the columns of the pass that begins with group `first`."""
         own = pl.ds(first, THREADS * VECTOR // self.columns)
         return plgpu.load(ref.at[own], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
-        """Load the norm, if any, for the first passes over a vector."""
+        """Load the norm's weights, if any, for the first `PASSES` passes over a vector."""
         return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:

@@ -38,12 +38,12 @@ def filled(value: float, *shape: int, layout: Any = WGMMA) -> Any:
 
 
 def down(x, rows: int):
-    """Repeat one number per column in every row."""
+    """Broadcast a vector [cols] to a matrix [rows, cols]."""
     return lax.broadcast_in_dim(x, (rows, *x.shape), (1,))
 
 
 def across(x, cols: int):
-    """Repeat one number per row in every column."""
+    """Broadcast a vector [rows] to a matrix [rows, cols]."""
     return lax.broadcast_in_dim(x, (*x.shape, cols), (0,))
 
 

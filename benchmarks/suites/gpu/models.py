@@ -77,7 +77,7 @@ def by_kernels(model: RandomModel, params: Params, scale: Scale, batch: int = 1)
 def programs_of(
     model: RandomModel, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
 ) -> TimedPrograms:
-    """Compile the model's programs, with other `options` of XLA if given. `scale` says whether to read prompts."""
+    """Compile programs for decoding, and for prompts if `scale` has any. `options` replace options of XLA."""
     return compile_programs(
         params,
         model.config,
