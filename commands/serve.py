@@ -201,7 +201,8 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
         host, port = bound.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         with first_handled_by(ask_to_stop, SIGNALS):
-            return await site.run(bound, stop, ready=lambda: say(f"{model} is served at http://{name}:{port}"))
+            # Scripts look for "is at http://" to find the port.
+            return await site.run(bound, stop, ready=lambda: say(f"{model} is at http://{name}:{port}"))
 
     try:
         return asyncio.run(run())
