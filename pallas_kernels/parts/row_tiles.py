@@ -3,7 +3,7 @@
 W is divided into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. If more tiles
 exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A large
 head still has one block per tile, so that a slow processor gets fewer tiles.) A block goes through the steps of its
-tiles with a ring in shared memory. The copy engine keeps the ring filled across the borders of tiles.
+tiles with a ring in shared memory. Asynchronous copies (TMA) keep the ring filled across the borders of tiles.
 
 Between two kernels, memory would be idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this
 kernel run: its blocks fill their rings where a processor has room, and wait. But they would not spread evenly, and a
@@ -52,12 +52,15 @@ class RowTiles:
         finish: Callable[[Any, Any, Any], None],
         target: Target,
     ) -> None:
-        """Do all the work of a block.
+        """Do all the work of a block, with these functions of the kernel:
 
-        `fetch(tile, step, slot)` starts the copy of a step to a slot of the ring. `prepare()` waits for the previous
-        kernel and stages data for all tiles. `begin()` returns a tile's initial sums, `wait(slot)` waits for a slot,
-        and `step(step, slot, sums)` adds the slot's products. Before the first step, `ahead(tile)` reads the values
-        that `finish(tile, sums, read)` adds when it stores the results.
+        fetch(tile, step, slot)    starts the copy of a step to a slot of the ring
+        prepare()                  waits for the previous kernel, and stages data for all tiles
+        begin()                    returns the initial sums of a tile
+        ahead(tile)                reads values for `finish`, before the first step of a tile
+        wait(slot)                 waits until the copy to a slot has ended
+        step(step, slot, sums)     returns the sums plus the products of the slot
+        finish(tile, sums, read)   stores the results of a tile; `read` is what `ahead` returned
         """
         single_tile = self.blocks == self.tiles
         count = 1 if single_tile else lax.div(self.tiles - block + self.blocks - 1, self.blocks)

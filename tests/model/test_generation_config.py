@@ -43,7 +43,7 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """If the file states any sampling option, the options that it does not state are off.
+    """Sampling options that the file does not state are off if it states any sampling option.
 
     With do_sample false, sampling is greedy.
     """

@@ -34,7 +34,7 @@ PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the re
 def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
     """Return limits for a decode kernel.
 
-    In bfloat16 the tensor cores treat any group of query heads as 8 heads, and the output o takes registers in
+    In bfloat16, the tensor cores compute 8 query heads even if a group has fewer, and the output o takes registers in
     proportion to head_dim. In float32, o, q and the online softmax of each query head of a group are in registers. The
     kernel must not load keys and values before the previous kernel has ended, because that kernel writes some of them.
     """

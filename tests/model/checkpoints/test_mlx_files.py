@@ -118,7 +118,7 @@ def stored_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 def write(folder: Path, model: str, settings: Any = None, **changes: Any) -> dict[str, np.ndarray]:
     """Write a model of `MODELS` as mlx-lm writes it.
 
-    Each of `changes` replaces a tensor, or removes it if None. In its name, "/" stands for ".".
+    A keyword in `changes` names a tensor, with "/" in place of ".". Its value replaces the tensor; None removes it.
     """
     golden = GOLDENS["models"][model]
     tensors = stored_tensors(MODELS[model])
