@@ -31,7 +31,10 @@ class Backend[Cache, Drawing](Protocol):
 
     @property
     def ahead(self) -> int:
-        """The number of bursts to start before reading the tokens of an earlier one. `decode` itself does not wait."""
+        """The number of bursts that a session starts ahead, before it reads the tokens of the burst before them.
+
+        This is possible because `decode` returns before the tokens are computed.
+        """
         ...
 
     def start(self) -> Cache:
@@ -58,7 +61,7 @@ class Backend[Cache, Drawing](Protocol):
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Start to draw `steps` tokens, at most `burst`.
 
-        The first result waits for the tokens; a stop token is the last one.
+        The first result is a function that waits for the tokens. If a stop token is drawn, it is the last of them.
         """
         ...
 

@@ -33,7 +33,8 @@ BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache ent
 def prepare_process(*, debug: bool = False) -> None:
     """Make JAX allocate GPU memory on demand. Unless `debug` is set, hide XLA's messages and NumPy's warnings.
 
-    NumPy warns about numbers that are not finite. We check such numbers ourselves, and refuse them in one line.
+    NumPy warns about numbers that are not finite. We check such numbers ourselves, and report them in an error of one
+    line.
 
     Importing JAX sets a log level, so a command must call this function before it imports JAX. Environment variables
     that the user has set take precedence; an empty variable for memory counts as not set. If the user lets JAX allocate
@@ -89,15 +90,16 @@ def is_large(config: Config) -> bool:
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:
-    """For a large model on a CPU, make the process return blocks when they are freed (see
-    `return_blocks_when_freed`).
+    """Make the process return memory to the system when it frees a block, for a large model on a CPU.
+
+    See `return_blocks_when_freed`.
     """
     if _counts_its_memory(config, platform):
         return_blocks_when_freed()
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return the compiler's memory to the system.
+    """Return the compiler's free memory to the system.
 
     For a large model on a CPU, also drop the compiler's code from memory.
     """

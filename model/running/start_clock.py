@@ -20,7 +20,7 @@ class StartClock:
     - upload: waiting for weights to reach the device, and to be quantized there
     - first token: from the request to the first token
 
-    Other threads work in parallel with the main thread. `beside` counts their seconds, which are not in the sum.
+    Other threads work in parallel with the main thread. `parallel` has their seconds, which are not in the sum.
     """
 
     def __init__(self, *, began: float | None = None):
@@ -43,7 +43,7 @@ class StartClock:
     def end(self, at: float | None = None) -> None:
         """End the current phase at the time `at` of `perf_counter`, by default now.
 
-        Without a phase, only notes the time.
+        If no phase has begun, this only stores the time.
         """
         at = perf_counter() if at is None else at
         if self._now is not None:

@@ -99,7 +99,7 @@ class SentencePieceTokenizer:
 
     @property
     def prefix_after_special(self) -> bool:
-        """Whether we put a space in front of a text that follows a control token or an added token."""
+        """True if we put a space in front of a text that follows a control token or an added token."""
         return self._after_added != "nothing"
 
     def piece(self, token: int) -> str:
@@ -206,7 +206,7 @@ def from_proto(
 
 
 def _correct_types(proto) -> None:
-    """Make a control token of each normal or user-defined piece with the name of one."""
+    """Turn each normal or user-defined piece with the name of a known control token into a control token."""
     types = [piece.type for piece in proto.pieces]
     ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
     for piece, before, after in zip(proto.pieces, types, corrected_types(ids, types, named=()), strict=True):

@@ -34,7 +34,7 @@ def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str)
 
 
 def _powers_of_two(trial: Trial) -> Claim | None:
-    """Multiply x by 4, which changes only its exponents."""
+    """Multiply x by 4: the result must be 4 times as large, since only exponents change."""
     x = trial.arguments["x"]
     with np.errstate(over="ignore"):  # a number that overflows is not 4 times larger
         larger = (x * 4).astype(x.dtype)
@@ -44,7 +44,7 @@ def _powers_of_two(trial: Trial) -> Claim | None:
 
 
 def _groups_apart(trial: Trial) -> Claim | None:
-    """Make the first group of x large and its codes 0. The errors of the other groups must not grow."""
+    """Set the codes of the first group to 0, and make x large there: errors of the other groups must not grow."""
     x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
     group = SCHEMES[trial.arguments["scheme"]].group or GROUP
     if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:

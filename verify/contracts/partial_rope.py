@@ -47,7 +47,7 @@ def arguments(
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the features that RoPE turns as in `verify.contracts.rope`. All other features must be copied exactly."""
+    """Bound the features that RoPE rotates as in `verify.contracts.rope`. Other features must be copied exactly."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
@@ -69,7 +69,7 @@ def _unrotated(trial: Trial) -> Claim:
 
 
 def _twice(trial: Trial) -> Claim:
-    """Double the magnitude: this rounds nothing, but hardware may flush a tiny result."""
+    """Double the magnitude: the result must double exactly, except for tiny results that hardware flushes to zero."""
     pairs = len(trial.arguments["frequencies"])
     again = trial.again(magnitude=2 * trial.arguments["magnitude"])[0]
     turned = slice(0, 2 * pairs)
@@ -96,7 +96,7 @@ CONTRACT = Contract(
     domain="x [batch seq heads head_dim] with head_dim of 2 pairs or more, positions [batch seq] int32 from 0 to "
     "100,019, which may start again at 0 within a row (packed texts), frequencies [pairs] float32, magnitude about 1",
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
-    "that RoPE does not turn",
+    "that RoPE does not rotate",
     laws=[
         independent("a sequence", "x", "positions"),
         Law("features after the pairs do not change, bit for bit", _unrotated),

@@ -68,7 +68,7 @@ def arguments(
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """Make `expect` for one pairing of features. A quarter turn swaps each number and its partner."""
+    """Make `expect` of a contract for `rope`, which pairs features either by halves or as neighbors."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)
@@ -95,7 +95,7 @@ def _still(trial: Trial) -> Claim:
 
 
 def _length(trial: Trial) -> Claim:
-    """Compare the sums of the squares of each head."""
+    """Check that the sum of squares of each head is the same before and after RoPE."""
     x, y = (as_float64(a) for a in (trial.arguments["x"], trial.outputs[0]))
     tolerance = np.sum((2 * np.abs(y) + trial.bounds[0]) * trial.bounds[0], axis=-1)
     return Claim(np.sum(y**2, axis=-1), np.sum(x**2, axis=-1), tolerance + 1e-12 * np.sum(x**2, axis=-1))

@@ -59,7 +59,7 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def _halves(words: np.ndarray, width: int) -> np.ndarray:
-    """Ties between two codes; the largest magnitude of each block of 32 makes its scale 1."""
+    """Numbers halfway between two codes, which test ties. The largest of each block of 32 makes its scale 1."""
     largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
     integers = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
     return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), integers + 0.5)
@@ -123,7 +123,7 @@ class Values:
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
-        """Make an array of this shape for the argument called `name`; other names give other numbers.
+        """Make an array of this shape for the argument `name`. An argument with another name gets other numbers.
 
         We add `around` to every number and clip numbers that are too large for the dtype. Raises ValueError for more
         than `LARGEST` numbers.
@@ -184,7 +184,7 @@ hidden = st.sampled_from(HIDDEN)
 
 
 def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
-    """Make a mask that is True for hidden scores.
+    """Make a mask that is True for hidden scores; `which` is one of `HIDDEN`.
 
     >>> hide("second half", 1, 3).tolist()
     [[False, True, True]]

@@ -36,9 +36,9 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The largest error relative to the bounds (1 is at the bound), a finding if any, and how many numbers had a bound.
+    """Outcome of a comparison: the largest errors as shares of their bounds (1 is at the bound), and a finding, if any.
 
-    `place` describes the number nearest to its hard bound.
+    `compared` counts numbers that have a bound. `place` describes the number nearest to its hard bound.
     """
 
     hard: float
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare the results of a candidate, for inputs of `precision`, with the expected results."""
+    """Compare a candidate's results with the expected ones; `precision` is the dtype of the inputs."""
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"expected {len(expected)} arrays, got {len(outputs)}"))
     worst = Verdict(0.0, 0.0, None)
@@ -124,7 +124,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
     """Return a finding if the law does not hold."""
     actual, expected = as_float64(claim.actual), as_float64(claim.expected)
     if actual.shape != expected.shape:
-        return Finding("law", f"broken law ({law.name}): its sides have shapes {actual.shape} and {expected.shape}")
+        return Finding("law", f"broken law ({law.name}): the two sides have shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
     tolerance = np.broadcast_to(claim.tolerance, expected.shape)

@@ -99,7 +99,8 @@ def verify(
     With `deterministic`, results that differ in their bits for the same inputs are a fault; otherwise we report them.
     `shapes` limits the number of different shapes, for candidates that compile once per shape. `only` replaces the
     values of some draws. Raises ValueError for a draw that the contract does not have, and for a value outside its
-    domain; NoVerdict if no number was compared or something is missing here; Unjudged if the judge fails.
+    domain; NoVerdict if no number was compared, or if this machine or this Python lacks something that the candidate
+    needs, such as a library; Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
@@ -129,8 +130,8 @@ def verify(
         number = "1 example" if search.examples == 1 else f"{search.examples} examples"
         first = ", ".join(f"{name}={value}" for name, value in search.first.items() if name not in OF_THE_CALL)
         raise NoVerdict(
-            f"{contract.name} {precision.name}: no verdict, because no number was compared in {number} "
-            f"(the first: {first})"
+            f"{contract.name} {precision.name}: no verdict, because the results of {number} had no number to compare "
+            f"(first example: {first})"
         )
     return Report(
         op=contract.name,
@@ -236,7 +237,7 @@ class _Search:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a counterexample to shrink, of a candidate that did not hang."""
+        """Tell whether there is a counterexample to shrink. If the candidate hung, we do not shrink."""
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 
@@ -285,7 +286,7 @@ class _Search:
         return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
 
     def _note(self, examination: Examination) -> None:
-        """Record how much of the bound each kind of input used."""
+        """Record the largest share of the bound that each kind of input array used."""
         self.differs = self.differs or examination.differs
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
@@ -297,7 +298,7 @@ class _Search:
                 used[kind] = max(used.get(kind, 0.0), examination.hard)
 
     def settled(self) -> Examination:
-        """Return the final examination. Judge the smallest counterexample once more, since it may not fail again."""
+        """Return the final examination. We judge the smallest counterexample again, to report if it does not fail."""
         smallest = self.smallest
         if smallest is None or smallest.finding is None:
             return self.worst
@@ -344,6 +345,6 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """Measure how long a counterexample is to read."""
+    """Measure a counterexample: the sum of its sizes, then the length of its text. Smaller ones are easier to read."""
     numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))

@@ -84,7 +84,7 @@ class CompressedTensors(Rule):
         return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        """Pack the codes and scales of some rows into the layout's tensors; `part` unpacks them.
+        """Pack the codes and scales of some rows into the layout's tensors. The method `part` is the inverse.
 
         Zero points are packed for the whole matrix, by `pack_zeros`.
         """
@@ -209,7 +209,7 @@ def read_compressed_tensors(fields: Fields) -> Rule:
     ]
     groups = [group for group in groups if group.object("weights")]  # other groups are about activations
     if not groups:
-        raise refuse("config_groups has no group with the key weights")
+        raise refuse('no group in config_groups has the key "weights"')
     schemes = [(group.values.get("format"), group.object("weights")) for group in groups]
     if all(item == schemes[0] for item in schemes):
         return _read_group(groups[0], fields)
@@ -257,7 +257,8 @@ def _read_group(group: Fields, fields: Fields) -> Rule:
             return PackedMX("mxfp4", **shared)
         case "mxfp8-quantized", "float", 8 if not shared["zeros"] and shared["group"] == 32:
             return MXFP8("fp8", **shared)
-    raise refuse(f"format {short(name)} with {short(kind)} weights of {bits} bits by {strategy} is not read")
+    what = f"format {short(name)} with {short(kind)} weights of {bits} bits and strategy {short(strategy)}"
+    raise refuse(f"{what} is not supported")
 
 
 def _block(weights: Fields) -> tuple[int, int]:
@@ -270,7 +271,7 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """Choose the layout to write matrices with codes of the same form as `codes`. Raises ValueError if no layout fits.
+    """Choose the layout in which to write matrices with the form of `codes`. Raises ValueError if no layout fits.
 
     With `rows_grouped`, each group of columns in a row has a scale; otherwise each row has one scale. With
     `int8_activations`, we write int8 codes as int-quantized, which tells readers to use int8 activations. Otherwise we

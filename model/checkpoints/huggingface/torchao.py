@@ -195,7 +195,7 @@ def _read_config(values: dict[str, Any], fields: Fields) -> Rule:
 
 
 def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
-    """Read which weights share a scale: return arguments of `CompressedTensors`."""
+    """Translate the granularity, which says which weights share a scale, to arguments of `CompressedTensors`."""
     name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
     setting = settings.values.get(name)
     if isinstance(setting, list) and setting:  # the first item is for activations, the last for weights
@@ -217,7 +217,7 @@ def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
 def _named(settings: Fields, key: str) -> object:
     """Read a setting that is the name of an enumeration's value or of a dtype; None if the setting is absent.
 
-    torchao stores a setting that was given as a string in small letters.
+    If the setting was given as a string, torchao stores it in lower case.
     """
     value = settings.values.get(key)
     return value.upper() if isinstance(value, str) else settings.object(key).get("_data")
