@@ -204,10 +204,10 @@ def step_columns(group: int | None) -> int:
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> BlockGrid:
     """Choose how to divide a matrix: its columns into parts until there are 192 tiles, and its rows into tiles.
 
-    A tile has 64 rows. For 32 vectors, a tile has 128 rows if each processor would get more than three tiles and at
+    A tile has 64 rows. For 32 vectors, a tile has 128 rows if each SM would get more than three tiles and at
     most four.
 
-    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per processor, and 53 us
+    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per SM, and 53 us
     as 224 tiles of 128 rows. Other cuts of this model's matrices are slower, or faster by less than the difference
     between two runs (benchmarks/results/several-vectors-h100.md).
     """

@@ -28,7 +28,7 @@ from llamaspec.pallas_kernels.parts.compat import store_in_pieces
 from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 from llamaspec.pallas_kernels.parts.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
-UNUSED = 5 * 1024  # bytes of a block with heads of 128; two blocks then fit on a processor (`row_tiles.even_share`)
+UNUSED = 5 * 1024  # bytes of a block with heads of 128; two blocks then fit on an SM (`row_tiles.even_share`)
 LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
 
 

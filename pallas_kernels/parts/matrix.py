@@ -149,7 +149,7 @@ def product_of(
     room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
-    # With a long stage, a block may exceed its share so far that fewer blocks fit on a processor.
+    # With a long stage, a block may exceed its share so far that fewer blocks fit on an SM.
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:

@@ -58,7 +58,7 @@ class QuantizedProduct(ABC):
     levels: Levels | None = None  # for codes that select levels
 
     fewest_stages: ClassVar[int] = 2
-    at_once: ClassVar[int] = 3  # blocks per processor if blocks have many tiles; each stages the vectors itself
+    at_once: ClassVar[int] = 3  # blocks per SM if blocks have many tiles; each stages the vectors itself
 
     @property
     def steps(self) -> int:

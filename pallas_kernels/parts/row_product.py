@@ -55,7 +55,7 @@ class RowProduct:
     e4m3: bool = False  # whether weights are e4m3; otherwise they have the vectors' dtype
 
     fewest_stages: ClassVar[int] = 4
-    at_once: ClassVar[int] = 2  # blocks per processor if blocks have many tiles
+    at_once: ClassVar[int] = 2  # blocks per SM if blocks have many tiles
 
     @property
     def vector(self) -> int:

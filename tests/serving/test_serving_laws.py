@@ -1,7 +1,7 @@
-"""A law of the engine: a request gets the same answer, bit for bit, alone and among any other requests.
+"""A law of the engine: a request gets the same answer bit for bit by itself and among any other requests.
 
-A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
-Every answer must equal the answer to the same request alone, on a fresh executor.
+A state machine sends requests of every kind to a small model, and cancels some. There are so few pages that requests
+are preempted. Every answer must equal the answer that a fresh executor gives to this request without others.
 """
 
 import threading

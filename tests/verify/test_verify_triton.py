@@ -1,4 +1,4 @@
-"""docs/verify-triton.md shows what is printed; Triton's interpreter runs if LLAMASPEC_OTHER_PYTHON has it.
+"""The output in docs/verify-triton.md is up to date. Triton's interpreter runs if LLAMASPEC_OTHER_PYTHON has Triton.
 
 Without Triton, NumPy kernels with the same mistakes run on the same draws, so that outdated output is noticed anyway.
 """

@@ -28,7 +28,7 @@ INT32 = np.dtype(np.int32)
 
 WINDOW = 1000  # positions; both ends fall inside tiles of 64 or 128 keys
 TURN = 518  # instructions for 64 keys and values of heads of 128; 128 keys of heads of 64 take fewer
-PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
+PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the registers of an SM
 
 
 def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
@@ -53,7 +53,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: KernelWork) ->
     for batch in work.batches(1, 64):
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
         kernels = {"attention_decode": decode_limits(config, dtype)}
-        if batch * kv_heads < 132:  # fewer blocks than processors: several share the keys of a head
+        if batch * kv_heads < 132:  # fewer blocks than SMs: several share the keys of a head
             kernels["attention_combine"] = LATE
         yield Case(
             op="attention_decode",

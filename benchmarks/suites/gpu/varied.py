@@ -77,7 +77,7 @@ def at_once() -> Iterator[Case]:
 def crowded() -> Case:
     """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
-    Four blocks per multiprocessor, the maximum, delay the reads. The copies are early, because rings are short and the
+    Four blocks per SM, the maximum, delay the reads. The copies are early, because rings are short and the
     matrix fits in the L2 cache. Without the fence in `staging.finish_reads`, 3,000 of 3,000 runs were wrong; with 400
     blocks of 16 rows, half of the runs were.
     """
@@ -155,7 +155,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products with more sequences than our kernels accept, which XLA computes.
+    """Yield float products for more sequences than our kernels accept: XLA computes these.
 
     In bfloat16 we leave out products with a norm: XLA rounds a normalized vector before the product, kernels do not.
     """

@@ -216,7 +216,10 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """Return doctor's faults in the tokenizer and the template, without its trials on a text, which take seconds."""
+    """Return the faults that doctor finds in the tokenizer and the template.
+
+    This skips doctor's trials on a text, which take seconds.
+    """
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
 

@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
 def test_gpu_memory_of_other_programs_is_not_free(monkeypatch):
     """Memory that other programs hold on a GPU is not free.
 
-    JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.
+    Here JAX may use 60 GB of an 80 GB GPU, and holds 1 GB. Other programs hold so much that only 5 GB are free.
     """
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)

@@ -369,7 +369,7 @@ def gradient(name: str) -> dict[str, Any]:
 def served(devices: int) -> dict[str, Any]:
     """Serve requests one by one, and then all at once with too few pages for all of them.
 
-    `paged` is true if a request was preempted and another one reused pages of the prefix cache.
+    In the result, `paged` is true if a request was preempted and another one reused pages of the prefix cache.
     """
     import threading
 

@@ -1,4 +1,4 @@
-"""Several processes run one model: they print one process's text, and report a lost process in one line."""
+"""Several processes run one model: they print what a single process prints, and report a lost process in one line."""
 
 import json
 import os

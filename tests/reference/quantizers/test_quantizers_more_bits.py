@@ -1,6 +1,7 @@
 """For each family of quantizers, an average over weights for which more bits are never worse.
 
-For a single weight, more bits can be worse: 3 bits represent a 3-bit grid exactly, 4 bits do not. They never are
+For a single weight, more bits can be worse: 3 bits represent a 3-bit grid exactly, 4 bits do not. More bits are never
+worse
 
 -   for a random weight, if its density does not rise away from zero (`symmetric`, `affine`), or is uniform
     over the whole range (`hqq`, Q4_1 and Q5_1);

@@ -74,7 +74,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a GGUF file; `types` gives a type for a matrix's name, and `blocks` draws the matrix in this type."""
+    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws the matrix in this type."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
