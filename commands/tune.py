@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,10 +128,11 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @click.option("--show", type=COUNT, metavar="N", help="Only print N examples, with « and » around the tokens to learn.")
+@click.option("--plot", metavar="FILE.svg", help="Draw the loss of each step, and of the held-out examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step on stdout.")
 @tokenizer_option
 @template_option
-def tune(model: str, out: str | None, show: int | None, as_json: bool, **options: Any):
+def tune(model: str, out: str | None, show: int | None, plot: str | None, as_json: bool, **options: Any):
     """Fine-tune a model on your examples.
 
     A line of FILE is a JSON object: {"messages": [{"role": "user", "content": "..."}, ...]}, of which the
@@ -151,6 +153,8 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
 
     if (out is None) == (show is None):
         raise click.UsageError("give either --out DIR or --show N")
+    if plot and not Path(plot).absolute().parent.is_dir():
+        raise click.BadParameter(f"{plot}: its folder does not exist", param_hint="--plot")
     if options["alpha"] and not options["lora"]:
         raise click.UsageError("--alpha goes with --lora")
     for method, names in OPTIONS_OF.items():
@@ -206,19 +210,36 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
             running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
+    curves: dict[str, list[tuple[float, float]]] = {"loss": [], "held-out loss": []}
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
     with training_progress(recipe.steps) as show_step:
 
         def report(step: StepReport) -> None:
             show_step(step)
+            name, loss = ("held-out loss", step.evaluation.loss) if step.evaluation else ("loss", step.loss)
+            if loss > 0 and not step.skipped:  # the axes are logarithmic
+                curves[name].append((float(step.step), loss))
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
         result = tune_model(
             checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
         )
+    if plot:
+        draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
+
+
+def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
+    """Write the curves of a training to an SVG file."""
+    from llamaspec.benchmarks.common.svg import lines
+    from llamaspec.model.checkpoints.staging import new_file
+
+    drawn = {name: points for name, points in curves.items() if points}
+    if drawn:
+        with new_file(path, replace=True) as staged:
+            staged.write_text(lines(title, "per token, pair or answer", drawn, x="step", y="loss"), encoding="utf-8")
 
 
 def summary(step: StepReport, steps: int) -> dict[str, Any]:
