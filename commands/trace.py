@@ -35,10 +35,10 @@ def trace(
 ):
     """Follow one token of TEXT through a model, op by op.
 
-    For each op, prints its shapes, and the bytes and operations of one token. Also compares the op with the reference:
-    prints the expected value, the actual value and their difference, at the value that uses the largest share of its
-    proven bound. For each layer, prints the tokens that each head attends to, and the next token that the model would
-    predict if it ended after this layer.
+    For each op, prints its shapes, and the bytes and operations of one token. Also compares the op's output with the
+    reference: divides the error of each element by the element's proven bound, and prints the element with the largest
+    quotient (expected, actual, difference). For each layer, prints the tokens that each head attends to, and the next
+    token that the model would predict if it ended after this layer.
 
     \b
     llamaspec trace "Once upon a time" --layer 0 --layer 9

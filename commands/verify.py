@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Seconds per op and dtype. --time then stops after at least two rounds.",
+    help="Time limit in seconds for each op and dtype. --time has the same limit, but always times two rounds.",
 )
 @click.option(
     "--timeout",

@@ -21,7 +21,7 @@ class Device(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether the kernels of `pallas_kernels` are made for this device."""
+        """True if the kernels of `pallas_kernels` are made for this device."""
         return self.capability == HOPPER
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def is_full(message: str) -> bool:
 
 
 def no_room_to_start() -> str:
-    """Return the error message for a GPU whose memory other processes have filled before this process starts."""
+    """Return the error message to show if other processes have filled the GPU's memory before this process starts."""
     memory = nvidia_memory()
     holders = "" if memory is None else f": other processes hold {(memory[1] - memory[0]) / 2**30:.1f} GiB"
     return f"the GPU has too little free memory to start{holders}"

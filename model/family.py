@@ -91,7 +91,7 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """How the RoPE keys of config.json differ between families."""
+    """The RoPE keys of config.json that a family uses, and their meaning."""
 
     theta: float = 10_000.0  # value if rope_theta is absent
     local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: no such key

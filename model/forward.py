@@ -33,8 +33,8 @@ def hidden_states(
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow the tokens in `cache`, through the blocks. The returned cache contains both.
 
-    `positions_within` are the positions of the tokens within their documents, for rows of several documents (see
-    `training.packing`) and an empty cache; None: consecutive positions after those in the cache.
+    If rows hold several documents (see `training.packing`), `positions_within` has the position of each token in its
+    document, and the cache must be empty. If it is None, the positions continue after those in the cache.
 
     The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
     needs no room, and a row with length -1 in the cache is idle when decoding.

@@ -3,9 +3,9 @@
 The commands `generate`, `chat` and `serve` use them, as transformers and vLLM do; the library does not.
 
 1. The file counts if it states at least one of `SAMPLING`, or do_sample. A key that is null counts as absent.
-2. The options that such a file does not state are off: temperature 1, and neither top-k, top-p, min-p nor a penalty.
-   So it is in vLLM. transformers differs in one default, top_k 50.
-3. do_sample false means greedy, as in transformers: the temperature is 0, whatever else the file states.
+2. If a file counts, the options that it does not state are off: temperature 1, and neither top-k, top-p, min-p nor a
+   penalty. vLLM does the same. transformers differs in one default, top_k 50.
+3. do_sample false means greedy, as in transformers: the temperature is 0, even if the file states another one.
 4. top_k -1 is off, as in vLLM.
 
 Source: transformers 5.24, generation/configuration_utils.py; vLLM 0.33, `ModelConfig.get_diff_sampling_param`.
@@ -27,10 +27,10 @@ OFF = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition
 
 
 def stated_sampling(model: str | Path) -> SamplingOptions | None:
-    """Read the defaults of a model; None if the model has no such file, or if the file states none.
+    """Read the options in a model's generation_config.json; None if there is no file, or if it states no option.
 
-    A GGUF file and a file of llama2.c have none, whatever lies next to them. Raises `CheckpointError` for a file that
-    cannot be read, and for a value out of range.
+    For a GGUF file or a file of llama2.c, we do not read a generation_config.json in the same folder, and return None.
+    Raises `CheckpointError` for a file that cannot be read, and for a value out of range.
     """
     folder = _folder(place_of(model))
     if folder is None or not (folder / NAME).is_file():

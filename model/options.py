@@ -56,7 +56,7 @@ class SamplingOptions:
     repetition_penalty: float = _sampled(  # 1: off; outside of the range, ordinary logits would overflow float32
         1.0,
         Range(0.01, 100, "between 0.01 and 100"),
-        "Above 1, make tokens less likely that occurred before.",
+        "Above 1, make tokens that occurred before less likely.",
     )
 
     def __post_init__(self):
@@ -67,7 +67,7 @@ class SamplingOptions:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is chosen: at temperature 0, or at one below the normal numbers of float32."""
+        """True if we choose the likeliest token: if the temperature is 0, or too small for a normal float32 number."""
         return self.temperature < 2**-126
 
 

@@ -38,7 +38,7 @@ def usable_cpus() -> list[int]:
 
 
 def processor() -> str:
-    """Return the maker's name of the processor, or the architecture if the system does not know the name."""
+    """Return the processor's model name, or its architecture if the system does not know the name."""
     names = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith("model name"))
     return next(names, platform.machine())
 

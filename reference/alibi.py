@@ -11,7 +11,7 @@ These slopes are for a power of two of heads. For other numbers, the authors' co
 power of two p below, followed by every other slope of 2 p heads: 2^(-4/p), 2^(-12/p), ...
 
 Shifting a row does not change its softmax, so s_h j may replace - s_h (i - j): one number per key, the same for all
-queries. No Llama uses ALiBi. Compare it with `rope`, which also depends only on distances, by turning q and k.
+queries. No Llama uses ALiBi. Compare it with `rope`: it rotates q and k, and its scores also depend only on distances.
 """
 
 import numpy as np

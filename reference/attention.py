@@ -63,11 +63,11 @@ def attention_weights(
     cap: float | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
-    """Compute p, the weight of each key for each query, in float64. A row sums to 1, or to 0 if it sees no key.
+    """Compute p, the weight of each key for each query, in float64: they sum to 1, or to 0 if a query sees no key.
 
     `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
-    We multiply scores by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any. With `sinks`, a row
-    sums to less than 1.
+    We multiply scores by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any. With `sinks`, the
+    weights of a query sum to less than 1.
 
     >>> q = np.zeros((2, 1, 2))  # two queries with equal scores for both keys
     >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])

@@ -144,7 +144,7 @@ def ring_all_reduce(arrays: Arrays) -> Exchange:
 def tree_all_reduce(arrays: Arrays) -> Exchange:
     """Compute `all_reduce` along a binomial tree. Sums move to device 0 in ceil(log2 n) steps; the total moves back.
 
-    In step s on the way to device 0, each device with an odd multiple d of 2^s as its number sends its sum to device
+    In step s = 0, 1, ... on the way to device 0, the devices d = 2^s, 3 2^s, 5 2^s, ... send their sums to device
     d - 2^s. On the way back, device 0 sends the total in every step.
 
     >>> tree_all_reduce([np.array([1.0]), np.array([2.0]), np.array([3.0])])
@@ -161,7 +161,7 @@ def tree_all_reduce(arrays: Arrays) -> Exchange:
 
 
 def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """Return the seconds of a ring all-reduce of `size` bytes, with `alpha` seconds per message and `beta` per byte.
+    """Return the seconds that a ring all-reduce of `size` bytes takes: `alpha` per message and `beta` per byte.
 
     >>> round(ring_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)  # microseconds; 14 of them are alpha
     14.2

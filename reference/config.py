@@ -72,21 +72,21 @@ class Config:
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
-        """Return the number of last positions that `layer` sees, the current one included; None: all."""
+        """Return how many positions `layer` sees, counted back from the current one, which is included; None: all."""
         return self.windows[layer] if self.windows else None
 
     def uses_rope(self, layer: int) -> bool:
-        """Return whether `layer` turns q and k by RoPE."""
+        """Return whether `layer` applies RoPE to q and k."""
         return self.rotary_layers is None or self.rotary_layers[layer]
 
     def is_local(self, layer: int) -> bool:
-        """Return whether `layer` turns by `local_theta`."""
+        """Return whether RoPE in `layer` uses the base `local_theta` in place of `theta`."""
         return self.local_theta is not None and self.window(layer) is not None
 
     def rotation(self, layer: int | None = None) -> Rotation:
-        """Return the rotation of q and k in `layer`; None: the model's usual one.
+        """Return the rotation that RoPE applies to q and k in `layer`. A layer without RoPE has frequencies of 0.
 
-        A layer without RoPE has frequencies of 0.
+        If `layer` is None, return the rotation of the layers that use `theta`.
 
         >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
         >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
@@ -101,7 +101,7 @@ class Config:
 
     @property
     def rotary_features(self) -> int:
-        """Return the number of features of a head that RoPE turns."""
+        """Return the number of features of a head that RoPE rotates."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
@@ -110,7 +110,10 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch beyond Llama is on and not `known`. `what` is a plural noun for the message."""
+        """Raise ValueError if a switch that no Llama has is on, and is not in `known`.
+
+        `what` is a plural noun for the message, such as "adapters".
+        """
         if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not support {', '.join(name.replace('_', ' ') for name in names)} yet")
 

@@ -15,7 +15,7 @@ def embedding(
 ) -> Float[np.ndarray, "*batch dim"]:
     """Look up the rows of `table` for `tokens`, in float64.
 
-    Raises IndexError for an id outside the vocabulary; a negative id does not count from the end.
+    Raises IndexError for an id outside the vocabulary, including a negative one.
 
     >>> embedding(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
     array([[4., 5.],

@@ -2,7 +2,7 @@ r"""Fused ops: a norm, a product, and then a bias, a residual, RoPE or SwiGLU, a
 
     norm_linear    y = W n + b                                       n = rmsnorm(x)
     norm_gate_up   y = swiglu(gate, up)                              [gate; up] = W n + b
-    norm_qkv       q, k turned by RoPE, k and v put into a cache     [q; k; v] = W n + b
+    norm_qkv       RoPE rotates q and k; k and v go to a cache       [q; k; v] = W n + b
     linear_add     y = W x + b + r
 
 Each op is a sequence of layers from other pages, so this page adds no mathematics. Fusing saves memory

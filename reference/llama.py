@@ -227,14 +227,14 @@ def apply_norm(
     *,
     config: Config,
 ) -> Float[np.ndarray, "*batch dim"]:
-    """Normalize `x`, if there is a norm."""
+    """Apply the model's kind of norm to `x`. Without a weight (None), return `x`."""
     if weight is None:
         return x
     return layernorm(x, weight, bias, eps=config.eps) if config.layer_norm else rmsnorm(x, weight, eps=config.eps)
 
 
 def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
-    """Add the output of half a block to the residual stream."""
+    """Normalize and scale the output `added` of half a block, and add it to the residual stream `x`."""
     return add(x, config.residual_scale * apply_norm(added, norm, config=config))
 
 

@@ -39,7 +39,9 @@ def route(
     renormalized: bool = True,
     bias: Float[np.ndarray, " experts"] | None = None,
 ) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
-    """Choose the experts of each token, most probable first (the lower index on ties), and their weights.
+    """Choose the experts of each token, the most probable first, and compute their weights.
+
+    Of equally probable experts, the one with the lower index comes first.
 
     >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2)
     (array([[1, 2]]), array([[0.66666667, 0.33333333]]))
@@ -113,7 +115,7 @@ def shared_expert(
     up: Float[np.ndarray, "shared dim"],
     down: Float[np.ndarray, "dim shared"],
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send every token through a shared expert, weighted by its own gate, in float64.
+    """Send every token x through the shared expert, and multiply the output by sigmoid(score x), in float64.
 
     >>> one = np.ones((1, 1))
     >>> shared_expert(np.array([[2.0]]), 0 * one, one, one, one).round(4)  # half of 3.5232

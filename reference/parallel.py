@@ -20,7 +20,7 @@ Compute = Callable[[Part], Part]
 
 
 def sequence_parallel(x: Sequence[Part], partial: Sequence[Compute]) -> list[Part]:
-    """Compute sum_d partial_d(x). Each device has its own tokens of x [tokens, dim], before and after.
+    """Compute sum_d partial_d(x). Device i starts with its own tokens of x [tokens, dim], and gets the sums for them.
 
     `partial` computes the partial sums of tensor parallel layers. An all-reduce would give all tokens to every device.
     Here its second half, the all-gather, happens only before the next layer, so each norm is computed once per token.

@@ -62,8 +62,8 @@ class DynamicScaling:
 class YarnScaling:
     """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): a blend that depends on the pair, and longer q and k.
 
-    A pair that turns at least `fast` times within `original_context` keeps its frequency. If it turns at most `slow`
-    times, its frequency is divided by `factor`. Between these pairs the blend is linear in the pair's index. We follow
+    A pair that completes at least `fast` rotations within `original_context` keeps its frequency. If it completes at
+    most `slow`, its frequency is divided by `factor`. Between them the blend is linear in the pair's index. We follow
     the authors' code (https://github.com/jquesnelle/yarn), as every implementation does; by the paper's equations the
     blend would be linear in the number of turns. If `truncate`, the two indices are rounded outwards to integers. q and
     k are multiplied by `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
@@ -82,7 +82,7 @@ class LongRopeScaling:
     """LongRoPE (Ding et al., 2024, https://arxiv.org/abs/2402.13753): a factor per pair, found by search.
 
     `short` is for sequences of up to `original_context` tokens, `long` for sequences that may become longer. `is_long`
-    chooses between them at the start of a sequence, because keys in the cache are never turned again. q and k are
+    chooses between them at the start of a sequence, because keys in the cache are not rotated again. q and k are
     multiplied by `magnitude`.
     """
 
@@ -106,12 +106,12 @@ def yarn_magnitude(factor: float) -> float:
 
 
 def magnitude(scaling: Scaling | None) -> float:
-    """Return the factor by which a scaling multiplies q and k, in addition to turning them."""
+    """Return the factor by which a scaling multiplies q and k, in addition to their rotation."""
     return scaling.magnitude if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) -> Float[np.ndarray, " pairs"]:
-    """Return the angle in radians by which each pair turns per position. `head_dim` is even.
+    """Return the angle in radians by which RoPE rotates each pair per position. `head_dim` is even.
 
     >>> frequencies(4, theta=10_000.0)
     array([1.  , 0.01])
@@ -148,7 +148,7 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
 
 
 class Rotation(NamedTuple):
-    """How a layer turns its queries and keys."""
+    """Parameters of RoPE in a layer: an angle per position for each pair, and a factor for q and k."""
 
     frequencies: Float[np.ndarray, " pairs"]
     magnitude: float = 1.0

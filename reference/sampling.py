@@ -98,7 +98,7 @@ def distribution(
     min_p: float,
     repetition_penalty: float,
 ) -> Float[np.ndarray, " vocab"]:
-    """Compute the distribution of the next token by all filters, in the order of the module's docstring.
+    """Compute the distribution of the next token: apply all filters, in the order of this module's docstring.
 
     >>> distribution(np.log([1.0, 3.0, 4.0]), np.array([False, False, True]),
     ...              temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, repetition_penalty=1.0)

@@ -25,7 +25,7 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
         out: x                  an array like x, full of NaN, which the kernel writes its result to
         over: x                 a copy of x, which the kernel overwrites with its result
 
-    `returns` reorders the axes of the kernel's result in the same way. Raises ValueError for an argument that the
+    `returns` ("a b c -> c a b") reorders the axes of the kernel's result. Raises ValueError for an argument that the
     definition does not have.
     """
     names = list(inspect.signature(contract_for(op).definition).parameters)

@@ -36,7 +36,7 @@ LINES = 10  # most lines of a candidate's output that we show
 
 @runtime_checkable
 class Stage(Protocol):
-    """Starts a progress bar with `total` steps; None: one step per example or job of the whole run."""
+    """Starts a progress bar with `total` steps. If `total` is None, it has one step per example or job of the run."""
 
     def __call__(self, stage: str, total: int | None = None, /) -> Progress: ...
 
@@ -73,7 +73,7 @@ class Campaign:
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
     def contract(self, op: str) -> Contract:
-        """Look up the contract of an op. Raises ValueError if there is none, or no weaker one for `loose`."""
+        """Look up the contract of an op, weakened if `loose` is set. Raises ValueError if there is no such contract."""
         contract = contract_for(op, self.own or CONTRACTS)
         return loosened(contract, self.loose) if self.loose else contract
 
@@ -115,7 +115,7 @@ class CandidateJob:
 
 @runtime_checkable
 class Listed(Protocol):
-    """A function for `op` with the definition's signature, as listed in `model.candidates.table`."""
+    """A function that implements `op` with the definition's signature, as listed in `model.candidates.table`."""
 
     @property
     def op(self) -> str: ...
@@ -145,7 +145,7 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
 
 
 def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[CandidateJob]:
-    """Make jobs for the `listed` candidates for `ops`, op by op."""
+    """Make a job for every candidate in `listed` that implements one of `ops`, in the order of `ops`."""
     patient: dict[str, Any] = {"shapes": 4, "timeout": 600.0}  # an interpreted kernel takes seconds per shape
     known = list(listed)
     return [

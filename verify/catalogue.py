@@ -18,12 +18,12 @@ from llamaspec.verify.mutant import Implementation
 
 
 def _instances[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the instances of `kind` among the names of `module`, without duplicates."""
+    """Yield the instances of `kind` that global names of `module` refer to, without duplicates."""
     yield from {id(value): value for value in vars(module).values() if isinstance(value, kind)}.values()
 
 
 def instances_in[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the instances of `kind` among the names of all modules of `package`, without duplicates."""
+    """Yield the instances of `kind` that global names of the package's modules refer to, without duplicates."""
     seen: set[int] = set()
     for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
         for value in _instances(import_module(f"{package.__name__}.{name}"), kind):

@@ -1,7 +1,7 @@
 """Contracts: inputs for an op, its exact outputs, bounds on the error of a result, and laws for any input."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,7 +55,10 @@ class Law(NamedTuple):
 
 
 def independent(what: str, *names: str) -> Law:
-    """Make a law: entries along the first axis of the arguments `names` do not influence each other's first output."""
+    """Make a law: entry i of the first output depends only on entry i of the arguments `names`, along the first axis.
+
+    We call the candidate again with only the last entry. `what` names an entry in messages, for example "a row".
+    """
 
     def check(trial: Trial) -> Claim:
         last = len(trial.arguments[names[0]]) - 1
@@ -81,10 +84,10 @@ class Large:
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
-        """List up to `most` narrowings, which give each draw its allowed values, the smallest sizes first.
+        """List up to `most` narrowings, the smallest sizes first. A narrowing sets one dimension to one large size.
 
-        Draws that `only` narrows keep their values from `only`. If there are more than `most` narrowings, we leave out
-        the smallest sizes of each draw.
+        It also gives the values that other draws may then take. Draws that `only` narrows keep their values from
+        `only`. If there are more than `most` narrowings, we leave out the smallest sizes of every dimension.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -127,6 +130,12 @@ class Contract:
     def draws(self) -> Mapping[str, st.SearchStrategy]:
         return {**self.shapes, **self.values}
 
+    def makes(self, names: Iterable[str]) -> bool:
+        """Return whether draws called `names` make arguments: a draw with a default may be missing."""
+        parameters = inspect.signature(self.arguments).parameters
+        optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+        return set(self.draws) - optional <= set(names) <= set(self.draws)
+
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
         """Split `arguments` into positional and keyword arguments.
 
@@ -155,7 +164,9 @@ class Contract:
 
 
 def beyond(*borders: int) -> tuple[int, ...]:
-    """List a length above each tile size of `borders`. A longer tile needs a longer tail, or rounding hides its loss.
+    """List a length a little above each tile size in `borders`, to reveal kernels that lose the tail after a tile.
+
+    A longer tile needs a longer tail, because the error bound of a long sum may hide the loss of a few terms.
 
     >>> beyond(8, 1024, 4096)
     (9, 1041, 4161)

@@ -89,17 +89,17 @@ def declare(
 ) -> Contract:
     """Declare a contract for what `definition` computes in float64.
 
-    `arrays` gives the shape of each array argument in names of `sizes`; an `Ids` holds ids. `options` are the other
-    arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another strategy. `expect` takes the arguments
-    of the definition and returns exact values and bounds; without it, we derive them (`verify.bounds.carried` says for
-    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that neither
-    `arrays` nor `options` describe, for one that the definition does not have, and for a size that `sizes` does not
-    have.
+    `arrays` gives the shape of each array argument as names of `sizes`, or an `Ids` for an array of ids. `options`
+    gives the values of the other arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another
+    strategy. `expect` takes the arguments of the definition and returns exact values and bounds; without it, we derive
+    them (`verify.bounds.carried` says for which code). `large` gives sizes larger than a kernel's tile, for one
+    dimension at a time. Raises ValueError for an argument that neither `arrays` nor `options` describe, for one that
+    the definition does not have, and for a size that `sizes` does not have.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in arrays and name not in options]:
-        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}: not in `arrays` or `options`")
+        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, but `arrays` and `options` lack this name")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
     used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Ids) else shape).split()}
@@ -145,7 +145,10 @@ def _shape_text(shape: str | Ids) -> str:
 def _beyond(
     sizes: Mapping[str, Any], arrays: Mapping[str, str | Ids], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
-    """Make the large draws: from `large`, or by default for each size in turn. The other sizes stay small."""
+    """Make the large draws, one large size at a time: from `large`, or by default for every name in `sizes`.
+
+    The other sizes stay small.
+    """
     beside = {name: [_small(size)] for name, size in sizes.items()}
     if large is None:
         large = {}
@@ -172,6 +175,6 @@ def _small(size: Sequence[int] | st.SearchStrategy) -> int:
 
 
 def _upper_end(size: Sequence[int] | st.SearchStrategy) -> int:
-    """Return the largest size: the end of a range of integers, otherwise `MOST`."""
+    """Return the largest value of `size`, or `MOST` for a strategy that is not a range of integers."""
     values = None if isinstance(size, Sequence) else domain_of(size)
     return values.integers[1] if values and values.integers else MOST

@@ -27,7 +27,7 @@ CONVENTIONS = {"hidden": "none", "mask": "none", "padding": 0.0}
 
 @dataclass(frozen=True)
 class Adapter:
-    """A way to call a problem's class like an op."""
+    """A way to call the class of a KernelBench problem with the arguments of an op."""
 
     op: str
     call: str  # a function of `verify.candidates.kernelbench_calls`
@@ -36,7 +36,7 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """Skip, in `contract`, laws that change an argument that the problem does not have."""
+        """Change the laws of `contract`: one that changes an argument that the problem lacks no longer applies."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -75,7 +75,7 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """Yield the adapters above for `contracts`, then for each contract one that passes the definition's arguments."""
+    """Yield the entries of `ADAPTERS` for `contracts`, then an adapter per contract that changes no argument."""
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():
         left_out = {

@@ -36,7 +36,7 @@ def dtype_of(text: str) -> str:
 
 
 def dtypes_for(dtype: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return (`dtype`,): arrays have the dtype of a weaker contract. Raises ValueError if `names` has another dtype.
+    """Return (`dtype`,), the only dtype for arrays of a weaker contract. Raises ValueError if `names` has another one.
 
     >>> dtypes_for("bfloat16", [])
     ('bfloat16',)
@@ -69,7 +69,7 @@ def loosened(contract: Contract, dtype: str) -> Contract:
 
 
 def _loosened(law: Law, contract: Contract) -> Law:
-    """Widen a law's tolerance by the bounds of the results that it computes. A law about equal bits stays strict."""
+    """Add the error bounds of the results that a law compares to its tolerance. A law about equal bits stays strict."""
 
     def check(trial: Trial) -> Claim | None:
         bounds = [_largest(contract, trial.arguments)]
@@ -87,5 +87,5 @@ def _loosened(law: Law, contract: Contract) -> Law:
 
 
 def _largest(contract: Contract, arguments: dict[str, Any]) -> float:
-    """Return the largest bound of the results for `arguments`; infinity allows any value."""
+    """Return the largest error bound of the results for `arguments`. It may be infinite, which allows any value."""
     return max(float(np.max(output.hard, initial=0)) for output in contract.expected(arguments))

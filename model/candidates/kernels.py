@@ -1,4 +1,7 @@
-"""Our kernels with the signatures of the reference. They run on a Hopper GPU, or in Pallas's interpreter."""
+"""Wraps our kernels in functions with the signatures of the reference.
+
+The kernels run on a Hopper GPU, or in Pallas's interpreter.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -39,7 +42,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Make kernels callable in the body of the `with`.
+    """Make a context in which kernels can be called, even on a machine without a GPU.
 
     Raises RuntimeError after the body if the interpreter found a race.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OwnCandidate:
-    """A candidate for the contract of `op`. Calling it calls `function`."""
+    """An implementation of the op `op` that `llamaspec verify` can judge. Calling it calls `function`."""
 
     op: str
     function: Callable[..., Any]
@@ -20,7 +20,7 @@ class OwnCandidate:
 
 
 def own_candidate(op: str, **how: Any) -> Callable[[Callable[..., Any]], OwnCandidate]:
-    """Decorate a function as a candidate for `op`. `how` sets other fields of `OwnCandidate`.
+    """Decorate a function as our implementation of `op`. `how` sets the other fields of `OwnCandidate` by name.
 
     >>> @own_candidate("add", dtypes=("float32",))
     ... def plus(x, y):

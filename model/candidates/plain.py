@@ -125,7 +125,7 @@ def distribution(
     seen: Array,
     **options: Any,
 ) -> Float[Array, " vocab"]:
-    """Compute the distribution without the repetition penalty: `model.sampling.sample` applies the penalty before."""
+    """Compute the distribution without the repetition penalty, which `model.sampling.sample` applies earlier."""
     return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 

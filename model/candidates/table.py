@@ -1,4 +1,4 @@
-"""A table of our functions that have a signature of the reference, with the inputs that each of them supports.
+"""Lists our implementations of reference functions, with the inputs that each implementation supports.
 
 The table lists every `OwnCandidate` in the modules of this package, so a new candidate needs no other entry.
 """

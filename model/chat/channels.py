@@ -85,7 +85,8 @@ class Channels:
     def _begin(self, text: str) -> ChannelText:
         """Process text at the start of the answer, before any control token.
 
-        While the text may be ` to=` and the name of a tool, it is held back until later tokens decide.
+        If the text so far may be the beginning of ` to=` and the name of a tool, we hold it back until later tokens
+        decide.
         """
         assert self._first is not None
         self._first += text

@@ -99,10 +99,10 @@ class Chat:
     def make_room(self, text: str, *, answer: int) -> int:
         """Forget the oldest turns if `text` and `answer` tokens do not fit. Returns the number of forgotten turns.
 
-        `text` is the next question. The answer gets at most a quarter of the context. If turns must go, we forget
-        enough to free half of the context, because afterwards the model computes the remaining conversation again,
-        which should not happen at every turn. If forgetting does not help, nothing is forgotten, and `reply` will raise
-        ValueError. Raises ValueError if the template refuses the conversation.
+        `text` is the next question. We reserve room for `answer` tokens, but at most a quarter of the context. After we
+        forget turns, the model computes the remaining conversation again. So that this does not happen at every turn,
+        we forget enough turns to free half of the context. If the question does not fit even then, we forget nothing,
+        and `reply` will raise ValueError. Raises ValueError if the template refuses the conversation.
         """
         self._settle()
         room = min(answer, self.context // 4)
@@ -200,7 +200,7 @@ class Chat:
 
     @property
     def _longest(self) -> int:
-        """The largest number of characters that the context can contain."""
+        """The number of characters above which a text certainly has more tokens than the context."""
         return self.context * LONGEST_TOKEN
 
     def _rendered(self, messages: Iterable[dict[str, str]]) -> MarkedText:

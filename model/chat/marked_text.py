@@ -37,7 +37,7 @@ class MarkedText(str):
         return text_with_marks
 
     def _operand(self, text: Any) -> Any:
-        """Prepare another string before it is joined with this one. For HTML, this escapes it."""
+        """Prepare another string to be joined with this one: escape it if this string is HTML."""
         return text
 
     def _base(self) -> str:
@@ -101,9 +101,9 @@ class MarkedText(str):
         return self._parts(plain(self).rsplit(sep, maxsplit), sep)
 
     def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
-        """Give consecutive parts of this string its marks.
+        """Return consecutive parts of this string as marked strings, with the marks of their characters.
 
-        Between the parts is `sep`, or white space if `sep` is None.
+        In this string, `sep` separates the parts, or white space if `sep` is None.
         """
         text, at, marked = plain(self), 0, []
         for part in parts:

@@ -276,7 +276,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _named_templates(folder: Path) -> list[Path]:
-    """Return the files with more templates in `folder`, where each file name is the name of a template.
+    """Return the files in `folder` that hold additional templates. A file's name is the name of its template.
 
     `convert` copies these files, and so publishes them. We therefore refuse a link to a file outside the folder.
     """
@@ -292,7 +292,7 @@ def _named_templates(folder: Path) -> list[Path]:
 def _checked(
     path: Path, sources: Mapping[str, str], tokens: Mapping[str, str | None], tokenizer: Tokenizer
 ) -> ChatTemplate:
-    """Make a ChatTemplate from a model's templates by name. One of the templates must have the name default."""
+    """Make a ChatTemplate from `sources`, a model's templates by name. One of the names must be "default"."""
     if any(len(source.encode(errors="surrogatepass")) > LARGEST for source in sources.values()):
         raise refused(path, f"has a chat template of more than {LARGEST} bytes")
     if "default" not in sources:
@@ -353,7 +353,11 @@ def _by_name(stated: object, path: Path) -> dict[str, str]:
 
 
 def _tokens(tokenizer: Tokenizer, stated: Mapping[str, str | None]) -> dict[str, str]:
-    """Choose the tokens for a template: the tokens that files name, or else the tokens that the tokenizer suggests."""
+    """Return the strings of bos_token, eos_token and other tokens for a template.
+
+    We use the strings in `stated`, which come from files. If they lack bos_token or eos_token, we use the tokenizer's
+    BOS, and its control token that ends a turn.
+    """
     end = next((name for name in END_OF_TURN if name in tokenizer.special), None)
     begin = None if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
     tokens = {"bos_token": begin, "eos_token": end, **stated}

@@ -79,7 +79,10 @@ def _check_name(name) -> None:
 
 
 def text_of(value: Any) -> str:
-    """Return the string that a template prints for a value. It is all quoted if any string in the value is quoted."""
+    """Return the string that a template prints for a value.
+
+    All characters of the result are marked as quoted if a string in the value has a quoted character.
+    """
     return str(value) if isinstance(value, str) else spread_quotes(str(value), value)
 
 

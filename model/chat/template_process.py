@@ -35,7 +35,7 @@ class WorkerEnd(Exception):
 class TemplateWorker:
     """A process that renders one template.
 
-    Starting it takes a tenth of a second, and a rendering a hundredth of that.
+    Starting it takes a tenth of a second, and a rendering takes a millisecond.
     """
 
     def __init__(self, source: str):

@@ -117,7 +117,10 @@ def read_adapter(folder: str | Path, config: Config) -> Adapter:
 
 
 def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
-    """Read the matrices of an adapter. A fused module's A belongs to all of its parts, and its B holds their rows."""
+    """Read the matrices of an adapter by the names of the weights.
+
+    If a module is fused, all of its parts have the same matrix A, and its matrix B holds the rows of all parts.
+    """
     entries, pairs = read_header(file), {}
     modules = _modules(config)
     for name, entry in entries.items():
@@ -160,7 +163,7 @@ def _stored(module: str, letter: str) -> str:
 
 
 def _modules(config: Config, family: Family | None = None) -> dict[str, list[Weight]]:
-    """Map the names of transformers' modules to the weights in each: one, or the parts of a fused matrix."""
+    """Map the name of each module in transformers to its weights: one weight, or all parts of a fused matrix."""
     family = family or nearest_family(config)
     fused = {part: name for name, parts in family.fused.items() for part in parts}
     modules: dict[str, list[Weight]] = {}

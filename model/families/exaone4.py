@@ -24,7 +24,7 @@ def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the fields `windows` and `rotary_layers` from a GGUF file as llama.cpp does.
 
-    Only the largest model has windows, and every fourth layer has no window.
+    Only the largest model has windows. In this model, every fourth layer has no window.
     """
     window = metadata.integer(WINDOW, 4096) if values["layers"] == LARGEST else 0
     windows = windows_but_every(4, window, layers=values["layers"]) if window else None

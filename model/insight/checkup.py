@@ -64,16 +64,16 @@ def check_up(
         faults += text_faults(checkpoint, vocabulary, Path(tokenizer) if tokenizer else place_of(model))
     trials, note = None, ""
     if any(fault.fault in ("nan", "overflow") for fault in faults):
-        note = "no text was tried, because the weights, or values computed from them, are not finite"
+        note = "the loss on a text was not measured, because the weights, or values computed from them, are not finite"
     elif vocabulary is None:
-        note = "no text was tried, because there is no tokenizer that fits this model"
+        note = "the loss on a text was not measured, because no tokenizer fits this model"
     else:
         ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
         trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
-            note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats per token, not below the"
-            note += f" {trials.frequencies:.4g} of token frequencies; check the text's language and the tokenizer"
+            note = f"the text shows nothing: the model's loss, {trials.before:,.4g} nats per token, is not below the"
+            note += f" loss of token frequencies, {trials.frequencies:.4g}; check the text's language and the tokenizer"
     if not (trials and trials.judged):
         faults += norm_faults(checkpoint)
     return Checkup(str(model), faults, trials, note)

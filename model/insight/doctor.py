@@ -114,7 +114,7 @@ def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:
 
 
 def _verdict(device: Device, missing: dict[str, str]) -> str:
-    """Say in one sentence whether models run on this machine, and with what."""
+    """Say in one sentence whether models run on this machine, and whether they use our kernels."""
     if packages := [name for name, reason in missing.items() if reason == "not installed"]:
         return f"install {', '.join(packages)}: some commands need them"
     if device.platform == "cpu":

@@ -1,4 +1,4 @@
-r"""How well a model predicts a text, and how far its predictions are from another model's.
+r"""Measures how well a model predicts a text, and how far its predictions are from another model's.
 
     loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats per token
     perplexity     exp(loss)
@@ -91,7 +91,7 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """How far a model's predictions are from its base's: KL divergences over the positions of a text, in nats."""
+    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
 
     mean: float
     median: float

@@ -24,7 +24,7 @@ from llamaspec.model.weights.loading import Progress, no_progress
 
 
 class TensorCost(NamedTuple):
-    """How much one tensor changes the model when it replaces that tensor of the base."""
+    """The effect of one tensor: the change in the base's predictions if the base gets this tensor of the model."""
 
     name: str
     relative_error: float  # rms of the weights' differences / rms of the weights

@@ -100,10 +100,10 @@ def last_level_cache() -> int | None:
 
 
 def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
-    """Return whether data of `bytes` bytes that is read repeatedly, each time in `seconds`, comes from a cache.
+    """Return whether reads come from a cache, if we read the same `bytes` bytes repeatedly, each time in `seconds`.
 
-    It does if the data fits in the cache of `cache` bytes. If `cache` is None, the data comes from a cache if it is
-    read faster than `read` bytes per second, the measured rate of memory.
+    If the size of the cache is known (`cache` bytes), the answer is yes if the data fits in it. If `cache` is None, the
+    answer is yes if we read faster than `read` bytes per second, the measured rate of memory.
 
     >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
     True
@@ -119,7 +119,7 @@ def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """Return the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
+    """Return the rate that `keep_read_rate` wrote; None if there is no file, or if another machine wrote it."""
     return _stored_rates(folder).get("read")
 
 
@@ -131,7 +131,7 @@ def keep_link(folder: Path, devices: int, link: Link) -> None:
 def kept_link(folder: Path, devices: int) -> Link | None:
     """Return the link that `keep_link` wrote for `devices` devices.
 
-    None without one, or if another machine wrote the file.
+    Returns None if there is no such link in the file, or if another machine wrote the file.
     """
     links = _stored_rates(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
@@ -142,7 +142,7 @@ def _keep(folder: Path, **measured: Any) -> None:
 
 
 def _stored_rates(folder: Path) -> dict[str, Any]:
-    """Return all measurements in the file, or {} without a file or if another machine wrote it."""
+    """Return all measurements in the file; {} if there is no file, or if another machine wrote it."""
     try:
         stored = json.loads((folder / RATES_FILE).read_text())
     except (OSError, ValueError):
@@ -151,7 +151,7 @@ def _stored_rates(folder: Path) -> dict[str, Any]:
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
-    """Describe the rate at which `bytes` bytes are read repeatedly, each time in `seconds`.
+    """Describe the rate of reading, if the same `bytes` bytes are read repeatedly, each time in `seconds`.
 
     Unless the bytes come from a cache, the description includes the share of the rate that `keep_read_rate` wrote to
     `folder`. This function measures nothing.

@@ -120,7 +120,7 @@ class MemoryPlan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the device has enough memory."""
+        """True if the device has enough memory."""
         return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:

@@ -203,7 +203,10 @@ def seconds_in_graphs(
 
 
 def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Sum the seconds of the kernels by name and part, and count the kernels. `order` lists the parts for each name."""
+    """Sum the seconds of kernels, and count them, by kernel name and part of the model.
+
+    `order` lists, for each kernel name, the parts of its runs in one iteration; the list then repeats.
+    """
     labels, passed = [], Counter[str]()
     for event in events:
         parts = order[event.kernel]

@@ -76,7 +76,7 @@ class Trials(NamedTuple):
 
     @property
     def judged(self) -> bool:
-        """Whether the model, with the best changes, predicts the text better than token frequencies do."""
+        """True if the model, with the best changes, predicts the text better than token frequencies do."""
         return (self.best[-1].loss if self.best else self.before) < self.frequencies
 
 
@@ -137,7 +137,7 @@ def changes(config: Config, format: str) -> list[Change]:
         candidates.append(
             Change(
                 "head",
-                "the head does not belong to this model: its embedding as the head predicts better",
+                "the head does not belong to this model: the embedding predicts better in its place",
                 mend,
                 config,
                 **tied,

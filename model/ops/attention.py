@@ -15,10 +15,11 @@ from llamaspec.reference.config import Config
 
 
 class CacheSpans(NamedTuple):
-    """CacheSpans: the numbers of cache rows that attention may read. Each span needs a branch of the compiled program.
+    """The spans of attention: the numbers of leading cache rows that attention can choose to read.
 
-    For one query, reading the rows takes all the time, so its spans grow by a factor of 2. With many queries, reading
-    a few unused rows costs little compared with the products, so a prompt may have fewer spans.
+    The compiled program has a branch for each span. For one query, reading the rows takes all the time, so its spans
+    grow by a factor of 2. With many queries, reading a few unused rows costs little compared with the products, so a
+    prompt may have fewer spans.
     """
 
     smallest: int  # number of rows in the smallest span
@@ -40,7 +41,10 @@ SPANS = CacheSpans(smallest=64, longest=4096 + 256, growth=4)
 
 @runtime_checkable
 class Scores(Protocol):
-    """Scores of queries with the leading keys of the cache, one for each row of `visible`; -inf for invisible keys."""
+    """A function that multiplies queries by the keys of the cache, and returns scores; -inf for invisible keys.
+
+    It reads as many leading rows of the cache as `visible` has.
+    """
 
     def __call__(
         self,
@@ -53,7 +57,10 @@ class Scores(Protocol):
 
 @runtime_checkable
 class Weighted(Protocol):
-    """Sums of the leading values of the cache, weighted by the probabilities `p`, one for each value."""
+    """A function that sums the values of the cache, weighted by the probabilities `p`.
+
+    It reads as many leading rows of the cache as `p` has.
+    """
 
     def __call__(
         self, p: Float[Array, "batch kv_heads group seq rows"], v: Array, /
@@ -72,7 +79,7 @@ def attend(
     scores: Scores | None = None,
     weighted: Weighted | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the rows of the cache up to each query's position; with `window`, only to the last `window` rows.
+    """Attend to the rows of the cache up to each query's position; with `window`, only to the last `window` of them.
 
     A switch inside the program selects the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
     the two products over a span; None: use dot products. For a cache in pages, this function calls `attend_pages`.

@@ -55,7 +55,7 @@ def ops_for(
         )
     if kernels == "auto":
         kernels = "cpu" if device.platform == "cpu" else "xla"
-        reason = f"kernels need a GPU of compute capability {HOPPER}, and JAX has here a {device.kind}"
+        reason = f"kernels need a GPU of compute capability {HOPPER}, but JAX found a {device.kind}"
     else:
         reason = f"{kernels} was requested"
     return OpsChoice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
@@ -67,8 +67,8 @@ def check_kernels(kernels: str, device: Device) -> None:
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:
         raise ValueError(
-            f"kernels pallas run on a GPU of compute capability {HOPPER} (H100, H200), and JAX has here "
-            f"a {device.kind}: choose auto, xla or cpu"
+            f"kernels pallas need a GPU of compute capability {HOPPER} (H100, H200), but JAX found a {device.kind}: "
+            "choose auto, xla or cpu"
         )
 
 
@@ -79,7 +79,7 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
     refused = {name: reason for name, reason in reasons.items() if reason}
     choice = OpsChoice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
     if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # other ops never have a kernel
-        raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
+        raise ValueError(f"kernels pallas do not support this whole model ({describe(choice)}): choose auto or xla")
     return choice
 
 

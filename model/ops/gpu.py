@@ -170,7 +170,7 @@ def _in_a_row(
 
 def _check_cache(cache: LayerStore, x: Array) -> None:
     if cache.k.dtype != x.dtype:
-        raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
+        raise Unsupported(f"kernels need a KV cache in {x.dtype}, the dtype of the model, got {cache.k.dtype}")
 
 
 def _norm_qkv_form(

@@ -68,7 +68,8 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
     """Return the number of float32 partial sums that `cpu_product` stores before the last sum.
 
-    `weight` may be shapes instead of arrays. The small matrices of an adapter are multiplied by dots.
+    `weight` may be shapes instead of arrays. The small matrices of an adapter need no partial sums, because we multiply
+    them by dots.
     """
     if isinstance(weight, Adapted):
         return partial_sums(weight.matrix)

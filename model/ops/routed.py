@@ -24,8 +24,8 @@ class KernelOp[**P, R]:
 class Routed[**P, R]:
     """An op that calls its kernel if the form of the arguments is in `accepted`, or `op.plain` if it is in `refused`.
 
-    Arguments without a form go to `op.prompt`. Raises ValueError for any other form, since the table of ops was built
-    for another model, batch or cache.
+    If `op.form` returns None, as for a prompt, we call `op.prompt`. Raises ValueError for any other form, since the
+    table of ops was built for another model, batch or cache.
     """
 
     name: str

@@ -91,7 +91,10 @@ def all_min(number: int) -> int:
 
 
 class Watch:
-    """A thread with connections to other processes: process 0 is connected to all, every other process to process 0."""
+    """A thread that watches the connections between the processes.
+
+    Process 0 has a connection to every other process; the other processes have a connection only to process 0.
+    """
 
     def __init__(self, group: ProcessGroup):
         """Connect, and start to send heartbeats. Raises the errors of `joined`."""
@@ -133,7 +136,7 @@ class Watch:
 
     @property
     def first(self) -> bool:
-        """Whether this is process 0."""
+        """True if this is process 0."""
         return not self._group.process
 
     @property

@@ -35,7 +35,7 @@ class Sharding(NamedTuple):
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether the matrices are sharded. If not, the rows of the cache are."""
+        """True if the matrices are sharded, and False if the rows of the cache are sharded."""
         return self.name == "tensor"
 
     def config(self, config: Config, devices: int) -> Config:

@@ -31,7 +31,10 @@ class Backend[Cache, Drawing](Protocol):
 
     @property
     def ahead(self) -> int:
-        """The number of bursts to start before reading the tokens of an earlier one. `decode` itself does not wait."""
+        """The number of bursts that a session starts ahead, before it reads the tokens of the burst before them.
+
+        This is possible because `decode` returns before the tokens are computed.
+        """
         ...
 
     def start(self) -> Cache:

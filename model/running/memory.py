@@ -70,7 +70,7 @@ def memory_of(
     cache_dtype: np.dtype,
     wide: int | None = None,
 ) -> Memory:
-    """Plan for `batch` sequences of up to `context` tokens. `params` may be shapes only.
+    """Plan the memory for `batch` sequences of up to `context` tokens. `params` may be shapes only.
 
     We prefill a prompt in chunks of `chunk` tokens, or a long prompt in chunks of up to `wide` tokens.
     """

@@ -89,15 +89,16 @@ def is_large(config: Config) -> bool:
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:
-    """For a large model on a CPU, make the process return blocks when they are freed (see
-    `return_blocks_when_freed`).
+    """Make the process return memory to the system when it frees a block, for a large model on a CPU.
+
+    See `return_blocks_when_freed`.
     """
     if _counts_its_memory(config, platform):
         return_blocks_when_freed()
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return the compiler's memory to the system.
+    """Return the compiler's free memory to the system.
 
     For a large model on a CPU, also drop the compiler's code from memory.
     """

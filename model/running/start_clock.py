@@ -20,7 +20,7 @@ class StartClock:
     - upload: waiting for weights to reach the device, and to be quantized there
     - first token: from the request to the first token
 
-    Other threads work in parallel with the main thread. `beside` counts their seconds, which are not in the sum.
+    Other threads work in parallel with the main thread. `parallel` has their seconds, which are not in the sum.
     """
 
     def __init__(self, *, began: float | None = None):

@@ -103,8 +103,9 @@ class Leftmost:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
-        None stands for a control token that absorbs nothing, or for an end of the whole text. The library first finds
-        all tokens. So an added token of white space stays, and so does all white space on its other side.
+        None stands for a control token that absorbs nothing, or for an end of the whole text. The library finds all
+        added tokens before any white space is absorbed. So if an added token consists of white space, it stays, and so
+        does the white space beyond it.
         """
         matches = list(self._matches(text))
         begin, end = 0, len(text)
@@ -148,8 +149,8 @@ class LongestFirst:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control token `after` absorbs from the text after it; None absorbs nothing.
 
-        llama.cpp has found all longer names by then, and their white space stays. It has no token that absorbs the
-        white space before it, so `before` has no effect.
+        Before llama.cpp absorbs this white space, it has found all tokens with longer names, and it keeps the white
+        space in them. In llama.cpp, no token absorbs the white space before it, so `before` has no effect.
         """
         if after is None:
             return text

@@ -125,7 +125,7 @@ class HuggingFaceTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """Whether a piece spells bytes, one character per byte; otherwise pieces are text as in SentencePiece."""
+        """True if a piece spells bytes, one character per byte; False if pieces are text as in SentencePiece."""
         return self._spelling.byte_level
 
     def spec(self) -> dict[str, Any]:

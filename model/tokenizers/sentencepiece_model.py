@@ -99,7 +99,7 @@ class SentencePieceTokenizer:
 
     @property
     def prefix_after_special(self) -> bool:
-        """Whether we put a space in front of a text that follows a control token or an added token."""
+        """True if we put a space in front of a text that follows a control token or an added token."""
         return self._after_added != "nothing"
 
     def piece(self, token: int) -> str:

@@ -37,12 +37,16 @@ class Tokenizer(Protocol):
 
     @property
     def dummy_prefix(self) -> bool:
-        """Whether `encode` puts a space in front of a text, so that the first word gets the same ids as other words."""
+        """True if `encode` puts a space in front of a text, so that the first word gets the same ids as other words."""
         ...
 
     @property
     def absorbs(self) -> Mapping[str, tuple[bool, bool]]:
-        """Names of control tokens that absorb white space: whether before the token, and whether after it."""
+        """The control tokens that absorb white space, by name.
+
+        The values say whether a token absorbs the white space before it, and whether it absorbs the white space after
+        it.
+        """
         ...
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
@@ -91,7 +95,7 @@ def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[in
 
 
 def named_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
-    """Return the ids of those `texts` that are names of control tokens, for stop strings that name a control token."""
+    """Return the ids of the control tokens with a name in `texts`, so that a stop string can name a control token."""
     return frozenset(tokenizer.special[text] for text in texts if text in tokenizer.special)
 
 

@@ -73,7 +73,9 @@ def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndar
 
 
 def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter cols"]:
-    """Pack t + 1 in two bits. A byte has the rows i, i + rows / 4, ... of a column; 4 must divide the rows.
+    """Pack t + 1 of each weight in two bits. A byte holds the rows i, i + rows / 4, ... of a column.
+
+    The number of rows is a multiple of 4.
 
     >>> pack(np.array([[1], [0], [-1], [1]], np.int8))
     array([[134]], dtype=uint8)

@@ -35,7 +35,7 @@ BLOCK = 256
 
 
 class Scales(NamedTuple):
-    """A code for each scale, b for each block of 256, and o."""
+    """Quantized scales: a code for each scale, the largest deviation b of each block of 256, and the mean o."""
 
     codes: UInt8[np.ndarray, "*grid"]
     tops: Float32[np.ndarray, " blocks"]

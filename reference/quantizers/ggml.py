@@ -18,7 +18,7 @@ from llamaspec.reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
 
 @runtime_checkable
 class BlockReader(Protocol):
-    """Conversion from bytes to blocks of codes and scales, and from these to rows of weights."""
+    """A ggml type that we can read: `unpack` gives codes and scales, and `dequantize` turns these into weights."""
 
     @property
     def weights(self) -> int: ...
@@ -30,7 +30,7 @@ class BlockReader(Protocol):
 
 @runtime_checkable
 class Type(BlockReader, Protocol):
-    """A `BlockReader` that also converts rows of weights to blocks of codes and scales, and these to bytes."""
+    """A ggml type that we can also write: `quantize` gives codes and scales, and `pack` turns these into bytes."""
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
     def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...

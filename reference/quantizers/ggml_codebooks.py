@@ -47,7 +47,7 @@ SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
 @dataclass(frozen=True)
 class NonLinear:
-    """IQ4_NL.
+    """IQ4_NL: a code is the index of one of 16 levels, and each block of 32 has a float16 scale.
 
     >>> q = IQ4_NL.quantize(np.array([[-127.0, 113.0, 1.0, 0.0] * 8]))
     >>> q.codes[0, 0, :4], q.scales
@@ -90,7 +90,7 @@ class NonLinear:
 
 @dataclass(frozen=True)
 class Microscaling:
-    """MXFP4.
+    """MXFP4: a code is an e2m1 float, and each block of 32 has a power of two as its scale.
 
     >>> q = MXFP4.quantize(np.array([[6.0, -0.25, 0.75, -2.6] * 8]))
     >>> q.codes[0, 0, :4], q.scales
@@ -133,7 +133,7 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
+    """Return sum w^3 v and sum w^2 v^2, with v the level nearest to start * w, added up in order in float32."""
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))

@@ -111,7 +111,7 @@ class Superblock:
     def _fit(
         self, groups: Float64[np.ndarray, "*batch group"]
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Return the step and the minimum of each group, from the best guess."""
+        """Return the step a and the minimum b of each group, from the guess with the smallest sum of squares."""
         least = np.full(groups.shape[:-1], np.inf)
         step, floor = np.zeros_like(least), np.zeros_like(least)
         for stretch in STARTS:
@@ -124,7 +124,10 @@ class Superblock:
     def _fit_signed(
         self, groups: Float64[np.ndarray, "*batch group"], stretch: float
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Fit signed codes: the weight of largest magnitude gets the first code; a = sum w q / sum q^2."""
+        """Fit signed codes: guess a step, round w to codes q, and return a = sum w q / sum q^2 and b = 0.
+
+        The guess maps the weight of largest magnitude to the first code minus `stretch`.
+        """
         at = np.argmax(np.abs(groups), axis=-1, keepdims=True)
         guess = np.take_along_axis(groups, at, axis=-1) / (self.lowest - stretch)
         q = np.rint(groups / np.where(guess == 0, np.inf, guess)).clip(self.lowest, self.highest)
@@ -135,7 +138,10 @@ class Superblock:
     def _fit_shifted(
         self, groups: Float64[np.ndarray, "*batch group"], stretch: float
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Fit codes from the smallest weight, or 0, to the largest; a and b from the line through (q, w), b >= 0."""
+        """Fit codes that count from the smallest weight, or from 0 if that is smaller. Return a and b >= 0.
+
+        The first guess maps the largest weight to the last code plus `stretch`; a and b are the line through (q, w).
+        """
         lo = np.minimum(np.min(groups, axis=-1, keepdims=True), 0)
         guess = (np.max(groups, axis=-1, keepdims=True) - lo) / (self.highest + stretch)
         q = np.rint((groups - lo) / np.where(guess == 0, np.inf, guess)).clip(0, self.highest)
@@ -173,7 +179,7 @@ class Superblock:
 
 
 class Q2(Superblock):
-    """Q2_K.
+    """Q2_K: codes of 2 bits in 16 groups of 16 weights, with s and m of 4 bits.
 
     >>> q = Q2_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
@@ -199,7 +205,7 @@ class Q2(Superblock):
 
 
 class Q3(Superblock):
-    """Q3_K.
+    """Q3_K: signed codes of 3 bits in 16 groups of 16 weights, with s of 6 bits.
 
     >>> q = Q3_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.d
@@ -230,7 +236,7 @@ class Q3(Superblock):
 
 
 class Q4(Superblock):
-    """Q4_K.
+    """Q4_K: codes of 4 bits in 8 groups of 32 weights, with s and m of 6 bits.
 
     >>> q = Q4_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
@@ -251,7 +257,7 @@ class Q4(Superblock):
 
 
 class Q5(Superblock):
-    """Q5_K.
+    """Q5_K: codes of 5 bits in 8 groups of 32 weights, with s and m of 6 bits.
 
     >>> q = Q5_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
@@ -274,7 +280,7 @@ class Q5(Superblock):
 
 
 class Q6(Superblock):
-    """Q6_K.
+    """Q6_K: signed codes of 6 bits in 16 groups of 16 weights, with s of 8 bits.
 
     >>> q = Q6_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.d

@@ -39,7 +39,7 @@ BYTES = (32, 16, 4)  # their number in bytes
 
 
 class Trits(NamedTuple):
-    """-1, 0 and 1, and the scale of each block."""
+    """Quantized weights: codes -1, 0 and 1, and a float16 scale for each block."""
 
     codes: Int8[np.ndarray, "*batch blocks 256"]
     scales: Float16[np.ndarray, "*batch blocks"]
@@ -62,7 +62,7 @@ def dequantize(q: Trits) -> Float64[np.ndarray, "*batch cols"]:
 
 @dataclass(frozen=True)
 class TwoBits:
-    """TQ2_0: bytes with t + 1 in two bits, for weights 32 apart, then d.
+    """TQ2_0: a byte holds t + 1 of four weights, 32 apart, in two bits each. d follows the bytes of a block.
 
     >>> q = TQ2_0.unpack(TQ2_0.pack(quantize(np.eye(1, 256))))
     >>> TQ2_0.dequantize(q)[0, :2]
@@ -79,14 +79,14 @@ class TwoBits:
         return np.concatenate([packing.pack(q.codes + 1, bits=2, stride=32), bytes_of(q.scales)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Trits:
-        """Restore the codes. The unused bits 11 mean 2 d."""
+        """Restore codes and scales. The bits 11, which `pack` never writes, give the code 2."""
         codes = packing.unpack(packed[..., :64], bits=2, stride=32).astype(np.int8) - np.int8(1)
         return Trits(codes, float16_at(packed, 64))
 
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: t + 1 as digits in base 3, then d. A run of 5 n weights fills n bytes; each byte has weights n apart.
+    """TQ1_0: t + 1 as digits in base 3, then d. A run of 5 n weights fills n bytes: a byte has five weights, n apart.
 
     >>> q = TQ1_0.unpack(TQ1_0.pack(quantize(np.eye(1, 256))))
     >>> TQ1_0.dequantize(q)[0, :2]
@@ -110,7 +110,7 @@ class BaseThree:
         return np.concatenate([*packed, bytes_of(q.scales)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Trits:
-        """Restore the codes. Every byte is valid as a fraction."""
+        """Restore codes and scales. No byte is invalid: each one is a fraction that gives five digits."""
         runs = np.split(packed, np.cumsum(BYTES), axis=-1)[:-1]
         codes = []
         for run, n, weights in zip(runs, BYTES, RUNS, strict=True):

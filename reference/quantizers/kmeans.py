@@ -42,7 +42,7 @@ Levels = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 class Codebooks(NamedTuple):
-    """A code for each weight, and the levels of each row, in order."""
+    """A code for each weight, and the levels of each row, in ascending order."""
 
     codes: UInt8[np.ndarray, "rows cols"]
     levels: Float32[np.ndarray, "rows levels"]

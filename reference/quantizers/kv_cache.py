@@ -41,7 +41,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
 
 
 class Int8Cache(LayerCache):
-    """A layer's cache with keys and values as attention reads them from int8: all are rounded, including the newest.
+    """A layer's cache that holds every key and value, including the newest, quantized to int8 and dequantized again.
 
     >>> cache = Int8Cache(np.zeros((0, 1, 2)), np.zeros((0, 1, 2)))
     >>> cache.append(np.array([[[127.0, 0.4]]]), np.array([[[127.0, 0.6]]])).v

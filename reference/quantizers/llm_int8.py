@@ -53,7 +53,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 def linear(
     x: Float[np.ndarray, "tokens cols"], w: Quantized, *, threshold: float = THRESHOLD
 ) -> Float64[np.ndarray, "tokens rows"]:
-    """Compute W x. Features of `x` that reach `threshold` in any token are not rounded. With an infinite one, all are.
+    """Compute W x. Features of `x` that reach `threshold` in any token stay exact; all others are rounded to int8.
 
     >>> w = quantize(np.array([[127.0, 1.0]]))
     >>> x = np.array([[0.3, 100.0]])

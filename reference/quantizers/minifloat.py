@@ -36,7 +36,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A format: the bits of its exponent and mantissa, and the meaning of its last codes."""
+    """A format: the numbers of exponent and mantissa bits, the largest number, and which codes are infinity or NaN."""
 
     exponent_bits: int
     mantissa_bits: int

@@ -31,7 +31,7 @@ BLOCK = 16
 
 
 class Nvfp4(NamedTuple):
-    """Codes of e2m1, scales s of e4m3, and g."""
+    """A quantized tensor: e2m1 codes, an e4m3 scale s for each block, and one float32 scale g."""
 
     codes: UInt8[np.ndarray, "*batch cols"]
     scales: UInt8[np.ndarray, "*batch blocks"]

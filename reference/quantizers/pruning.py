@@ -27,7 +27,9 @@ from llamaspec.reference.quantizers.blocks import finite
 
 
 def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarray, "*shape"]:
-    """Keep `keep` weights of the tensor. Raises ValueError for weights that are not finite, or too few weights.
+    """Make the mask of the `keep` largest weights of the tensor.
+
+    Raises ValueError for weights that are not finite, and if there are fewer than `keep` weights.
 
     >>> fine_grained(np.array([[1.0, -3.0], [2.0, 0.0]]), keep=2)
     array([[False,  True],
@@ -37,7 +39,9 @@ def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarra
 
 
 def channels(w: Float[np.ndarray, "rows cols"], *, keep: int) -> Bool[np.ndarray, "rows cols"]:
-    """Keep all weights of `keep` rows. Raises ValueError for weights that are not finite, or too few rows.
+    """Make the mask of the `keep` rows with the largest norms.
+
+    Raises ValueError for weights that are not finite, and if there are fewer than `keep` rows.
 
     >>> channels(np.array([[1.0, -3.0], [2.0, 2.0]]), keep=1)
     array([[ True,  True],
@@ -50,7 +54,9 @@ def channels(w: Float[np.ndarray, "rows cols"], *, keep: int) -> Bool[np.ndarray
 
 
 def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.ndarray, "*batch cols"]:
-    """Keep `n` of every `m` weights. Raises ValueError for weights that are not finite, or if m does not divide a row.
+    """Make the mask of the `n` largest of every `m` weights of a row.
+
+    Raises ValueError for weights that are not finite, and if the length of a row is not a multiple of `m`.
 
     >>> n_of_m(np.array([[1.0, -3.0, 2.0, 0.0]]), n=2, m=4)
     array([[False,  True,  True, False]])

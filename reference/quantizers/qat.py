@@ -25,7 +25,7 @@ from llamaspec.reference.quantizers.blocks import finite
 
 
 class Fake(NamedTuple):
-    """y, and a mask of the entries that pass a gradient."""
+    """Result of fake quantization: the rounded y, and a mask of the entries that pass a gradient."""
 
     values: Float64[np.ndarray, "*shape"]
     passes: Bool[np.ndarray, "*shape"]

@@ -26,7 +26,7 @@ from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 
 
 class Scheme(NamedTuple):
-    """Functions for complete groups, and their sizes in bits."""
+    """A scheme: functions that quantize, pack and restore complete groups, and the bits of a code and a scale."""
 
     code_bits: int
     scale_bits: int
@@ -50,7 +50,7 @@ class Scheme(NamedTuple):
         return Quantized(codes[..., :cols], scales)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Dequantize exactly."""
+        """Compute the weights that `q` stands for, exactly."""
         cols = q.codes.shape[-1]
         codes = np.pad(q.codes, _to_whole_groups(q.codes, self.group or cols))
         return self.decode(Quantized(codes, q.scales))[..., :cols]
@@ -66,7 +66,7 @@ class Scheme(NamedTuple):
 
 
 def _to_whole_groups(a: np.ndarray, group: int) -> list[tuple[int, int]]:
-    """Return the padding for complete groups, as in `np.pad`. Padding with zeros changes no scale."""
+    """Return the padding that completes the last group, for `np.pad`. Padding with zeros changes no scale."""
     return [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % group)]
 
 

@@ -167,7 +167,7 @@ a page is published under the first page's parent (nano-vllm)
     -                 before = job.pages[i]
     +                 before = NULL_PAGE
 only one that begins looks for pages (SGLang PR 10721)
-    -                 self._adopt(job)  # this may leave nothing to prefill
+    -                 self._adopt(job)
     +                 pass
 who finds the rest of a prompt lets another read unseen (ours)
     -             if job.to_read:
@@ -184,7 +184,7 @@ adopted pages are held twice (Atlas PR 373)
     +             job.pages, job.computed = prefix
 results of a cancelled request are delivered (SGLang #34112)
     -             if job is None:
-    -                 continue  # it was cancelled in the meantime
+    -                 continue  # the request was cancelled after `plan`
     +             job = job or Job(row.number, Request((0,), 9), (0, 0), None)
 a chunk of a cancelled request is committed (SGLang #34149)
     - if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -234,7 +234,7 @@ tokens that are fed again are delivered again (ours, nano-vllm #217)
     - new = tuple(tokens[skipped:])
     + new = tuple(tokens[min(skipped, 1) :])
 tokens that are fed again count as new (nano-vllm #233)
-    - again = job.known - 1 - job.computed  # known tokens to feed before the newest
+    - again = job.known - 1 - job.computed
     + again = 0
 a step too many
     - return min(burst, again + remaining, self.limits.context - job.computed)

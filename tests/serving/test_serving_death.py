@@ -151,7 +151,7 @@ def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
 
     def say(line: str) -> None:
         lines.append(line)
-        if " is at " in line:
+        if "http://" in line:
             threading.Thread(target=hang, args=[int(line.rpartition(":")[2])]).start()
 
     def end(status: int) -> None:
@@ -177,7 +177,7 @@ def test_only_sigint_prints_a_newline(number, monkeypatch):
 
     def say(line: str) -> None:
         lines.append(line)
-        if " is at " in line:
+        if "http://" in line:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr("llamaspec.commands.serve.say", say)
@@ -245,7 +245,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
 
     def say(line: str) -> None:
         lines.append(line)
-        if " is at " in line:
+        if "http://" in line:
             threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
             threads[0].start()
 

@@ -43,7 +43,7 @@ FLOAT32 = Rounding()
 
 
 class Carried(NDArrayOperatorsMixin):
-    """Exact values, with a bound on the error of each, and the sum of the magnitudes of its terms.
+    """Exact values; for each element, a bound on its error, and the sum of the magnitudes of the terms it adds up.
 
     An input is exact, unless it is so small that float32 flushes it to zero.
     """
@@ -102,11 +102,11 @@ class Carried(NDArrayOperatorsMixin):
         return _extreme(np.min, self, axis=axis, keepdims=keepdims)
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Carried":
-        """Apply `move`, which only moves elements, to values, errors and sizes."""
+        """Apply `move`, which only moves elements, to values, errors and sums of magnitudes."""
         return self.like(move(self.value), move(self.error), move(self.size))
 
     def like(self, value: Any, error: Any, size: Any = None) -> "Carried":
-        """Make another array with the same rounding."""
+        """Make a `Carried` of `value` and `error` with this array's rounding."""
         return Carried(value, error, size, rounding=self.rounding)
 
     def operand(self, value: Any) -> "Carried":
@@ -287,7 +287,10 @@ def _extreme(reduce: Any, x: Carried, axis: Any = None, *, keepdims: bool = Fals
 
 
 class Undecided:
-    """A comparison that a rounding could decide for some elements: the exact outcome, and where it is certain."""
+    """A comparison that a rounding could decide for some elements.
+
+    It holds the outcome for exact numbers, and a mask of the elements for which no rounding can change it.
+    """
 
     def __init__(self, ufunc: np.ufunc, a: Carried, b: Carried, sure: np.ndarray):
         self.outcome, self.sure = ufunc(a.value, b.value), sure
@@ -321,7 +324,10 @@ def _where(condition: Any, a: Any, b: Any) -> Carried:
 
 
 def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray | Undecided]:
-    """Make a comparison. Its outcome is certain if both numbers are exact, or differ by more than their errors."""
+    """Make a function that compares two arrays.
+
+    An element's outcome is certain if both numbers are exact, or differ by more than the sum of their errors.
+    """
 
     def apply(a: Carried, b: Carried) -> np.ndarray | Undecided:
         error = a.error + b.error

@@ -61,7 +61,7 @@ class Approx(NamedTuple):
 
 
 def exactly(values: Any) -> Approx:
-    """Treat an array, which is an input of the computation, as exact."""
+    """Wrap `values`, an input of the computation, as exact values."""
     exact = np.asarray(values).astype(np.float64)
     return Approx(exact, np.zeros_like(exact))
 
@@ -102,7 +102,7 @@ def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> 
 
 
 def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
-    """Compute RMSNorm. We bound the computed mean square from below and from above, and so every later result."""
+    """Compute RMSNorm. A lower and an upper bound of the computed mean square bound the result's error."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
     change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
@@ -150,9 +150,9 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """Apply RoPE with cos and sin rounded to float32: two products and a sum per feature.
+    """Apply the model's RoPE with cos and sin rounded to float32: two products and a sum per rotated feature.
 
-    Other features do not change.
+    With partial RoPE, the last features of a head do not change.
     """
     turns, length = config.rotation()
     unturned = x.map(lambda part: part[..., 2 * len(turns) :])
@@ -170,9 +170,9 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
 
 
 def turn_error(angle: np.ndarray) -> np.ndarray:
-    """Bound the error of the cosine or sine of `angle`, a product of position and frequency in float32.
+    """Bound the error of the cosine or sine of `angle`, if code computes position times frequency in float32.
 
-    The product rounds once. Most implementations first reduce the angle to one turn, which may round once more.
+    The product rounds once. Most implementations then reduce the angle modulo 2 pi, which may round once more.
     """
     return 2 * U * angle + ELEMENTARY
 
@@ -208,7 +208,10 @@ def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
 
 
 def in_fixed_point(x: Approx, *, group: int) -> Approx:
-    """Convert each group of columns of x [*batch cols] to fixed point with error `FIXED`; the last may be shorter."""
+    """Convert each group of `group` columns of x [*batch cols] to fixed point; the last group may be shorter.
+
+    The error is at most `FIXED` times the largest magnitude in the group.
+    """
     size = np.pad(x.size, [(0, 0)] * (x.size.ndim - 1) + [(0, -x.size.shape[-1] % group)])
     largest = np.max(size.reshape(*size.shape[:-1], -1, group), axis=-1)
     off = FIXED * np.repeat(largest, group, axis=-1)[..., : x.size.shape[-1]]
@@ -220,8 +223,9 @@ def fixed_point_product(
 ) -> Approx:
     """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Products and sums of digits are exact. For each digit, the scaled sums are rounded `roundings` times. If x is a norm
-    and the code multiplies the sums by 1/rms, `rms` is the largest 1/rms. Numbers are below 2^127.
+    Products and sums of digits are exact. For each digit, the scaled sums are rounded `roundings` times. If x is
+    normalized and the code multiplies by 1/rms only after the product, `rms` is the largest 1/rms. Numbers are below
+    2^127.
     """
     cols = codes.shape[1]
     weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
@@ -245,12 +249,13 @@ def attended(
     smallest: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> Approx:
-    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
+    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim].
 
-    With several `blocks`, the softmax is an online one, which rescales its sums once per block. Matrix units need
-    weights in the dtype of the values: this rounding has the relative error `unit`, and the absolute error `smallest`
-    for tiny weights; both are 0 if weights stay float32. `sinks` [heads] are exact; each is one more score, and may be
-    a separate block.
+    The softmax may divide by its total before or after the sum over values. With several `blocks`, the softmax is an
+    online one, which rescales its sums once per block. A kernel may round softmax weights to the dtype of the values,
+    for its matrix units: this rounding has the relative error `unit`, and the absolute error `smallest` for tiny
+    weights; both are 0 if weights stay float32. `sinks` [heads] are exact. Each sink is one more score of its head, and
+    may be a separate block.
     """
     arrays = q.value, k.value, v.value
     value = attention(*arrays, mask) if sinks is None else sink_attention(*arrays, sinks, mask)
@@ -278,12 +283,12 @@ def attended(
 
 
 def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax of scores with errors up to `moved`: exact probabilities and their errors.
+    """Return the exact softmax of scores, and a bound on the error of each probability.
 
-    Adding a constant to all scores changes nothing, so only the rounding of score minus maximum counts, and it grows
-    with that distance: once for the difference, and twice if code computes e^x as 2^(x log2 e). So every weight, and
-    the sum, is off by a factor e^a. An online softmax multiplies by exp(old maximum - new) once per block: these
-    distances add up to at most the distance between the scores.
+    The computed scores have errors up to `moved`. The difference d = score - maximum adds roundings relative to d: one
+    for the subtraction, and two more if code computes e^d as 2^(d log2 e). Together they are an error a of the
+    exponent, so every weight, and the sum, is off by a factor up to e^a. An online softmax multiplies by
+    exp(old maximum - new maximum) once per block: these differences add up to at most the largest |d|.
     """
     p = softmax(scores)
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
@@ -385,7 +390,10 @@ UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2":
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
-    """Compute the norm, q, k and v, their norms, and RoPE. Here and below, outputs have the rounding `unit`."""
+    """Compute the norm, q, k and v, the norms of q and k, and RoPE.
+
+    Here and below, outputs are rounded with the relative error `unit`.
+    """
     assert layer.attention_norm is not None
     n = rounded(apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
     q, k, v = (
@@ -468,7 +476,10 @@ def mixed(
     renormalized: bool = True,
     joined: Callable[[Approx, Approx], Approx] = gated,
 ) -> Approx:
-    """Add the experts' outputs for n [tokens dim] to `start`; `NO_BOUND` as in `moe_add`. `joined` is from `GATED`."""
+    """Add the outputs of the chosen experts for n [tokens dim] to `start`. `joined` is the activation, from `GATED`.
+
+    A token gets `NO_BOUND` if a rounding could change its choice of experts.
+    """
     router, gate, up, down, biases = experts
     bias = None if biases is None else biases.router
     logits = projected(n, router, bias)
@@ -518,7 +529,7 @@ def routed(
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
-    """Return whether each chosen expert leads every other expert by more than any rounding."""
+    """Return, for each token, whether every chosen expert leads all other experts by more than their errors."""
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     high = p + p_error
     np.put_along_axis(high, chosen, -np.inf, axis=-1)

@@ -67,7 +67,9 @@ class Direct:
 
 
 class Worker:
-    """A function called `package.module:function` or `file.py:function`, in a process started at the first call.
+    """A function, named `package.module:function` or `file.py:function`, that runs in a process of its own.
+
+    The process starts at the first call.
 
     `timeout` is in seconds, for each call. Raises ValueError for an unknown library, for a device that its library
     cannot name, and for a timeout that is not positive.
@@ -197,7 +199,11 @@ def _as_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failure:
-    """Read a reply, which the candidate may have forged. Raises ValueError or TypeError if malformed; NoVerdict."""
+    """Convert a reply to outputs or a failure.
+
+    The candidate may have forged it: raises ValueError or TypeError if it is malformed. Raises NoVerdict if the reply
+    says that this machine or this Python lacks something.
+    """
     if reply.unavailable is not None:
         raise NoVerdict(printable(str(reply.unavailable)))
     if reply.failure is not None:

@@ -111,9 +111,9 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def _settled(value: Any) -> bool:
-    """Return whether the type of a result belongs to an array library, and not to the candidate.
+    """Return whether an array library defines the type of a result, so that reading it computes nothing.
 
-    A type can claim any module name, so we look it up in that module.
+    A candidate's type can claim any module name, so we look the type up in that module.
     """
     kind = type(value)
     module = modules.get(kind.__module__) if kind.__module__.partition(".")[0] in SETTLED else None

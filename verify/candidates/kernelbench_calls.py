@@ -39,7 +39,7 @@ class Problem:
 
 
 def ranks(problem: Problem) -> Call:
-    """Make a function without arguments that returns the number of axes of each input.
+    """Make a function without arguments that returns the number of axes of each of the problem's inputs.
 
     If the problem uses torch, the inputs take no memory.
     """
@@ -64,17 +64,17 @@ def as_defined(problem: Problem) -> Call:
 
 
 def product(problem: Problem) -> Call:
-    """Call the problem as A @ B; the op multiplies by the transpose of its second argument."""
+    """Call a problem that computes A @ B for an op that multiplies by the transpose of its second argument."""
     return lambda x, weight: problem(x, weight.T)
 
 
 def product_with_vector(problem: Problem) -> Call:
-    """Call the problem as A @ b with b [cols, 1]."""
+    """Call a problem that computes A @ b, with b [cols, 1], for an op that takes b [cols]."""
     return lambda x, weight: problem(weight, x[:, None])[:, 0]
 
 
 def over_channels(problem: Problem) -> Call:
-    """Call a problem for RMSNorm over the second of four axes, without a weight, and multiply by the weight."""
+    """Call a problem that computes RMSNorm over the second of four axes without a weight; multiply by the weight."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
         y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])
@@ -84,12 +84,12 @@ def over_channels(problem: Problem) -> Call:
 
 
 def gate_alone(problem: Problem) -> Call:
-    """Call a problem for SiLU, which is SwiGLU before the product."""
+    """Call a problem that computes SiLU for the op SwiGLU: multiply its result by `up`."""
     return lambda gate, up: problem(gate) * up
 
 
 def heads_first(problem: Problem) -> Call:
-    """Call a problem for attention of q, k and v [batch heads seq head_dim], without a mask."""
+    """Call a problem that computes attention without a mask, for q, k and v [batch heads seq head_dim]."""
 
     def call(q: Any, k: Any, v: Any, mask: Any) -> Any:
         return problem(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2)

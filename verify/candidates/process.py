@@ -57,7 +57,7 @@ class Process:
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
     def has_extra_reply(self) -> bool:
-        """Return whether a reply waits although no request was sent, such as the real reply after a forged one."""
+        """Return whether the pipe holds a reply to no request, for example the real reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
@@ -113,9 +113,9 @@ def _end_of(file: Any) -> bytes:
 
 
 class _Impatient:
-    """The pipes of a process, with a time limit for all reads and writes together.
+    """The pipes of a process, with one time limit for all reads and writes together.
 
-    After it, they raise TimeoutError.
+    When the time is up, reads and writes raise TimeoutError.
     """
 
     def __init__(self, process: subprocess.Popen, seconds: float):

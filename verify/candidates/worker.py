@@ -108,8 +108,7 @@ def read_back(value: Any) -> Array:
 
 
 class Reply(NamedTuple):
-    """Outcome of a call: its outputs and the positions or names of arguments that it changed, or the reason of a
-    failure.
+    """Outcome of a call: its outputs, or why it failed; and the positions or names of arguments that it changed.
 
     `unavailable` says what this Python or this machine lacks, which is not the candidate's fault. `overwritten` is 1 if
     the call wrote to the previous call's result, 2 for the result before that, and 0 for none.
@@ -123,9 +122,9 @@ class Reply(NamedTuple):
 
 
 class Caller:
-    """Calls `function` with converted arrays.
+    """Calls `function` with arrays of a library, converted from bytes.
 
-    Later calls read recent results again, to notice buffers that it reuses.
+    Every call also reads recent results again, to notice if `function` has overwritten them.
     """
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
@@ -366,9 +365,9 @@ def limit_resources() -> None:
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
     """Answer requests until stdin ends.
 
-    We first write a frame with None, or with a pair: why we cannot call it, and whether it was imported. What the
-    candidate writes to stdout goes to the file descriptor `prints`. The stdin of the candidate and its children is
-    empty.
+    We first write a frame with None if the candidate can be called, otherwise with a pair: why not, and whether the
+    import succeeded. Output of the candidate to stdout goes to the file descriptor `prints`. The stdin of the candidate
+    and its children is empty.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

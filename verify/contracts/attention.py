@@ -1,5 +1,7 @@
 """Attention with a mask, and its three forms in kernels: prefill, decoding, and decoding from pages."""
 
+import itertools
+
 import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Float
@@ -27,7 +29,7 @@ BLOCKS = 8  # most blocks of keys of an online softmax, or of a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
-    """Bound the error for one sequence: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    """Compute one sequence and its bounds: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
     if not mask.size:
         zeros = np.zeros(q.shape)
         return Expected(zeros, zeros, zeros, zeros)
@@ -85,7 +87,10 @@ def expect_paged(
 
 
 def _only_value(o: np.ndarray, v: np.ndarray) -> Claim:
-    """Claim that o equals v, repeated for the heads that share it. A weight and a total of 1 may round."""
+    """Claim that o equals the value v of the only visible key, repeated for the heads that share it.
+
+    A kernel may round the weight 1 and the total 1, so we allow a few roundings.
+    """
     values = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
     return Claim(o, np.broadcast_to(values, o.shape), unit * np.abs(values) + precision(v.dtype.name).smallest)
@@ -125,7 +130,7 @@ def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndar
 
 
 def _heads(precision: Precision, q: Values, k: Values, v: Values, shift: float, shapes: list[tuple[int, ...]]):
-    """Fill q, k and v. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
+    """Make q, k and v. Their first features add the constant shift * abs(shift) / sqrt(head_dim) to all scores."""
     drawn = [
         value.array(name, *shape, precision=precision)
         for name, value, shape in zip("qkv", (q, k, v), shapes, strict=True)
@@ -224,12 +229,17 @@ def paged_arguments(
     shift: float,
     order: int,
     padding: float,
+    shared: int = 0,
 ) -> Arguments:
-    """Put pages in a random order. Positions beyond a row's length, and one unused page, hold padding."""
+    """Make arguments with the pages in a random order. Unused positions and an unused page hold `padding`.
+
+    Every row shares its first `shared` pages with row 0, as far as both rows fill these pages equally.
+    """
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
-    needed = [-(-length // page) for length in lengths]
-    nobodys = sum(needed)
+    filled = [[min(page, length - start) for start in range(0, length, page)] for length in lengths]
+    common = [_common(row, filled[0], most=shared) if number else 0 for number, row in enumerate(filled)]
+    nobodys = sum(map(len, filled)) - sum(common)
     cached = (nobodys + 1, page, kv_heads, head_dim)
     arrays = _heads(precision, q, k, v, shift, [(batch, kv_heads * group, head_dim), cached, cached])
     places = np.argsort(integers(order, "order", nobodys + 1, below=2**31), kind="stable").astype(np.int32)
@@ -237,9 +247,11 @@ def paged_arguments(
     for pages in arrays[1:]:
         pages[places[nobodys]] = padding
     used = 0
-    for row, count in enumerate(needed):
-        table[row, :count] = places[used : used + count]
-        used += count
+    for row, count in enumerate(map(len, filled)):
+        table[row, : common[row]] = table[0, : common[row]]
+        own = count - common[row]
+        table[row, common[row] : count] = places[used : used + own]
+        used += own
         if lengths[row] % page:
             for pages in arrays[1:]:
                 pages[table[row, count - 1], lengths[row] % page :] = padding
@@ -252,8 +264,18 @@ def paged_arguments(
     }
 
 
+def _common(filled: list[int], first: list[int], *, most: int) -> int:
+    """Count the pages, up to `most`, that two rows can share: their leading pages, filled equally.
+
+    >>> _common([4, 4, 3], [4, 4, 4, 1], most=3), _common([4, 4, 3], [4, 4, 3], most=3)
+    (2, 3)
+    """
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(filled, first, strict=False))
+    return min(most, len(list(pairs)))
+
+
 def _ones(trial: Trial) -> Claim:
-    """Set all values to 1: the result must be 1 for every query that sees a key."""
+    """Set v to 1 everywhere: the result must be 1 for every query that sees a key."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -277,7 +299,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _causal(trial: Trial) -> Claim | None:
-    """Change the last position of each sequence, which only its last query sees."""
+    """Change k and v at the last position of each sequence: only the result of the last query may change."""
     queries = trial.arguments["q"].shape[1]
     if queries == 1:
         return None
@@ -295,7 +317,7 @@ def _beyond(trial: Trial) -> Claim:
 
 
 def _elsewhere(trial: Trial) -> Claim:
-    """Move every page to the next place in memory."""
+    """Move every page to the next place in memory, and change the table accordingly: the result must not change."""
     moved = {name: np.roll(trial.arguments[name], 1, axis=0) for name in ("k_pages", "v_pages")}
     table = (trial.arguments["table"] + 1) % len(moved["k_pages"])
     return Claim(trial.again(**moved, table=table.astype(np.int32))[0], trial.outputs[0], 0.0)
@@ -445,11 +467,12 @@ PAGED = Contract(
         "spare": st.sampled_from([0, 1, 2]),
         **HEADS,
     },
-    values={**DRAWN, "order": seeds, "padding": PADDING},
+    values={**DRAWN, "order": seeds, "padding": PADDING, "shared": st.sampled_from([0, 1, 3])},
     arguments=paged_arguments,
     expect=expect_paged,
     domain="q [batch heads head_dim], k_pages and v_pages [pages page kv_heads head_dim] of one dtype, table [batch "
-    "blocks] and lengths [batch] int32; no two rows share a page; positions beyond a length hold anything, even NaN",
+    "blocks] and lengths [batch] int32; rows may share their first pages (a prefix cache); positions beyond a length "
+    "hold anything, even NaN",
     bound=BOUND,
     laws=[
         independent("a sequence", "q", "table", "lengths"),

@@ -77,7 +77,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _longer_queries(trial: Trial) -> Claim | None:
-    """Double the queries and halve the scale. This rounds nothing, but queries may overflow or underflow."""
+    """Double the queries and halve the scale: the result must not change, unless queries overflow or underflow."""
     q, scale = trial.arguments["q"], trial.arguments["scale"]
     if scale is None:
         return None

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary, and its gradient: p - 1 at the target cancels, so that bound is absolute."""
+"""Cross entropy over a vocabulary, and its gradient. At the target, p - 1 cancels: the bound there is absolute."""
 
 import numpy as np
 from hypothesis import strategies as st

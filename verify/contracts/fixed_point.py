@@ -13,10 +13,9 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 from llamaspec.verify.bounds.precision import U
 from llamaspec.verify.bounds.running_error import exactly, fixed_point_product, gamma, in_fixed_point
 from llamaspec.verify.contract import Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.contracts.quantized import STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
+from llamaspec.verify.contracts.quantized import INTEGER, STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
 from llamaspec.verify.draws.draw import sizes, values
 
-INTEGER = ["q8", "q8_row", "q4"]  # schemes with integer codes, for exact products with the digits of x
 GROUP = 128  # columns that share an exponent, if a whole row has one scale
 
 
@@ -35,7 +34,7 @@ def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str)
 
 
 def _powers_of_two(trial: Trial) -> Claim | None:
-    """Multiply x by 4, which changes only its exponents."""
+    """Multiply x by 4: the result must be 4 times as large, since only exponents change."""
     x = trial.arguments["x"]
     with np.errstate(over="ignore"):  # a number that overflows is not 4 times larger
         larger = (x * 4).astype(x.dtype)
@@ -45,7 +44,7 @@ def _powers_of_two(trial: Trial) -> Claim | None:
 
 
 def _groups_apart(trial: Trial) -> Claim | None:
-    """Make the first group of x large and its codes 0. The errors of the other groups must not grow."""
+    """Set the codes of the first group to 0, and make x large there: errors of the other groups must not grow."""
     x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
     group = SCHEMES[trial.arguments["scheme"]].group or GROUP
     if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:

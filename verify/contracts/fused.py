@@ -44,7 +44,7 @@ def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.nd
 
 
 def _sizes(x: np.ndarray, weight: np.ndarray, *terms: np.ndarray | None) -> np.ndarray:
-    """Sum the magnitudes of all terms of a product and of the other `terms`."""
+    """Sum the magnitudes of all terms of W x, and add the magnitudes of `terms`, such as a bias."""
     total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
     return total + sum(np.abs(as_float64(term)) for term in terms if term is not None)
 
@@ -87,7 +87,10 @@ def linear_add_arguments(
 
 
 def expect_linear_add(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, residual: np.ndarray) -> Expected:
-    """Treat the residual as a column of W times 1: a sum may have any order, so a product may start with it."""
+    """Compute W x + bias + residual and its bounds for sums in any order.
+
+    We treat the residual as one more column of W, multiplied by 1, because a product may start from the residual.
+    """
     exact = as_float64(weight)
     parts = []
     for row, residual_row in zip(as_float64(x), as_float64(residual), strict=True):

@@ -1,4 +1,4 @@
-"""LayerNorm: the error of the mean adds to every feature's error. The rest is RMSNorm of the centered values."""
+"""LayerNorm: RMSNorm of centered values. The error of the mean adds to every feature's error."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -37,7 +37,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def systematic(x: np.ndarray, weight: np.ndarray) -> Bool[np.ndarray, "... rows"]:
-    """Find the rows of W x with terms that are all equally large."""
+    """Find the results of W x that are sums of equally large terms (see `verify.contract.of_one_size`)."""
     return of_one_size(np.abs(as_float64(x))[..., None, :] * np.abs(weight))
 
 

@@ -19,7 +19,8 @@ from llamaspec.verify.contract import (
     beyond,
     independent,
 )
-from llamaspec.verify.contracts.rope import THETA
+from llamaspec.verify.contracts.rope import PACKED, THETA
+from llamaspec.verify.contracts.rope import positions as counted
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
@@ -32,21 +33,21 @@ def arguments(
     heads: int,
     pairs: int,
     kept: int,
-    start: int,
+    start: int | str,
     theta: float,
     magnitude: float,
     x: Values,
 ) -> Arguments:
     return {
         "x": x.array("x", batch, seq, heads, 2 * pairs + kept, precision=precision),
-        "positions": (start + 5 * np.arange(batch)[:, None] + np.arange(seq)).astype(np.int32),
+        "positions": counted(start, batch, seq),
         "frequencies": exact_frequencies(2 * pairs, theta=theta).astype(np.float32),
         "magnitude": magnitude,
     }
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the features that RoPE turns as in `verify.contracts.rope`. All other features must be copied exactly."""
+    """Bound the features that RoPE rotates as in `verify.contracts.rope`. Other features must be copied exactly."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
@@ -68,7 +69,7 @@ def _unrotated(trial: Trial) -> Claim:
 
 
 def _twice(trial: Trial) -> Claim:
-    """Double the magnitude: this rounds nothing, but hardware may flush a tiny result."""
+    """Double the magnitude: the result must double exactly, except for tiny results that hardware flushes to zero."""
     pairs = len(trial.arguments["frequencies"])
     again = trial.again(magnitude=2 * trial.arguments["magnitude"])[0]
     turned = slice(0, 2 * pairs)
@@ -85,7 +86,7 @@ CONTRACT = Contract(
         "kept": st.sampled_from([0, 2, 6, 16, 32]),
     },
     values={
-        "start": st.sampled_from([0, 1, 2, 63, 250, 1000, 4095, 100_000]),
+        "start": st.sampled_from([0, 1, 2, 63, 250, 1000, 4095, 100_000, *PACKED]),
         "theta": THETA,
         "magnitude": st.sampled_from([1.0, 1.1902380714238083, 1.3862943611198906]),
         "x": values(-8, 8),
@@ -93,9 +94,9 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [batch seq heads head_dim] with head_dim of 2 pairs or more, positions [batch seq] int32 from 0 to "
-    "100,019, frequencies [pairs] float32, magnitude about 1",
+    "100,019, which may start again at 0 within a row (packed texts), frequencies [pairs] float32, magnitude about 1",
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
-    "that RoPE does not turn",
+    "that RoPE does not rotate",
     laws=[
         independent("a sequence", "x", "positions"),
         Law("features after the pairs do not change, bit for bit", _unrotated),

@@ -26,6 +26,7 @@ from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Larg
 from llamaspec.verify.contracts.linear import systematic
 from llamaspec.verify.draws.draw import Values, sizes, values
 
+INTEGER = ["q8", "q8_row", "q4"]  # schemes with integer codes
 NEAR = 8 * U  # relative change of a weight by the rounding of a scale or a quotient
 
 
@@ -57,12 +58,24 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
         nudged = kind.quantize(np.where(largest, exact, exact * nudge)).codes.astype(np.int64)
         either = np.maximum(either, np.abs(nudged - codes))
     scales = q.scales
+    if scheme in INTEGER:
+        either[_exact_ties(exact, np.repeat(as_float64(scales), group, axis=1)[:, : w.shape[1]])] = 0
     if scales.dtype.kind != "f":
         zeros = np.zeros(scales.shape)
         scale = Expected(scales, zeros, zeros, zeros, rounded=False)
     else:
         scale = Expected(as_float64(scales), 3 * U * scales, 3 * U * scales, as_float64(scales))
     return Expected(codes, either, either, np.zeros(codes.shape), rounded=False), scale
+
+
+def _exact_ties(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Find weights halfway between two codes whose scale is a power of two.
+
+    A division by that scale, or a product with its inverse, is exact, so only the rule for ties decides the code.
+    """
+    power_of_two = np.frexp(scales)[0] == 0.5
+    doubled = 2 * w / np.where(power_of_two, scales, 1)
+    return power_of_two & (doubled % 2 == 1)
 
 
 def _negated(trial: Trial) -> Claim | None:
@@ -173,12 +186,13 @@ STORED = "codes [rows cols] and scales [rows groups] as quantize returns them; t
 
 QUANTIZE = Contract(
     definition=quantize,
-    shapes=SHAPES,
-    values={"w": WEIGHTS, "scheme": SCHEME},
+    shapes={**SHAPES, "cols": sizes(32, 64, 128, 256, most=513)},
+    values={"w": WEIGHTS | values(-8, 8, kinds=["halves", "last"]), "scheme": SCHEME},
     arguments=quantize_arguments,
     expect=expect_quantize,
     domain="w [rows cols], finite, no subnormal numbers and no -0; scheme is one of " + ", ".join(sorted(SCHEMES)),
-    bound="hard and alarm: codes exact, except for weights within 8 u of the middle of two levels; scales 3 u",
+    bound="hard and alarm: codes exact, except for weights within 8 u of the middle of two levels; scales 3 u; a "
+    "weight exactly in the middle of two integer codes has the even code if its scale is a power of two",
     laws=[Law("quantizing and dequantizing -w gives the negative of the result for w", _negated)],
     large=LARGE,
 )

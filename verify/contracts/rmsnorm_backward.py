@@ -99,7 +99,7 @@ def expect_qk(
 
 
 def _orthogonal(trial: Trial) -> Claim | None:
-    """Check that a row times its own gradient is eps r^3 sum(dn x), which is nearly 0 for a small eps."""
+    """Check that the dot product of a row and its gradient is eps r^3 sum(dn x): nearly 0 for a small eps."""
     x, dn = as_float64(trial.arguments["x"]), as_float64(trial.arguments["dy"]) * as_float64(trial.arguments["weight"])
     eps, dx = trial.arguments["eps"], as_float64(trial.outputs[0])
     if not np.isfinite(dx).all():  # beyond float16's largest number

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
+from jaxtyping import Int32
 
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
 from llamaspec.reference.rope import frequencies as exact_frequencies
@@ -31,6 +32,20 @@ SCALING: dict[str, Scaling | None] = {
     "llama3": Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=256),
 }
 THETA = st.sampled_from([10_000.0, 500_000.0, 2.0])
+PACKED = {"packed by 2": 2, "packed by 5": 5}  # values of the draw `start`, with the tokens per text
+
+
+def positions(start: int | str, batch: int, seq: int) -> Int32[np.ndarray, "batch seq"]:
+    """Make positions that count on from `start`, or texts packed into one row, each counted from 0.
+
+    Each row starts 5 positions later than the row before it, or has texts that are one token longer.
+
+    >>> positions(7, 1, 3).tolist(), positions("packed by 2", 2, 5).tolist()
+    ([[7, 8, 9]], [[0, 1, 0, 1, 0], [0, 1, 2, 0, 1]])
+    """
+    row, token = np.arange(batch)[:, None], np.arange(seq)
+    counted = token % (PACKED[start] + row) if isinstance(start, str) else start + 5 * row + token
+    return counted.astype(np.int32)
 
 
 def arguments(
@@ -40,20 +55,20 @@ def arguments(
     seq: int,
     heads: int,
     pairs: int,
-    start: int,
+    start: int | str,
     theta: float,
     scaling: str,
     x: Values,
 ) -> Arguments:
     return {
         "x": x.array("x", batch, seq, heads, 2 * pairs, precision=precision),
-        "positions": (start + 5 * np.arange(batch)[:, None] + np.arange(seq)).astype(np.int32),
+        "positions": positions(start, batch, seq),
         "frequencies": exact_frequencies(2 * pairs, theta=theta, scaling=SCALING[scaling]).astype(np.float32),
     }
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """Make `expect` for one pairing of features. A quarter turn swaps each number and its partner."""
+    """Make `expect` of a contract for `rope`, which pairs features either by halves or as neighbors."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)
@@ -80,7 +95,7 @@ def _still(trial: Trial) -> Claim:
 
 
 def _length(trial: Trial) -> Claim:
-    """Compare the sums of the squares of each head."""
+    """Check that the sum of squares of each head is the same before and after RoPE."""
     x, y = (as_float64(a) for a in (trial.arguments["x"], trial.outputs[0]))
     tolerance = np.sum((2 * np.abs(y) + trial.bounds[0]) * trial.bounds[0], axis=-1)
     return Claim(np.sum(y**2, axis=-1), np.sum(x**2, axis=-1), tolerance + 1e-12 * np.sum(x**2, axis=-1))
@@ -96,15 +111,15 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
             "pairs": sizes(8, 16, 32, most=64),
         },
         values={
-            "start": st.sampled_from([0, 1, 2, 63, 250, 255, 1000, 2047, 4095, 100_000]),
+            "start": st.sampled_from([0, 1, 2, 63, 250, 255, 1000, 2047, 4095, 100_000, *PACKED]),
             "theta": THETA,
             "scaling": st.sampled_from(list(SCALING)),
             "x": values(-8, 8),
         },
         arguments=arguments,
         expect=_expect(rope),
-        domain=f"x [batch seq heads head_dim] of {pairs}, positions [batch seq] int32 from 0 to 100,019, frequencies "
-        "[head_dim/2] float32",
+        domain=f"x [batch seq heads head_dim] of {pairs}, positions [batch seq] int32 from 0 to 100,019, which may "
+        "start again at 0 within a row (packed texts), frequencies [head_dim/2] float32",
         bound="hard and alarm: (2 u angle + 4 u) (|a| + |b|) for cos and sin, gamma_3 (|a cos| + |b sin|) for the rest",
         laws=[
             independent("a sequence", "x", "positions"),

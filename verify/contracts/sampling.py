@@ -24,7 +24,7 @@ class Between(NamedTuple):
     high: Float[np.ndarray, " vocab"]
 
     def keep(self, surely: Bool[np.ndarray, " vocab"], maybe: Bool[np.ndarray, " vocab"]) -> "Between":
-        """Drop the tokens that are not kept, and scale the rest to sum to 1 again."""
+        """Apply a filter that certainly keeps the tokens `surely` and may keep `maybe`, then divide by the total."""
         low, high = np.where(surely, self.low, 0), np.where(maybe, self.high, 0)
         slack = gamma(len(low) + 2)
         return Between(
@@ -94,7 +94,7 @@ def expect(
 
 
 def _greedy(scores: np.ndarray, off: np.ndarray, groups: np.ndarray) -> Between:
-    """Give probability 1 to the largest score, or to the first of several equal ones."""
+    """Give probability 1 to the token with the largest score, or to the first of several equal ones."""
     candidates = np.flatnonzero(scores + off >= np.max(scores - off))
     best = np.zeros(len(scores), bool)
     best[candidates[np.unique(groups[candidates], return_index=True)[1]]] = True
@@ -114,9 +114,8 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
     """Sum the probabilities of the tokens that are more probable than each token, or count these tokens (`counted`).
 
-    Returns an upper bound if `sure`, otherwise a lower bound.
-
-    Tokens with the same number in `groups` are not ahead of each other.
+    Returns an upper bound if `sure`, otherwise a lower bound. Tokens with the same number in `groups` are equally
+    probable, so none of them counts for another.
     """
     rival, own, bound = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
     masses = np.ones_like(bound) if counted else bound
@@ -124,7 +123,7 @@ def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False)
     above = np.searchsorted(levels, own, side="right")  # the first level that is ahead
 
     def ahead(group: np.ndarray) -> np.ndarray:
-        """Sum the probabilities of the group's tokens that are ahead."""
+        """Sum, for each token, the probabilities of more probable tokens of the same group."""
         place = group * (len(levels) + 1)
         order = np.argsort(place + rank)
         total = np.append(0, np.cumsum(masses[order]))
@@ -142,7 +141,7 @@ def draw_arguments(*, precision: Precision, vocab: int, p: Values, u: float) -> 
 
 
 def expect_draw(p: np.ndarray, u: float) -> Expected:
-    """Allow every token at which a rounded cumulative sum may pass u."""
+    """Expect the token at which the cumulative sum of p passes u, or any token at which a rounded sum may pass it."""
     value = draw(p, u)
     cumulative = np.cumsum(as_float64(p))
     total = cumulative[-1]

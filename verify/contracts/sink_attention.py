@@ -34,7 +34,7 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask:
 
 
 def _halved(trial: Trial) -> Claim | None:
-    """Show only one key, with a score and a sink of 0: the result is half of its value."""
+    """Hide all keys but one, and set its score and the sink to 0: the result must be half of its value."""
     v, mask = trial.arguments["v"], np.full_like(trial.arguments["mask"], -np.inf)
     if not v.shape[1]:
         return None

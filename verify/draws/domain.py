@@ -47,7 +47,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a draw may take: the values that the contract draws, and similar values."""
+    """Values that a user may set for a draw: the values that the contract draws, and similar ones."""
 
     drawn: tuple[Any, ...] = ()  # None, strings and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
@@ -69,7 +69,7 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """Return the number of different values or kinds of array; 0 for ranges and lists."""
+        """Return how many values, or kinds of array, the draw has; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
@@ -283,7 +283,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse arrays written as strings in a contract's own narrowing, which may exceed the domains of its draws."""
+    """Parse the arrays that a contract's own narrowing gives as strings. We check no domain: it may exceed them."""
 
     def read(choice: Any) -> Any:
         try:
@@ -295,7 +295,7 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Return, for each draw in `only`, how many values or kinds of array remain, and how many the draw has."""
+    """Return two counts for each draw in `only`: its values (or kinds of array) that remain, and all of them."""
     counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count

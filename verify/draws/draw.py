@@ -57,7 +57,7 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def _halves(words: np.ndarray, width: int) -> np.ndarray:
-    """Ties between two codes; the largest magnitude of each block of 32 makes its scale 1."""
+    """Numbers halfway between two codes, which test ties. The largest of each block of 32 makes its scale 1."""
     largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
     integers = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
     return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), integers + 0.5)
@@ -182,7 +182,7 @@ hidden = st.sampled_from(HIDDEN)
 
 
 def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
-    """Make a mask that is True for hidden scores.
+    """Make a mask that is True for hidden scores; `which` is one of `HIDDEN`.
 
     >>> hide("second half", 1, 3).tolist()
     [[False, True, True]]

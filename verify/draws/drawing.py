@@ -47,7 +47,7 @@ def sampler(strategy: st.SearchStrategy) -> Sampler:
 
 
 def draws_from(strategies: Mapping[str, st.SearchStrategy], random: Random) -> Iterator[dict[str, Any]]:
-    """Draw a value from each strategy, again and again."""
+    """Yield draws without end: a random value of every strategy, by name."""
     samplers = {name: sampler(strategy) for name, strategy in strategies.items()}
     while True:
         yield {name: draw(random) for name, draw in samplers.items()}
@@ -117,7 +117,7 @@ def strategy(
 def uniform(
     contract: Contract, shapes: Sequence[Draw] | None, only: Mapping[str, Sequence[Any]], *, seed: int
 ) -> Iterator[Draw]:
-    """Draw every value equally often. Shapes come from `shapes`; None allows every shape."""
+    """Yield random draws in which every value is equally likely. Shapes come from `shapes`; None allows every shape."""
     random = Random(seed)
     shape = draws_from(narrowed_draws(contract.shapes, only), random)
     for values in draws_from(_values(contract, only), random):

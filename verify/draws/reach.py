@@ -26,7 +26,7 @@ class Reach(NamedTuple):
 
 
 def reaches(contract: Contract) -> list[Reach]:
-    """List the dimensions of a contract: draws that decide shapes, and others that become large."""
+    """List the largest sizes of every dimension of a contract."""
     names = dict.fromkeys([*contract.shapes, *contract.large.sizes])
     return [reach for name in names for reach in _reaches(contract, name)]
 
@@ -54,7 +54,7 @@ def _usual(strategy: st.SearchStrategy) -> int | None:
 
 
 def _lists(strategy: Any) -> tuple[int, int]:
-    """Return the largest entry and the largest number of entries of a draw of lists."""
+    """Return two limits of a strategy that draws lists of integers: the largest integer, and the greatest length."""
     if getattr(strategy, "pack", None) is tuple:
         lists = unwrapped(strategy.mapped_strategy)
         return _usual(lists.element_strategy) or 0, min(lists.max_size, LONGEST)

@@ -86,7 +86,10 @@ def takes(contract: Contract, candidate: Candidate, precision: Precision, draws:
 
 
 def _prepared(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
-    """Make the inputs and the expected results, before the candidate could change them."""
+    """Make the inputs and the expected results of a draw.
+
+    We do this before the call, so that the candidate cannot change them.
+    """
     drawn = {name: value for name, value in draw.items() if name != LAW}
     try:
         arguments = contract.arguments(precision=precision, **drawn)
@@ -158,9 +161,9 @@ def _called_again(
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other numbers, then again with the first ones: the result must not depend on the candidate's state.
+    """Call with other inputs, then again with the first ones: both results must be right, whatever came before.
 
-    Further calls with other numbers notice a candidate that returns one of several buffers in turn.
+    Further calls with other inputs notice a candidate that returns a few buffers in turn.
     """
     contract, draw = call.contract, examination.draw
     changed = _other_numbers(contract, precision, draw, 1)
@@ -189,7 +192,7 @@ def _called_again(
 
 
 def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
-    """Call with new numbers until a candidate that rotates up to `RECENT` buffers would overwrite one."""
+    """Call with new inputs, until a candidate that returns up to `RECENT` buffers in turn would overwrite a result."""
     while call.calls <= RECENT:
         outputs = call(_other_numbers(call.contract, precision, draw, call.calls))
         if isinstance(outputs, Finding):

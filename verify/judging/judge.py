@@ -36,9 +36,9 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The largest error relative to the bounds (1 is at the bound), a finding if any, and how many numbers had a bound.
+    """Outcome of a comparison: the largest errors as shares of their bounds (1 is at the bound), and a finding, if any.
 
-    `place` describes the number nearest to its hard bound.
+    `compared` counts numbers that have a bound. `place` describes the number nearest to its hard bound.
     """
 
     hard: float
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare the results of a candidate, for inputs of `precision`, with the expected results."""
+    """Compare a candidate's results with the expected ones; `precision` is the dtype of the inputs."""
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"expected {len(expected)} arrays, got {len(outputs)}"))
     worst = Verdict(0.0, 0.0, None)

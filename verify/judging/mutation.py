@@ -27,7 +27,7 @@ class Trial(NamedTuple):
 
 
 def trials(contract: Contract, implementation: Implementation, *, seed: int) -> Iterator[Trial]:
-    """Verify every mutant of an implementation, with the draws of each of `STAGES` until a result is wrong."""
+    """Verify every mutant of an implementation. `STAGES` lists dtypes and numbers of draws to try until one fails."""
     for mutant in implementation.mutants:
         candidate = Direct(implementation.mutated(mutant), name=mutant.name)
         trial = None
@@ -48,7 +48,7 @@ def trials(contract: Contract, implementation: Implementation, *, seed: int) -> 
 
 
 def row(trial: Trial) -> dict[str, str | int | float]:
-    """Make a trial's row of a table; "lives" if no draw found the mutant."""
+    """Make a trial's row of a table. The column "found by" says "lives" if the contract did not find the mutant."""
     finding = trial.report.worst.finding
     return {
         "found by": finding.kind if finding else "lives",

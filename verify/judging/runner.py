@@ -98,7 +98,8 @@ def verify(
     With `deterministic`, results that differ in their bits for the same inputs are a fault; otherwise we report them.
     `shapes` limits the number of different shapes, for candidates that compile once per shape. `only` replaces the
     values of some draws. Raises ValueError for a draw that the contract does not have, and for a value outside its
-    domain; NoVerdict if no number was compared or something is missing here; Unjudged if the judge fails.
+    domain; NoVerdict if no number was compared, or if this machine or this Python lacks something that the candidate
+    needs, such as a library; Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
@@ -125,8 +126,8 @@ def verify(
     if worst.finding is None and not search.compared:
         number = "1 example" if search.examples == 1 else f"{search.examples} examples"
         raise NoVerdict(
-            f"{contract.name} {precision.name}: no verdict, because no number was compared in {number} "
-            f"(the first: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
+            f"{contract.name} {precision.name}: no verdict, because the results of {number} had no number to compare "
+            f"(first example: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
         )
     return Report(
         op=contract.name,
@@ -272,7 +273,7 @@ class _Search:
         return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
 
     def _note(self, examination: Examination) -> None:
-        """Record how much of the bound each kind of input used."""
+        """Record the largest share of the bound that each kind of input array used."""
         self.differs = self.differs or examination.differs
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
@@ -284,7 +285,7 @@ class _Search:
                 used[kind] = max(used.get(kind, 0.0), examination.hard)
 
     def settled(self) -> Examination:
-        """Return the final examination. Judge the smallest counterexample once more, since it may not fail again."""
+        """Return the final examination. We judge the smallest counterexample again, to report if it does not fail."""
         smallest = self.smallest
         if smallest is None or smallest.finding is None:
             return self.worst
@@ -331,6 +332,6 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """Measure how long a counterexample is to read."""
+    """Measure a counterexample: the sum of its sizes, then the length of its text. Smaller ones are easier to read."""
     numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))

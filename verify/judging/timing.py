@@ -85,10 +85,10 @@ def timed(
     limit: float = math.inf,
     progress: Callable[[int], object] = lambda rounds: None,
 ) -> Timing:
-    """Time `workers` for one draw: the largest sizes that `only` allows, with normal numbers if the contract has them.
+    """Time `workers` for one draw, with the largest sizes that `only` allows.
 
-    After `limit` seconds no round starts, except the first two. Raises NoVerdict if a timed call returns no result or a
-    wrong one.
+    Arrays hold normal numbers if the contract draws them. The first two rounds always run; after `limit` seconds, no
+    other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
     """
     random = Random(seed)
     start = monotonic()

@@ -97,7 +97,7 @@ class Result(NamedTuple):
 def walk(
     model: Walkable, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
 ) -> Iterator[OpError]:
-    """Judge every op on `chunks` of tokens, as `results` computes them."""
+    """Compare every result of `results` with its exact value. Arguments are as for `results`."""
     for result in results(model, chunks, config=config, unit=unit, blocks=blocks):
         yield _step(result)
 
@@ -111,11 +111,11 @@ def results(
     blocks: int = 1,
     layers: Collection[int] | None = None,
 ) -> Iterator[Result]:
-    """Run `chunks` of tokens [seq] in order, like prompts and single tokens, and compute every exact result.
+    """Run `chunks` of tokens [seq] in order, for example a prompt and then single tokens. Yield the results of all ops.
 
-    `unit` is the rounding of an op's output, `blocks` the most parts of a cache that attention reads. Layers outside
-    `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config` that we have
-    no bound for.
+    Each comes with its exact value. `unit` is the relative error of rounding an op's output. Attention reads a cache in
+    at most `blocks` parts. Layers outside `layers` run, but we compute no exact values for them. Raises ValueError for
+    an option of `config` that we have no bound for.
     """
     config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))
@@ -191,7 +191,7 @@ def walk_through(
 
 
 def prompt(config: Config, *, seed: int) -> list[np.ndarray]:
-    """Draw random tokens: a chunk of up to 24, then two chunks of one."""
+    """Draw random tokens: a chunk of up to 24 tokens, then two chunks of one token."""
     length = min(PROMPT, config.context - 2)
     tokens = np.random.default_rng(seed).integers(0, config.vocab, length + 2).astype(np.int32)
     return [tokens[:length], tokens[length:-1], tokens[-1:]]
@@ -202,7 +202,7 @@ def _read(array: Any) -> np.ndarray:
 
 
 def _single_sequence(array: Any) -> Approx:
-    """Take the only sequence of a batch of one, as an exact value."""
+    """Take the only sequence of a batch, and treat its numbers as exact."""
     return exactly(_read(array)[0])
 
 

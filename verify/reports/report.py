@@ -43,13 +43,16 @@ def headline(report: Report) -> str:
 
 
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
-    """Write the lines of a run. For a right candidate: the verdict, and the share of the draws if they were narrowed.
+    """Write the lines of a report.
+
+    For a right candidate: the verdict, and the share of the draws if they were narrowed.
 
     For a counterexample, up to eight lines: verdict; draw; inputs, or a legend if there are many numbers; the fault;
-    conditioning; the convention that it depends on, if any; why its shape is large, if it is; and `replay`, the command
-    that repeats the call.
+    conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
+    ones; and `replay`, the command that repeats the call.
 
-    One more line names a weaker contract. A walk through a model has no contract, so it has no inputs to show.
+    Another line says if the contract is a weaker one. A walk through a model has no contract, so it has no inputs to
+    show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
@@ -78,9 +81,9 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
 
 
 def _nearness(report: Report) -> list[str]:
-    """Write the share of the bound that each kind of array used, and the number that came nearest to its bound.
+    """Write the largest share of the bound for each kind of array, and the number that came nearest to its bound.
 
-    The largest comes first. We omit shares below a hundredth of the largest.
+    The largest share comes first. We omit shares below a hundredth of the largest.
     """
     lines = []
     for name, used in report.shares_used.items():
@@ -108,9 +111,9 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _convention(contract: Contract, report: Report) -> str:
-    """Say how to leave out inputs that have only a conventional result, if the counterexample has any.
+    """Say how to leave out inputs for which the expected result is only a convention, if the counterexample has any.
 
-    Kernels may have other conventions for a row that sees nothing, or may rely on finite numbers beyond a length.
+    Other kernels may give a row of only -inf another result, or may rely on finite numbers beyond a length.
     """
     draw = report.worst.draw
     if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
@@ -242,7 +245,7 @@ def _finite(number: float) -> float | None:
 
 
 def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
-    """Write a JUnit file: one test case per op and dtype. A suspicious one passes, with its findings as output."""
+    """Write a JUnit file: a test case per op and dtype. A suspicious result passes; the finding is its output."""
     violated = sum(report.outcome == "violated" for report in reports)
     suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
     for report in reports:
@@ -289,7 +292,7 @@ def _escaped(text: str) -> str:
 
 
 def _defined(candidate: str) -> dict[str, str]:
-    """Find file and line of a candidate called file.py:function, if the file can be read."""
+    """Find the file and the line of a candidate named file.py:function, if the file can be read."""
     path, _, name = candidate.rpartition(":")
     try:
         source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""

@@ -248,9 +248,11 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
 
 
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
-    """Read the table entry of a tensor, which must begin at `end`; return the entry and where the next must begin.
+    """Read the table entry of a tensor; return it, and the position at which the next tensor must begin.
 
-    Both positions count from the start of the data.
+    The tensor's data must begin at the position `end`, where the previous tensor ends.
+
+    We count both positions from the start of the data, and pad the ends of tensors to `alignment`.
     """
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:

@@ -64,4 +64,4 @@ def _read_layout(fields: Fields, packing: object) -> Rule:
         case "auto_round:llm_compressor", str() if kind.startswith("mx_fp") and (bits, group) == (4, mx.BLOCK):
             return PackedMX("mxfp4", bits=4, group=mx.BLOCK, zeros=False)
     what = f"auto-round with {short(kind)} weights of {bits} bits in the packing_format {short(packing)}"
-    raise refused(fields.path, f"quantization_config: {what} is not read; {INSTEAD}")
+    raise refused(fields.path, f"quantization_config: {what} is not supported; {INSTEAD}")

@@ -6,13 +6,13 @@ are transposed: see `reference.quantizers.gptq` and `reference.quantizers.awq`. 
 
     gemv        qweight   int32 [rows, cols / 8]: eight codes in a word, the lowest bits first
                 qzeros    int32 [rows, words]: zero points, packed in the same way
-                scales    [rows, 8 words]
+                scales    [rows, 8 * words]
     gemv_fast   qweight   int16 [rows / 4, cols]: codes of four rows, moved within blocks of 64 columns
-                scales    [8 words, rows]
-                qzeros    [8 words, rows]: floats, minus scale times zero point, to be added
+                scales    [8 * words, rows]
+                qzeros    [8 * words, rows]: floats, minus scale times zero point, to be added
 
-The number of words is that of the zero points of a row, rounded up to a multiple of 128 / group. A row of scales and
-zero points is padded to fill these words.
+`words` is the number of words that the zero points of a row need, rounded up to a multiple of 128 / group. Scales and
+zero points of a row are padded to 8 * words numbers.
 """
 
 from collections.abc import Callable
@@ -127,7 +127,7 @@ class AWQGemvFast(Rule):
         _check_words(rows, cols)
         _check_whole_groups(cols, self.group_of(cols))
         if cols % FAST_COLUMNS:
-            raise ValueError(f"rows of {cols} weights are not whole blocks of {FAST_COLUMNS}, as gemv_fast needs")
+            raise ValueError(f"rows have {cols} weights, but gemv_fast needs a multiple of {FAST_COLUMNS}")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         groups = cols // self.group_of(cols)
@@ -199,7 +199,7 @@ def _check_words(rows: int, cols: int) -> None:
 
 def _check_whole_groups(cols: int, group: int) -> None:
     if cols % group:
-        raise ValueError(f"rows of {cols} weights are not whole groups of {group}")
+        raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {group}")
 
 
 def read_awq(fields: Fields) -> Rule:
@@ -210,7 +210,7 @@ def read_awq(fields: Fields) -> Rule:
     if bits != 4 or layout is None or not zero_point:
         what = f"AWQ with {bits} bits, version {short(version)}, zero_point {str(zero_point).lower()}"
         known = f"only 4 bits, the versions {', '.join(AWQ_VERSIONS)}, and zero points"
-        raise refused(fields.path, f"quantization_config: {what} is not read ({known}); {AWQ_INSTEAD}")
+        raise refused(fields.path, f"quantization_config: {what} is not supported ({known}); {AWQ_INSTEAD}")
     size = fields.integer_or_none("group_size" if "group_size" in fields.values else "q_group_size", 128)
     return layout(group_size(size))
 

@@ -209,7 +209,7 @@ def read_compressed_tensors(fields: Fields) -> Rule:
     ]
     groups = [group for group in groups if group.object("weights")]  # other groups are about activations
     if not groups:
-        raise refuse("config_groups has no group with the key weights")
+        raise refuse('no group in config_groups has the key "weights"')
     schemes = [(group.values.get("format"), group.object("weights")) for group in groups]
     if all(item == schemes[0] for item in schemes):
         return _read_group(groups[0], fields)
@@ -257,7 +257,8 @@ def _read_group(group: Fields, fields: Fields) -> Rule:
             return PackedMX("mxfp4", **shared)
         case "mxfp8-quantized", "float", 8 if not shared["zeros"] and shared["group"] == 32:
             return MXFP8("fp8", **shared)
-    raise refuse(f"format {short(name)} with {short(kind)} weights of {bits} bits by {strategy} is not read")
+    what = f"format {short(name)} with {short(kind)} weights of {bits} bits and strategy {short(strategy)}"
+    raise refuse(f"{what} is not supported")
 
 
 def _block(weights: Fields) -> tuple[int, int]:

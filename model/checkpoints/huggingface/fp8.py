@@ -4,21 +4,27 @@
     fp8, static (AutoFP8)                weight, weight_scale: one scale for the matrix (Mistral: weight_scale_inv)
     fbgemm_fp8                           weight, weight_scale: one scale for each row
     modelopt FP8                         weight, weight_scale: one scale for the matrix
+    modelopt MXFP8                       weight, weight_scale: one exponent for each group of 32 columns of a row
 
 A weight is its code times its scale, even if the scale's name ends in _inv. We ignore the scales of inputs and of the
-KV cache: they are for products in e4m3, and do not change weights. `nvfp4` reads Model Optimizer's NVFP4.
+KV cache: they are for products in e4m3, and do not change weights. `nvfp4` reads Model Optimizer's NVFP4. Formats
+W4A16_NVFP4 and W4A8_NVFP4_FP8 store weights as NVFP4 does. MIXED_PRECISION names the format of each module.
 """
 
 from llamaspec.model.checkpoints.checkpoint import refused
-from llamaspec.model.checkpoints.huggingface.compressed import CompressedTensors
+from llamaspec.model.checkpoints.huggingface.compressed import MXFP8, CompressedTensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
+from llamaspec.model.checkpoints.huggingface.targets import ByTarget
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
 
 SCALES = ("weight_scale", "weight_scale_inv")
+NVFP4_KINDS = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
+INSTEAD = "take a release of the model in FP8 or NVFP4"
 
 
 class FP8Rule(CompressedTensors):
@@ -72,11 +78,31 @@ def read_modelopt(fields: Fields) -> Rule:
     Raises `CheckpointError` if the layout is not supported.
     """
     inner = Fields(fields.object("quantization") or fields.values, fields.path)
-    match inner.values.get("quant_algo"):
+    if inner.values.get("quant_algo") != "MIXED_PRECISION":
+        return _read_format(inner)
+    layers = Fields(inner.object("quantized_layers"), fields.path)
+    modules: dict[str, list[str]] = {}
+    rules: dict[str, Rule] = {}
+    for name in layers.values:
+        settings = Fields(layers.object(name), fields.path)
+        kind = str(settings.values.get("quant_algo"))
+        rules[kind] = _read_format(settings)
+        modules.setdefault(kind, []).append(name)
+    if not rules:
+        raise refused(fields.path, f"quantization_config: MIXED_PRECISION without quantized_layers; {INSTEAD}")
+    return ByTarget([(modules[kind], rule) for kind, rule in rules.items()])
+
+
+def _read_format(settings: Fields) -> Rule:
+    """Read a format of Model Optimizer, for a model or a module."""
+    match settings.values.get("quant_algo"):
         case "FP8":
             return FP8Rule(rows_alike=0)
-        case "NVFP4" if inner.integer_or_none("group_size", 16) in (None, 16):
+        case "MXFP8":
+            return MXFP8("fp8", bits=8, group=mx.BLOCK, zeros=False)
+        case str(kind) if kind in NVFP4_KINDS and settings.integer_or_none("group_size", 16) in (None, 16):
             return NVFP4(packed="weight", scale="weight_scale_2", divided=False)
         case other:
-            what = f"modelopt with quant_algo {short(other)} is not supported (only FP8, and NVFP4 with group_size 16)"
-            raise refused(fields.path, f"quantization_config: {what}")
+            known = f"only FP8, MXFP8, and {', '.join(NVFP4_KINDS)} in groups of 16"
+            what = f"modelopt with quant_algo {short(other)} is not supported ({known})"
+            raise refused(settings.path, f"quantization_config: {what}; {INSTEAD}")

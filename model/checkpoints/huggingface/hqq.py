@@ -70,8 +70,8 @@ class HQQ(Rule):
         if length * width != rows * cols or (self.axis == 1 and cols % width):
             raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {self.group}")
         if length % (parts := PARTS[self.bits]) and self.bits != 3:
-            what = f"the grid of codes has {length} rows, expected a multiple of {parts}"
-            raise ValueError(f"{what}: a byte holds {parts} codes of {self.bits} bits")
+            what = f"the codes have {length} rows, expected a multiple of {parts}"
+            raise ValueError(f"{what}, because hqq packs {parts} codes of {self.bits} bits into a byte")
         if arrays["shape"].tolist() != [rows, cols]:
             raise ValueError(f"shape is {arrays['shape'].tolist()}, expected {[rows, cols]}")
         expected: dict[str, int | float] = {"nbits": self.stated, "axis": self.axis, **FLAGS}

@@ -130,7 +130,7 @@ def _nibbles(arrays: Arrays, start: int, stop: int) -> np.ndarray:
 
 
 class MLX(Rule):
-    """The layouts of a model: `common` for all modules, except for the modules in `of_modules`."""
+    """The layouts of a model: `of_modules` has the layouts of single modules, and all other modules have `common`."""
 
     roles = (*QUANTIZABLE, Role.EMBEDDING, Role.ROUTER)
     row_parts = GRID

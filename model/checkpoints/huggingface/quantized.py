@@ -91,7 +91,7 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "bitsandbytes": read_bitsandbytes,
         "fp8": read_fp8,
         "fbgemm_fp8": read_fbgemm,
-        "modelopt": read_modelopt,
+        **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), read_modelopt),
         "bitnet": read_bitnet,
         "hqq": read_hqq,
         "torchao": read_torchao,

@@ -93,13 +93,13 @@ def read_quanto(fields: Fields) -> Rule:
     """Read the layouts in quanto_qmap.json. Raises `CheckpointError` if one is not supported."""
     if "weights" in fields.values:  # the settings by which transformers quantizes a model as it loads plain weights
         kind = short(fields.values["weights"])
-        raise refused(fields.path, f"quantization_config: quanto with weights {kind} is not read; {INSTEAD}")
+        raise refused(fields.path, f"quantization_config: quanto with weights {kind} is not supported; {INSTEAD}")
     modules: dict[str, list[str]] = {}
     for name in sorted(fields.values.keys() - {"quant_method"}):
         kind = fields.object(name).get("weights")
         if kind != "none":
             if not isinstance(kind, str) or kind not in TYPES:
-                what = f"{short(name)}: weights of type {short(kind)} are not read (only {', '.join(TYPES)})"
+                what = f"{short(name)}: weights of type {short(kind)} are not supported (only {', '.join(TYPES)})"
                 raise refused(fields.path, f"{what}; {INSTEAD}")
             modules.setdefault(kind, []).append(name)
     if not modules:

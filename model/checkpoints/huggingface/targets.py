@@ -24,12 +24,20 @@ class ByTarget(Rule):
     def __init__(self, rules: Sequence[tuple[list[str], Rule]]):
         self.rules, first = rules, rules[0][1]
         self.form, self.zeros = first.form, first.zeros
+        self._of_name: dict[str, int] = {}  # places in `rules`; a file may name thousands of modules
+        self._of_pattern: list[tuple[str, int]] = []
+        for place, (targets, _) in enumerate(rules):
+            for target in targets:
+                if target.startswith(PREFIX):
+                    self._of_pattern.append((target.removeprefix(PREFIX), place))
+                else:
+                    self._of_name.setdefault(target, place)
 
     def of(self, module: str) -> Rule | None:
-        for targets, rule in self.rules:
-            if any(_named(target, module) for target in targets):
-                return rule
-        return next((rule for targets, rule in self.rules if EVERY in targets), None)
+        places = [place for pattern, place in self._of_pattern if re.match(pattern, module)]
+        places += [self._of_name[module]] if module in self._of_name else []
+        place = min(places) if places else self._of_name.get(EVERY)
+        return None if place is None else self.rules[place][1]
 
     def group_of(self, cols: int) -> int:
         return self.rules[0][1].group_of(cols)
@@ -39,12 +47,6 @@ class ByTarget(Rule):
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
         return self.rules[0][1].part(arrays, start, stop, cols)
-
-
-def _named(target: str, module: str) -> bool:
-    if target.startswith(PREFIX):
-        return re.match(target.removeprefix(PREFIX), module) is not None
-    return target == module
 
 
 def read_targets(group: Fields) -> list[str]:

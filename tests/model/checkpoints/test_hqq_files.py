@@ -135,7 +135,7 @@ def test_invalid_quantized_tensors_are_refused(part, value, what, tmp_path):
         ({"axis": 2}, {}, "axis 2"),
         ({"axis": "1"}, {}, 'axis "1" integer'),
         ({"group_size": 0}, {}, "group_size 0"),
-        ({"group_size": 48}, {}, "rows 64 weights whole groups 48|config.json uint8"),
+        ({"group_size": 48}, {}, "rows 64 weights group size 48|config.json uint8"),
         ({"group_size": 10**30}, {}, "config.json"),
         ({"view_as_float": True}, {}, "view_as_float"),
         ({}, {"zero_quant_params": {"nbits": 8}}, "axis 1 zero_quant_params"),

@@ -31,7 +31,7 @@ from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.model.checkpoints.stored_goldens import arrays_of
 from tests.support import families
 from tests.support.goldens import read_golden
-from tests.support.refusals import refusal
+from tests.support.refusals import mentions, refusal
 from tests.support.strategies import seeds
 
 GOLDENS = read_golden("quantizers/mlx_files")
@@ -178,7 +178,7 @@ def test_a_module_may_be_named_as_not_quantized(tmp_path):
     assert open_checkpoint(tmp_path).tensors["model.layers.1.self_attn.o_proj.weight"].codes is None
     sizes["model.layers.1.self_attn.q_proj"] = False
     write(tmp_path, "llama, tied", {"quantization": GOLDENS["models"]["llama, tied"]["quantization"] | sizes})
-    assert "q_proj.weight has shape [32, 4], expected [32, 32]" in refusal(tmp_path)
+    assert mentions(refusal(tmp_path), "q_proj.weight has shape [32, 4], expected [32, 32]")
 
 
 def test_joined_experts_need_no_quantization(tmp_path):
@@ -207,13 +207,13 @@ def test_joined_experts_need_no_quantization(tmp_path):
             {"model/layers/0/mlp/gate_up_proj/scales": None},
             "lacks the tensor model.layers.0.mlp.gate_proj",
         ),
-        ("phi3", {"lm_head/biases": np.full((48, 1), np.nan, np.float32)}, "is nan, not a finite number"),
+        ("phi3", {"lm_head/biases": np.full((48, 1), np.nan, np.float32)}, "lm_head nan"),
         (
             "phi3",
             {"lm_head/scales": np.ones((48, 2), np.float32)},
             "the tensor lm_head.scales is float32 [48, 2], expected",
         ),
-        ("llama, tied", {"lm_head/weight": np.zeros((48, 4), np.uint32)}, "but lm_head.weight differs from"),
+        ("llama, tied", {"lm_head/weight": np.zeros((48, 4), np.uint32)}, "lm_head.weight model.embed_tokens.weight"),
         (
             "mixtral",
             {"model/layers/0/block_sparse_moe/switch_mlp/up_proj/scales": np.ones((3, 64, 1), np.float32)},
@@ -228,7 +228,7 @@ def test_joined_experts_need_no_quantization(tmp_path):
 )
 def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
     write(tmp_path, model, **changes)
-    assert what in refusal(tmp_path)
+    assert mentions(refusal(tmp_path), what)
 
 
 @pytest.mark.parametrize(
@@ -252,4 +252,4 @@ def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
 )
 def test_an_unsupported_quantization_config_is_refused(changes, what, tmp_path):
     write(tmp_path, "phi3", {"quantization": GOLDENS["models"]["phi3"]["quantization"] | changes})
-    assert what in refusal(tmp_path, named=str(tmp_path))
+    assert mentions(refusal(tmp_path, named=str(tmp_path)), what)

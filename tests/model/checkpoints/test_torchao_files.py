@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import exact_weights
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torchao
+from llamaspec.model.checkpoints.huggingface.torchao import CODES, PAIRS, SCALE, ZERO, TiledInt4, read_torchao
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.checkpoints.recognize import weights_file
+from llamaspec.model.checkpoints.safetensors_header import read_header
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers import torchao_int4
@@ -123,6 +125,80 @@ def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
     assert isinstance(params.layers[1].qkv.weight, QuantizedMatrix)
 
 
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    file = weights_file(folder / "model.safetensors")
+    return {name: file.array(*entry).copy() for name, entry in read_header(file).items()}
+
+
+def tiled(codes: np.ndarray) -> np.ndarray:
+    """Pack codes thread by thread, as PyTorch's matrix_to_m16n8k16_Bint4_layout does with 8 inner tiles."""
+    rows, cols = codes.shape
+    words = np.zeros((rows // 8, cols // 128, 32, 4), np.uint32)
+    for tile, outer, thread, word in np.ndindex(words.shape):
+        first = 128 * outer + 32 * word + 2 * (thread % 4)
+        columns = [first + offset for offset in (0, 1, 8, 9, 16, 17, 24, 25)]
+        values = [int(codes[8 * tile + thread // 4, column]) for column in columns]
+        order = (7, 5, 3, 1, 6, 4, 2, 0)  # from the highest bits on
+        words[tile, outer, thread, word] = sum(values[i] << 4 * (7 - place) for place, i in enumerate(order))
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize("shape", [(16, 1024), (12, 200)])
+def test_codes_in_tiles_are_read_as_the_kernel_packs_them(shape):
+    rows, cols = shape
+    random, rule = np.random.RandomState(3), TiledInt4(32)
+    stored = rule.stored(rows, cols)
+    padded = (stored[PAIRS].shape[1], 32 * stored[PAIRS].shape[0])
+    codes = random.randint(0, 16, padded).astype(np.uint8)
+    pairs = random.standard_normal(stored[PAIRS].shape).astype(ml_dtypes.bfloat16)
+    arrays = {CODES: tiled(codes), PAIRS: pairs}
+    assert {name: array.shape for name, array in arrays.items()} == {name: part.shape for name, part in stored.items()}
+    scale, zero = (np.repeat(pairs[:, :rows, place].T.astype(np.float64), 32, axis=1)[:, :cols] for place in (0, 1))
+    meant = (codes[:rows, :cols].astype(np.float64) - 8) * scale + zero
+    grid = Codes(rule.form, 32, rule.zeros, bytes=0, parts=lambda: iter(()))
+    read = np.concatenate([exact_weights(grid, rule.part(arrays, *span, cols)) for span in ((0, 8), (8, rows))])
+    # zero - 8 scale is rounded to float32, with a relative error of 2^-24.
+    assert np.all(np.abs(read - meant) <= 2.0**-24 * (8 * np.abs(scale) + np.abs(zero)))
+
+
+@pytest.mark.parametrize(
+    ("packing", "layout"),
+    [("tile_packed_to_4d", TiledInt4), ({"_type": "Int4PackingFormat", "_data": "TILE_PACKED_TO_4D"}, TiledInt4)],
+)
+def test_a_packing_format_may_be_a_string(packing, layout):
+    settings = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"int4_packing_format": packing}}
+    assert isinstance(read_torchao(Fields({"quant_type": {"default": settings}}, "config.json")), layout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("FqnToConfig", "fqn_to_config"), ("ModuleFqnToConfig", "module_fqn_to_config")]
+)
+def test_modules_have_types_of_their_own(kind, key, tmp_path):
+    """Types may be named for modules, and for the embedding; null means not quantized."""
+    exact = write(tmp_path, {})
+    w = families.random_tensors(CONFIG)["model.embed_tokens.weight"]
+    scale = (np.abs(w).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    codes = np.rint(w / scale).astype(np.int8)
+    stem = "model.embed_tokens"
+    zeros = np.zeros_like(scale, np.int8)
+    embedding = {f"{stem}.{CODES}": codes, f"{stem}.{SCALE}": scale, f"{stem}.{ZERO}": zeros}
+    tensors = {name: tensor for name, tensor in read_tensors(tmp_path).items() if name != f"{stem}.weight"}
+    families.write_safetensors(tmp_path / "model.safetensors", tensors | embedding)
+    config = json.loads((tmp_path / "config.json").read_text())
+    int4 = config["quantization_config"]["quant_type"]["default"]
+    rows = {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
+    int8 = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": {"granularity": rows}}
+    modules = {"_default": int8, r"re:model\.layers\..*_proj": int4, f"{stem}.weight": int8, "lm_head": None}
+    config["quantization_config"]["quant_type"] = {"default": {"_type": kind, "_version": 1, "_data": {key: modules}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    np.testing.assert_array_equal(checkpoint.tensors[f"{stem}.weight"].read(), codes * scale)
+    assert checkpoint.tensors[f"{stem}.weight"].codes
+    coded = [checkpoint.tensors[name].codes for name in exact]
+    assert {codes.form for codes in coded if codes} == {"int4_min"} and all(coded)
+    assert checkpoint.tensors["lm_head.weight"].codes is None
+
+
 @pytest.mark.parametrize(
     ("kind", "part", "value", "what"),
     [
@@ -145,7 +221,7 @@ def test_invalid_quantized_tensors_are_refused(kind, part, value, what, tmp_path
         ("int4_weight_only", 'quant_type "int4_weight_only" saved pickle Int8Weight'),
         ({"default": 7}, "default 7 object"),
         ({"default": {"_type": ["x"]}}, "torchao's list"),
-        ({"default": {"_type": "FqnToConfig"}}, 'torchao\'s "FqnToConfig"'),
+        ({"default": {"_type": "FqnToConfig"}}, "FqnToConfig without"),
         ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "group_size 0"),
         (
             {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": {"_data": "PRESHUFFLED"}}}},

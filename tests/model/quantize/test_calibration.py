@@ -376,7 +376,7 @@ def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch
     monkeypatch.setattr(rich.progress.Progress, "update", partialmethod(update, refresh=True))  # not ten times a second
     request = ("--to", "safetensors", "--quantize", "gptq", "--calibration", str(stories_text))
     code, out, err = run("convert", "stories", str(tmp_path / "a"), *request)
-    assert (code, out, err) == (0, "", f"{tmp_path / 'a'}: 92 tensors\n")
+    assert (code, out, err) == (0, "", f"wrote 92 tensors to {tmp_path / 'a'}\n")
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
@@ -405,7 +405,7 @@ def test_requests_that_mean_nothing_are_refused(options, what, run, tmp_path):
     code, out, err = run("convert", "stories", str(tmp_path / "there"), "--to", "safetensors", *options)
     assert (code, out) == (2, "") and mentions(err, what)
     code, out, err = run("convert", "stories", "x", "--to", "gguf", "--quantize", "gptq", "--calibration", "x")
-    assert (code, out) == (2, "") and "gguf has no gptq" in err
+    assert (code, out) == (2, "") and mentions(err, "--quantize gptq gguf")
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_sizes_that_no_format_holds_are_refused_before_anything_is_computed(run,
     source = (str(folder / "stories260K.bin"), str(there))
     code, out, err = run("convert", *source, *request, "--calibration", str(tmp_path / "text.txt"))
     assert (code, out) == (1, "")
-    assert re.search(r"down_proj\.weight .*172 .*groups of 64", err)
+    assert re.search(r"down_proj\.weight .*172 .*64", err)
     assert not there.exists()
 
 

@@ -1,6 +1,7 @@
 """Quantized models compute what the reference computes with the decoded weights."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
     code, out, err = run("generate", PROMPT, "--quantize", "q5")
     assert (code, out) == (2, "") and "'q5' is not one of 'q8'" in err
     code, out, err = run("convert", "stories", str(tmp_path / "x.bin"), "--to", "llama2c", "--quantize", "q8")
-    assert (code, out) == (2, "") and "llama2c has no q8, only q8_0" in err
+    assert (code, out) == (2, "") and re.search("q8 .*llama2c .*q8_0", err)
 
 
 def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:

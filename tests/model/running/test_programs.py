@@ -152,14 +152,16 @@ def test_arguments_out_of_range_are_refused():
     done = run_python(ARGUMENTS)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    for word, line in zip(["numpy", "float16", "701", "fast", "1.5", "2.5", "300", "no tokens"], lines, strict=False):
+    for word, line in zip(
+        ["numpy", "float16", "701", "fast", "1.5", "2.5", "300", "at least one token"], lines, strict=False
+    ):
         assert word in line
     assert len(lines) == 8
 
 
 def test_more_stops_than_a_program_takes_are_refused():
     llama = make_llama()
-    with pytest.raises(ValueError, match="65 ids"):
+    with pytest.raises(ValueError, match=r"64 .*65"):
         list(llama.continue_ids(llama.session(), [1, 2], stops=frozenset(range(65))))
 
 

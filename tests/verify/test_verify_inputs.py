@@ -1,0 +1,88 @@
+"""Wrong kernels that public bug reports describe are found at default settings, because their inputs are drawn."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.reports.replay import check, load
+from tests.support.processes import REPOSITORY
+
+
+def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1) -> Report:
+    """Verify `candidate` with the number of examples of the command line."""
+    return verify(CONTRACTS[op], Direct(candidate), precision=precision(dtype), examples=200, seed=seed, shrink=False)
+
+
+@pytest.mark.parametrize("op", ["rope_halves", "rope_interleaved", "rope_halves_backward", "partial_rope"])
+def test_positions_that_start_again_are_drawn(op: str):
+    """A kernel that reads the first two positions of each row and counts on is wrong for packed texts."""
+
+    def counts_on(x, positions, frequencies, **options):
+        if positions.shape[1] > 1 and np.all(positions[:, 1] == positions[:, 0] + 1):
+            positions = positions[:, :1] + np.arange(positions.shape[1], dtype=np.int32)
+        return IMPLEMENTATIONS[op].function(x, positions, frequencies, **options)
+
+    report = judged(op, counts_on)
+    assert report.outcome == "violated"
+    assert str(report.worst.draw["start"]).startswith("packed by")
+
+
+def quantize_with(rounded: Callable = np.rint, most: int | None = None) -> Callable:
+    """Make a quantizer whose integer codes are `rounded`, and whose largest weight is among the first `most`."""
+
+    def quantize(w, *, scheme):
+        codes, scales = IMPLEMENTATIONS["quantize"].function(w, scheme=scheme)
+        if scheme in ("q8", "q8_row", "q4"):
+            group, largest = w.shape[1] if scheme == "q8_row" else 64, np.float32(7 if scheme == "q4" else 127)
+            for start in range(0, w.shape[1], group):
+                part = w[:, start : start + group].astype(np.float32)
+                scale = np.max(np.abs(part[:, :most]), axis=1, keepdims=True) / largest
+                scaled = np.divide(part, scale, out=np.zeros_like(part), where=scale > 0)
+                codes[:, start : start + group] = np.clip(rounded(scaled), -largest, largest)
+                scales[:, start // group] = scale[:, 0]
+        return codes, scales
+
+    return quantize
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ties_between_codes_and_a_far_maximum_are_drawn(seed: int):
+    assert judged("quantize", quantize_with(), seed=seed).outcome == "within bounds"
+    away = quantize_with(lambda scaled: np.trunc(scaled + np.copysign(np.float32(0.5), scaled)))
+    assert judged("quantize", away, seed=seed).outcome == "violated"
+    assert judged("quantize", quantize_with(most=256), seed=seed).outcome == "violated"
+
+
+def test_pages_that_two_sequences_share_are_drawn():
+    """A kernel that stores one owner per page serves only the last sequence that shares the page."""
+
+    def one_owner(q, k_pages, v_pages, table, lengths):
+        page = k_pages.shape[1]
+        owner = {}
+        for row, length in enumerate(lengths.tolist()):
+            owner |= dict.fromkeys(table[row, : -(-length // page)].tolist(), row)
+        lengths = lengths.copy()
+        for row, pages in enumerate(table.tolist()):
+            lost = [at for at, number in enumerate(pages[: -(-lengths[row] // page)]) if owner[number] != row]
+            lengths[row] = min(lengths[row], *(at * page for at in lost)) if lost else lengths[row]
+        return IMPLEMENTATIONS["attention_paged"].function(q, k_pages, v_pages, table, lengths)
+
+    report = judged("attention_paged", one_owner)
+    assert report.outcome == "violated"
+    assert report.worst.draw["shared"] > 0
+
+
+def test_a_replay_file_may_lack_a_draw_that_has_a_default():
+    """Replay files that were written before attention_paged drew `shared` still give their inputs."""
+    path = REPOSITORY / "docs" / "found" / "vllm-attention-paged.json"
+    saved = load(path)
+    assert "shared" not in saved.draw
+    check(saved, CONTRACTS["attention_paged"], path)
+    with pytest.raises(ValueError, match="has no such draw"):
+        check(dataclasses.replace(saved, draw={"page": 4}), CONTRACTS["attention_paged"], path)
