@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
 ROUNDED = ("q8", "q8_row", "q4")  # schemes that all weights can learn
-OPTIONS_OF = {"preference": ("beta",), "distill": ("teacher", "keep_layers", "temperature")}
+METHODS_OF = {  # options, and the methods that read them
+    "beta": ("preference",),
+    "teacher": ("distill",),
+    "keep_layers": ("distill",),
+    "temperature": ("distill", "reward"),
+    "group": ("reward",),
+    "answer_tokens": ("reward",),
+}
 RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
 
 
@@ -57,10 +64,11 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--out", metavar="DIR", help="Write checkpoints and the result to DIR.")
 @click.option(
     "--method",
-    type=click.Choice(["supervised", "preference", "distill"]),
+    type=click.Choice(["supervised", "preference", "distill", "reward"]),
     default="supervised",
     show_default=True,
-    help="Learn the answers, to prefer chosen to rejected answers (DPO), or a teacher's predictions.",
+    help="Learn the answers, to prefer chosen to rejected answers (DPO), a teacher's predictions, or to give exact "
+    "answers (GRPO).",
 )
 @click.option("--steps", type=COUNT, default=100, show_default=True, metavar="N", help="Stop after N steps.")
 @click.option("--batch", type=COUNT, default=8, show_default=True, metavar="N", help="Take N examples per step.")
@@ -98,7 +106,21 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="LIST",
     help="With --method distill: the student has only these layers, such as 0,2,4.  [default: all]",
 )
-@click.option("--temperature", type=POSITIVE, help="With --method distill: soften both distributions.  [default: 1]")
+@click.option(
+    "--temperature",
+    type=POSITIVE,
+    help="With --method distill: soften both distributions. With reward: draw answers at this temperature. "
+    " [default: 1]",
+)
+@click.option(
+    "--group", type=COUNT, metavar="N", help="With --method reward: draw N answers per question.  [default: 8]"
+)
+@click.option(
+    "--answer-tokens",
+    type=COUNT,
+    metavar="N",
+    help="With --method reward: end answers after N tokens.  [default: 64]",
+)
 @click.option(
     "--lr", type=POSITIVE, help=f"Set the highest learning rate.  [default: {ADAPTER_RATE} with --lora, or {RATE}]"
 )
@@ -139,7 +161,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     assistant's answers are learned, {"prompt": ..., "completion": ...}, or {"text": ...}. Every twentieth
     example is held out to measure the loss. Run with --show 3 first, to see what will be learned.
 
-    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages.
+    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages, and a
+    question with a reward for its exact answer is {"prompt": ..., "answer": "..."}.
     With --lora, DIR gets an adapter in PEFT's format, and otherwise DIR/model a whole model.
 
     \b
@@ -157,10 +180,9 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
         raise click.BadParameter(f"{plot}: its folder does not exist", param_hint="--plot")
     if options["alpha"] and not options["lora"]:
         raise click.UsageError("--alpha goes with --lora")
-    for method, names in OPTIONS_OF.items():
-        for name in names:
-            if options[name] is not None and options["method"] != method:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {method}")
+    for name, methods in METHODS_OF.items():
+        if options[name] is not None and options["method"] not in methods:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {' or '.join(methods)}")
     if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
         raise click.UsageError(
             f"--quantize {options['quantize']} goes with --lora; without, choose {', '.join(ROUNDED)}"
@@ -184,6 +206,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     if show is not None:
         from llamaspec.training.conversations import Reader, marked_text, read_data
 
+        if options["method"] == "reward":
+            raise click.UsageError("--show goes without --method reward, since the model writes the examples")
         if options["method"] == "preference":
             pairs = read_data(data, tokenizer, template, Reader.preference, eos=eos)
             examples = [example for pair in pairs for example in pair][: 2 * show]  # chosen and rejected in turn
