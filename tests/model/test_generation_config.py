@@ -43,7 +43,7 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """If the file states any sampling option, the options that it does not state are off.
+    """Sampling options that the file does not state are off if it states any sampling option.
 
     With do_sample false, sampling is greedy.
     """
@@ -89,15 +89,16 @@ def test_generate_uses_the_defaults_of_the_model_and_says_so(run, tmp_path):
 
     model = ("--model", str(folder))
     greedy = generate("--temperature", "0", "--repetition-penalty", "1.5")
-    ours = generate("--seed", "1")
-    assert greedy[0] != ours[0] and greedy[1] == ours[1] == []
+    default_output = generate("--seed", "1")
+    assert greedy[0] != default_output[0] and greedy[1] == default_output[1] == []
     text, (line,) = generate(*model)
     assert text == greedy[0]
     assert line == (
-        "by generation_config.json: temperature 0, top_p 1, repetition_penalty 1.5; --no-generation-config ignores it"
+        "generation_config.json sets temperature 0, top_p 1, repetition_penalty 1.5; "
+        "--no-generation-config ignores the file"
     )
-    assert generate(*model, "--no-generation-config", "--seed", "1") == ours
-    given = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1")
-    assert generate(*model, *given, "--seed", "1") == ours
+    assert generate(*model, "--no-generation-config", "--seed", "1") == default_output
+    flags = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1")
+    assert generate(*model, *flags, "--seed", "1") == default_output
     code, _, err = run("generate", "Once", "--model", str(stories(tmp_path / "bad", top_p=7)))
     assert code == 1 and len(err.splitlines()) == 1 and "top_p is 7" in err

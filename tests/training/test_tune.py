@@ -1,4 +1,4 @@
-"""Fine-tuning: gradients are the definition's, packing changes nothing, and a killed run resumes exactly."""
+"""Fine-tuning: gradients equal the definitions', packing changes nothing, and a killed run resumes exactly."""
 
 import itertools
 import json
@@ -111,7 +111,7 @@ def base() -> Checkpoint:
 
 
 def test_the_gradient_of_packed_documents_is_the_sum_of_their_own(base):
-    """Documents packed into rows have the loss and the gradient of the reference on each document by itself."""
+    """Packed rows of documents have the loss and the gradient that the reference sums over separate documents."""
     trainable = all_weights(base, context=16, dtype=FLOAT32)
     loss, slopes = gradient(trainable, rows=2, length=16)
     expected, exact_slopes = exact(base)
@@ -124,7 +124,10 @@ def test_the_gradient_of_packed_documents_is_the_sum_of_their_own(base):
 
 
 def test_the_gradient_of_an_adapter_follows_from_that_of_the_merged_matrix(base):
-    """dA = s B^T dW' and dB = s dW' A^T, with dW' from the reference at W' = W + s B A."""
+    """An adapter's gradient follows from dW', the reference's gradient at the merged matrix W' = W + s B A.
+
+    dA = s B^T dW' and dB = s dW' A^T.
+    """
     trainable = adapters(
         base, rank=2, alpha=3.0, parts=("q", "v", "gate", "down"), seed=0, context=16, dtype=FLOAT32, base="base"
     )
@@ -320,7 +323,10 @@ def answer_weights(example: Example) -> Example:
 
 
 def test_the_gradient_of_a_preference_is_the_definitions(base):
-    """DPO's loss and gradient follow from the reference: ds of `losses.dpo`, through the log p of each answer."""
+    """DPO's loss and gradient equal the reference's.
+
+    `losses.dpo` gives the slope with respect to each answer's log p, and the reference's backward pass gives the rest.
+    """
     pairs = [Preference(*map(answer_weights, pair)) for pair in preferences()]
     trainable = all_weights(base, context=16, dtype=FLOAT32)
     static: dict[str, Any] = {"config": TINY, "ops": PACKED, "dtype": FLOAT32, "rows": 2, "length": 16}
@@ -361,7 +367,10 @@ def test_the_gradient_of_a_preference_is_the_definitions(base):
 
 
 def test_the_loss_of_a_preference_is_trls():
-    """TRL's numbers for 20 drawn batches (goldens/make_dpo.py); its margin has beta in it once."""
+    """Our loss, margin and accuracy of DPO equal TRL's for 20 drawn batches (goldens/make_dpo.py).
+
+    The margin is beta times the difference between the chosen and the rejected answer's log-probability ratio.
+    """
     batches = json.loads((Path(__file__).parents[1] / "goldens" / "dpo.json").read_text())
     assert len(batches) == 20
     for batch in batches:
@@ -375,7 +384,10 @@ def test_the_loss_of_a_preference_is_trls():
 
 
 def test_the_gradient_of_a_distillation_is_the_definitions(base):
-    """The student has one of the two layers of its teacher. Its loss is `losses.distillation` of separate documents."""
+    """The loss of distillation and its gradient equal `losses.distillation`, summed over separate documents.
+
+    The student has one of the two layers of its teacher.
+    """
     student = kept_layers(base, [1])
     trainable = all_weights(student, context=16, dtype=FLOAT32)
     teacher = load_params(base, dtype=FLOAT32, positions=16)
@@ -427,7 +439,7 @@ def test_the_layers_of_a_student_are_the_teachers(base):
 
 
 def test_a_preference_is_learned_by_an_adapter(model, tmp_path):
-    """The margin grows from 0, and the pairs become right."""
+    """The margin grows from 0, and in every held-out pair the chosen answer ends up ahead of the rejected one."""
     lines = [{"prompt": f"{i} ", "chosen": "yes", "rejected": "no"} for i in range(40)]
     (tmp_path / "pairs").write_text("\n".join(map(json.dumps, lines)))
     command = ("tune", str(model), "--data", str(tmp_path / "pairs"), "--method=preference", "--lora=2", "--json")

@@ -1,4 +1,7 @@
-"""Wrong kernels that public bug reports describe are found at default settings, because their inputs are drawn."""
+"""Wrong kernels that public bug reports describe are rejected at default settings.
+
+The draws include the inputs for which these kernels are wrong.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,13 +18,16 @@ from tests.support.processes import REPOSITORY
 
 
 def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1) -> Report:
-    """Verify `candidate` with the number of examples of the command line."""
+    """Verify `candidate` with as many examples as the command line uses, and return the report."""
     return verify(CONTRACTS[op], Direct(candidate), precision=precision(dtype), examples=200, seed=seed, shrink=False)
 
 
 @pytest.mark.parametrize("op", ["rope_halves", "rope_interleaved", "rope_halves_backward", "partial_rope"])
 def test_positions_that_start_again_are_drawn(op: str):
-    """A kernel that reads the first two positions of each row and counts on is wrong for packed texts."""
+    """A kernel that derives all positions of a row from the first two is rejected.
+
+    Its results are wrong for packed texts, in which positions start again at 0.
+    """
 
     def counts_on(x, positions, frequencies, **options):
         if positions.shape[1] > 1 and np.all(positions[:, 1] == positions[:, 0] + 1):
@@ -34,7 +40,10 @@ def test_positions_that_start_again_are_drawn(op: str):
 
 
 def quantize_with(rounded: Callable = np.rint, most: int | None = None) -> Callable:
-    """Make a quantizer whose integer codes are `rounded`, and whose largest weight is among the first `most`."""
+    """Make a quantizer that rounds codes with `rounded`.
+
+    A group's scale depends on the largest of its first `most` weights, or of all its weights if `most` is None.
+    """
 
     def quantize(w, *, scheme):
         codes, scales = IMPLEMENTATIONS["quantize"].function(w, scheme=scheme)
@@ -60,7 +69,10 @@ def test_ties_between_codes_and_a_far_maximum_are_drawn(seed: int):
 
 
 def test_pages_that_two_sequences_share_are_drawn():
-    """A kernel that stores one owner per page serves only the last sequence that shares the page."""
+    """A kernel that stores only one owner per page is rejected.
+
+    If sequences share a page, only the last of them can read it.
+    """
 
     def one_owner(q, k_pages, v_pages, table, lengths):
         page = k_pages.shape[1]
@@ -79,7 +91,7 @@ def test_pages_that_two_sequences_share_are_drawn():
 
 
 def test_a_replay_file_may_lack_a_draw_that_has_a_default():
-    """Replay files that were written before attention_paged drew `shared` still give their inputs."""
+    """A replay file from before attention_paged had the draw `shared` is still valid, since `shared` has a default."""
     path = REPOSITORY / "docs" / "found" / "vllm-attention-paged.json"
     saved = load(path)
     assert "shared" not in saved.draw

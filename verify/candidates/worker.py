@@ -191,7 +191,7 @@ def _neighbor(name: str) -> Any:
 
 def _no_arrays(library: str, device: str | None, error: Exception) -> str:
     """Say in one line why arrays of this library cannot be created here."""
-    return f"no arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
+    return f"cannot create arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
 
 
 def _changed(before: Array, after: Any) -> bool:

@@ -27,7 +27,7 @@ def _twice(trial: Trial) -> Claim:
 
 
 def _zeros(trial: Trial) -> Claim:
-    """Pass rows of zeros; the first zero is -0."""
+    """Pass rows of zeros. The first zero is -0: the result must be 0 because it equals the others."""
     x = np.zeros_like(trial.arguments["x"])
     x[:, ::2] = -0.0
     return Claim(trial.again(x=x)[0], np.zeros(len(x)), 0.0)

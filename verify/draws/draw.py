@@ -121,7 +121,7 @@ class Values:
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
-        """Make an array of this shape for the argument called `name`; other names give other numbers.
+        """Make an array of this shape for the argument `name`. An argument with another name gets other numbers.
 
         We add `around` to every number and clip numbers that are too large for the dtype. Raises ValueError for more
         than `LARGEST` numbers.

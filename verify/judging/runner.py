@@ -224,7 +224,7 @@ class _Search:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a counterexample to shrink, of a candidate that did not hang."""
+        """Tell whether there is a counterexample to shrink. If the candidate hung, we do not shrink."""
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 

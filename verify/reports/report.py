@@ -130,7 +130,7 @@ def _convention(contract: Contract, report: Report) -> str:
 
 
 def _large(contract: Contract, report: Report) -> str:
-    """Say which smaller shapes were right before a large shape was wrong. A replay has no smaller shapes."""
+    """Say up to which size earlier draws were right, if a large shape was wrong. Returns "" for a replay."""
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}

@@ -1,9 +1,11 @@
 """Judges functions of other projects, in a Python that has them, and writes the table of docs/found/kernels.md.
 
-    python -m llamaspec.benchmarks.audits.others liger_kernel_ops:rmsnorm      # judges it in every dtype
-    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG    # judges all, and adds rows of JSON to
-    LOG python -m llamaspec.benchmarks.audits.others --table LOG LOG               # prints a table of all rows in the
-    logs
+    # judge a function in every dtype
+    python -m llamaspec.benchmarks.audits.others liger_kernel_ops:rmsnorm
+    # judge all functions of a library, and add rows of JSON to LOG
+    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG
+    # print a table of all rows in the logs
+    python -m llamaspec.benchmarks.audits.others --table LOG LOG
 
 Candidates run in this process, so its Python also needs NumPy, hypothesis, jaxtyping, ml_dtypes and click.
 """
