@@ -10,6 +10,7 @@ import pytest
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
+from llamaspec.model.convert import convert
 from llamaspec.model.generation_config import stated_sampling
 from llamaspec.model.options import SamplingOptions
 
@@ -75,6 +76,13 @@ def test_values_that_cannot_be_used_are_refused(tmp_path, generation, what):
 def test_a_gguf_file_has_no_defaults(tmp_path):
     write_gguf(open_checkpoint(stories(tmp_path, temperature=0.5)), tmp_path / "x.gguf")
     assert stated_sampling(tmp_path / "x.gguf") is None and stated_sampling(tmp_path / "nothing") is None
+
+
+def test_a_converted_folder_keeps_the_defaults(tmp_path):
+    source = stories(tmp_path / "source", do_sample=True, temperature=0.6, top_k=20)
+    convert(open_checkpoint(source), tmp_path / "copy", to="safetensors")
+    assert stated_sampling(tmp_path / "copy") == SamplingOptions(**OFF | {"temperature": 0.6, "top_k": 20})
+    assert open_checkpoint(tmp_path / "copy").stops == open_checkpoint(source).stops
 
 
 def test_generate_uses_the_defaults_of_the_model_and_says_so(run, tmp_path):

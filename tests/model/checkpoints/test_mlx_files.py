@@ -244,6 +244,14 @@ def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
     assert mentions(refusal(tmp_path), what)
 
 
+def test_a_false_number_of_experts_is_refused_at_once(tmp_path):
+    write(tmp_path, "qwen3-moe")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"num_experts": 10_000, "num_hidden_layers": 10_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert mentions(refusal(tmp_path), "10000 layers experts 100000")
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
