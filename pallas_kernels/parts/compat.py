@@ -82,7 +82,11 @@ def interpreter() -> Iterator[None]:
     try:
         with use_target(Target(interpret=True)):
             yield
-        if state.get_races().races_found:
+        try:
+            found = state.get_races().races_found
+        except AssertionError:  # no kernel ran, for example because an array is empty
+            found = False
+        if found:
             raise RuntimeError("the interpreter found a race")
     finally:
         state.reset_gpu_interpret_mode_state()

@@ -122,7 +122,7 @@ def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
     """Raise Unsupported unless x is float32 or bfloat16, with rows of 1 to `most` elements."""
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes float32 or bfloat16, got {x.dtype}")
-    if not x.ndim or not x.size:
+    if not x.ndim or not x.shape[-1]:
         raise Unsupported(f"{op} takes rows of at least one element, got shape {list(x.shape)}")
     if x.shape[-1] > most:
         raise Unsupported(f"{op} takes rows of at most {most} elements, got {x.shape[-1]}")

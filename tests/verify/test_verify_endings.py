@@ -278,7 +278,7 @@ def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
     """A call that hangs in a dtype is made only once, and does not count as refusing that dtype."""
 
     class Hangs:
-        name, calls = "hangs", 0
+        name, layouts, calls = "hangs", (), 0
 
         def call(self, positional, keyword):
             self.calls += 1

@@ -11,15 +11,18 @@ import pytest
 
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import LAYOUTS, hand_over, placed, to_bytes
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.reports.replay import check, load
+from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import REPOSITORY
 
 
-def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1) -> Report:
+def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1, contiguous: bool = False) -> Report:
     """Verify `candidate` with as many examples as the command line uses, and return the report."""
-    return verify(CONTRACTS[op], Direct(candidate), precision=precision(dtype), examples=200, seed=seed, shrink=False)
+    direct = Direct(candidate, contiguous=contiguous)
+    return verify(CONTRACTS[op], direct, precision=precision(dtype), examples=200, seed=seed, shrink=False)
 
 
 @pytest.mark.parametrize("op", ["rope_halves", "rope_interleaved", "rope_halves_backward", "partial_rope"])
@@ -98,3 +101,54 @@ def test_a_replay_file_may_lack_a_draw_that_has_a_default():
     check(saved, CONTRACTS["attention_paged"], path)
     with pytest.raises(ValueError, match="has no such draw"):
         check(dataclasses.replace(saved, draw={"page": 4}), CONTRACTS["attention_paged"], path)
+
+
+def test_arrays_that_are_not_contiguous_are_drawn_unless_the_candidate_wants_contiguous_ones():
+    """A kernel that reads rows one after the other from the first address is wrong for arrays with other strides."""
+
+    def packed(x, weight, *, eps):
+        flat = np.lib.stride_tricks.as_strided(x, x.shape, (x.shape[1] * x.itemsize, x.itemsize))
+        return IMPLEMENTATIONS["rmsnorm"].function(flat, weight, eps=eps)
+
+    report = judged("rmsnorm", packed)
+    assert report.outcome == "violated"
+    assert report.worst.draw["layout"] in LAYOUTS
+    assert f"layout={report.worst.draw['layout']!r}" in "\n".join(counterexample(report, CONTRACTS["rmsnorm"]))
+    assert judged("rmsnorm", packed, contiguous=True).outcome == "within bounds"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (0, 3)])
+def test_a_layout_keeps_the_numbers(layout: str, shape: tuple[int, ...]):
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    handed = hand_over(to_bytes(array)._replace(layout=layout), "numpy", None)
+    np.testing.assert_array_equal(handed, array)
+    handed[...] = 7  # a candidate may write to it
+    np.testing.assert_array_equal(handed, np.full(shape, 7))
+
+
+def test_each_layout_has_its_strides():
+    array = np.ones((2, 3), np.float32)
+    assert [placed(array, layout)[1:] for layout in LAYOUTS] == [((6, 1), 0), ((1, 2), 0), ((0, 1), 0), ((3, 1), 1)]
+    assert placed(np.arange(6).reshape(2, 3), "expanded")[1:] == ((3, 1), 0)  # its rows differ
+    zeros = np.array([[0.0], [-0.0]])
+    assert placed(zeros, "expanded")[1:] == ((1, 1), 0)  # so do the bits of these
+
+
+@pytest.mark.parametrize("op", [op for op, contract in CONTRACTS.items() if contract.large.empty])
+def test_arrays_without_rows_are_drawn(op: str):
+    """A kernel that cannot launch a grid of 0 blocks fails, and the right implementation passes."""
+    right = IMPLEMENTATIONS[op]
+
+    def launched(*arguments, **options):
+        if any(not argument.size for argument in arguments if isinstance(argument, np.ndarray)):
+            raise RuntimeError("invalid configuration argument")
+        return right.function(*arguments, **options)
+
+    def outcome(candidate: Callable) -> tuple[str, int]:
+        options = {"precision": precision("float32"), "examples": 4, "seed": 0, "only": right.only}
+        report = verify(CONTRACTS[op], Direct(candidate), shrink=False, **options)
+        return report.outcome, report.examples
+
+    assert outcome(launched) == ("violated", 4)
+    assert outcome(right.function) == ("within bounds", 4)

@@ -54,5 +54,6 @@ CONTRACT = Contract(
     large=Large(
         {"rows": beyond(64, 1024, 8192), "n": (4161, 33_281, 150_001, 300_001)},
         beside={"rows": [2], "n": [17], "x": ["last(0)", "normal(1)", "integers(2)"]},  # last(0): a late maximum
+        empty=["rows"],
     ),
 )

@@ -21,6 +21,8 @@ from llamaspec.verify.bounds.precision import Precision
 Draw = dict[str, Any]  # a value by the name of each draw of a contract, and of the law that is checked, if any
 LAW = "law"  # the draw that names the law to check
 AGAIN = "again"  # a value of that draw: call with other inputs in between, and compare two calls with the same inputs
+LAYOUT = "layout"  # the draw that names the place of the arrays in memory; missing: contiguous
+OF_THE_CALL = (LAW, LAYOUT)  # draws that decide the calls, not the arguments
 
 WORD = 2.0**64
 LARGEST = 2**24  # most numbers in an array: a mistyped size must not fill the memory

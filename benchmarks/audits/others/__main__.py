@@ -39,7 +39,7 @@ def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Ite
     """Yield a row and the lines of the report for each dtype of a job. Writes a replay file for a violated contract."""
     contract, function = contract_for(job.op), load(job.candidate)
     for dtype in job.dtypes:
-        candidate = Direct(function, arrays=job.arrays or "numpy")
+        candidate = Direct(function, arrays=job.arrays or "numpy", contiguous=True)
         report = verify(
             contract, candidate, precision=precision(dtype), examples=examples, seed=seed, seconds=90, only=job.only
         )
