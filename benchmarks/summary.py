@@ -88,12 +88,12 @@ def machine(about: Mapping[str, Any]) -> str:
 
 
 def _date(report: Mapping[str, Any]) -> str:
-    """State the date and the Python version. The text of the report names the device and the other versions."""
+    """Write a line with the date and the Python version. The report's text names the device and other versions."""
     return f"Measured on {report['about']['date']}, Python {report['about']['python']}."
 
 
 def _gpu(report: Mapping[str, Any]) -> str:
-    """Render a suite of the GPU. Checks of kernels are counted by op; each other row is shown."""
+    """Render a report of a GPU suite. Checks of kernels become one row per op; all other rows stay."""
     from llamaspec.benchmarks.suites.gpu.report import as_text
 
     sections = {name: rows for name, rows in report["sections"].items() if name != "right"}
@@ -144,7 +144,7 @@ def _compiled(report: Mapping[str, Any]) -> str:
 
 
 def _campaigns(rows: Sequence[Row]) -> str:
-    """Render the log of `benchmarks.audits.no_false_alarms`: one table a group."""
+    """Render the log of `benchmarks.audits.no_false_alarms`, with a table for each group."""
     lines = []
     for group in dict.fromkeys(row["group"] for row in rows):
         of_group = [row for row in rows if row["group"] == group]
@@ -158,7 +158,7 @@ def _campaigns(rows: Sequence[Row]) -> str:
 
 
 def read(raw: Path) -> Any:
-    """Read a raw file: JSON, or with the ending .jsonl one line of JSON per row. Raises ValueError for other text."""
+    """Read a raw file: JSON, or a line of JSON per row if its name ends in .jsonl. Raises ValueError for other text."""
     text = raw.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()] if raw.suffix == ".jsonl" else json.loads(text)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import opened, prepare_jax
+from llamaspec.commands.loading import open_model, prepare_jax
 from llamaspec.commands.options import MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
@@ -59,7 +59,7 @@ def convert(source: str, destination: str, **options: Any):
         check_request(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    checkpoint = opened(source)
+    checkpoint = open_model(source)
     if options["calibration"]:
         prepare_jax()
     done, sizes = 0, {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import opened_with_tokenizer, prepare_jax
+from llamaspec.commands.loading import open_with_tokenizer, prepare_jax
 from llamaspec.commands.options import (
     BUILT_IN,
     MODEL,
@@ -68,8 +68,8 @@ def evaluate(
     from llamaspec.model.insight.evaluation_report import as_text
     from llamaspec.model.options import RunOptions, choose_context
 
-    checkpoint, _ = opened_with_tokenizer(model, tokenizer)
-    base = opened_with_tokenizer(against, tokenizer)[0] if against else None
+    checkpoint, _ = open_with_tokenizer(model, tokenizer)
+    base = open_with_tokenizer(against, tokenizer)[0] if against else None
     models = [checkpoint, *([base] if base else [])]
     read = evaluation.text_for(models, text, tokenizer=tokenizer)
     options["context"] = min(choose_context(options["context"], entry.config.context) for entry in models)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import cache_folder, opened
+from llamaspec.commands.loading import cache_folder, open_model
 from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from llamaspec.commands.output import write, write_json
 from llamaspec.commands.progress import progress_bar
@@ -55,7 +55,7 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
             raise click.UsageError(f"--{name} needs --plan")
     from llamaspec.model.insight.describe import describe
 
-    description = describe(opened(model or default_model()))
+    description = describe(open_model(model or default_model()))
     if as_json:
         write_json(description)
         return

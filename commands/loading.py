@@ -29,11 +29,9 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
     """
     from llamaspec.model.options import check_max_new_tokens, check_seed
 
-    sampling, stated = chosen_sampling(options)
-    if stated:
-        say(stated)
+    sampling, message = chosen_sampling(options)
     try:
-        return {
+        request = {
             "sampling": sampling,
             "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
             "seed": check_seed(options["seed"]),
@@ -41,6 +39,9 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
         }
     except ValueError as error:
         raise click.UsageError(str(error), ctx=click.get_current_context()) from None
+    if message:
+        say(message)
+    return request
 
 
 def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
@@ -51,15 +52,15 @@ def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
     """
     from llamaspec.model.options import SAMPLING, SamplingOptions
 
-    given = {name: options[name] for name in SAMPLING if options[name] is not None}
+    own_values = {name: options[name] for name in SAMPLING if options[name] is not None}
     try:
-        own = SamplingOptions(**given)
+        own_sampling = SamplingOptions(**own_values)
     except ValueError as error:
         raise click.UsageError(str(error), ctx=click.get_current_context()) from None
     stated = file_sampling(options["model"], options)
     if stated is None:
-        return own, ""
-    return replace(stated, **given), said_of_file(stated, without=given)
+        return own_sampling, ""
+    return replace(stated, **own_values), file_message(stated, without=own_values)
 
 
 def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None:
@@ -69,7 +70,7 @@ def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None
     return None if options["no_generation_config"] else stated_sampling(model)
 
 
-def said_of_file(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
+def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
     """Say which options for the next token generation_config.json sets, except the options `without`.
 
     Options that are off in our defaults as well are left out. The string is empty if no option is left.
@@ -83,35 +84,35 @@ def said_of_file(stated: SamplingOptions, *, without: Collection[str] = ()) -> s
         for name, value in values.items()
         if value != getattr(OFF, name) or value != SAMPLING[name].default
     ]
-    return f"by {NAME}: {', '.join(listed)}; --no-generation-config ignores it" if listed else ""
+    return f"{NAME} sets {', '.join(listed)}; --no-generation-config ignores the file" if listed else ""
 
 
-def opened(model: str) -> Checkpoint:
+def open_model(model: str) -> Checkpoint:
     """Open a model, and print its notes on stderr, such as a list of tensors that were left out."""
     from llamaspec.model.checkpoints.open import open_checkpoint
 
-    return _with_notes_printed(open_checkpoint(model))
+    return _print_notes(open_checkpoint(model))
 
 
-def opened_to_run(model: str, tokenizer: str | None) -> Checkpoint:
+def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
     """Open a model, fit it to its tokenizer if it has one (`of_model.fitted`), and print the notes on stderr."""
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
-    return _with_notes_printed(fitted_if_any(open_checkpoint(model), tokenizer))
+    return _print_notes(fitted_if_any(open_checkpoint(model), tokenizer))
 
 
-def opened_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
+def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
     """Open a model and its tokenizer, fit the model to it (`of_model.fitted`), and print the notes on stderr."""
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
 
     checkpoint = open_checkpoint(model)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
-    return _with_notes_printed(fitted(checkpoint, vocabulary)), vocabulary
+    return _print_notes(fitted(checkpoint, vocabulary)), vocabulary
 
 
-def _with_notes_printed(checkpoint: Checkpoint) -> Checkpoint:
+def _print_notes(checkpoint: Checkpoint) -> Checkpoint:
     for note in checkpoint.notes:
         say(note)
     return checkpoint
@@ -143,7 +144,7 @@ def load(
 
     clock = clock or StartClock()
     clock.begin("read")
-    checkpoint, tokenizer = opened_with_tokenizer(options["model"], options["tokenizer"])
+    checkpoint, tokenizer = open_with_tokenizer(options["model"], options["tokenizer"])
     context = choose_context(options["context"], checkpoint.config.context)
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:

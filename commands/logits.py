@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import opened_to_run, opened_with_tokenizer, parse_ids, prepare_jax
+from llamaspec.commands.loading import open_to_run, open_with_tokenizer, parse_ids, prepare_jax
 from llamaspec.commands.options import (
     Verb,
     combined,
@@ -44,11 +44,11 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
     if ids is not None:
-        checkpoint = opened_to_run(model, tokenizer)
+        checkpoint = open_to_run(model, tokenizer)
         sequence = parse_ids(ids, checkpoint.config.vocab)
     else:
         assert prompt is not None
-        checkpoint, vocabulary = opened_with_tokenizer(model, tokenizer)
+        checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
         sequence = encode_text(vocabulary, prompt)
     check_length(sequence, choose_context(options["context"], checkpoint.config.context))
     with new_file(out, replace=True) as staged:

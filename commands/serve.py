@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
-from llamaspec.commands.loading import file_sampling, opened_with_tokenizer, prepare_jax, said_of_file
+from llamaspec.commands.loading import file_message, file_sampling, open_with_tokenizer, prepare_jax
 from llamaspec.commands.options import (
     COUNT,
     MODEL,
@@ -146,8 +146,8 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
     from llamaspec.model.options import RunOptions, choose_context
 
     sampling = file_sampling(model, options)
-    checkpoint, tokenizer = opened_with_tokenizer(model, options["tokenizer"])
-    if sampling and (stated := said_of_file(sampling)):
+    checkpoint, tokenizer = open_with_tokenizer(model, options["tokenizer"])
+    if sampling and (stated := file_message(sampling)):
         say(stated)
     choose_context(options["context"], checkpoint.config.context)
     with progress_bar() as progress:
@@ -201,7 +201,8 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
         host, port = bound.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         with first_handled_by(ask_to_stop, SIGNALS):
-            return await site.run(bound, stop, ready=lambda: say(f"{model} is served at http://{name}:{port}"))
+            # Scripts look for "is at http://" to find the port.
+            return await site.run(bound, stop, ready=lambda: say(f"{model} is at http://{name}:{port}"))
 
     try:
         return asyncio.run(run())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from llamaspec.commands.loading import opened_with_tokenizer
+from llamaspec.commands.loading import open_with_tokenizer
 
 if TYPE_CHECKING:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int])
     from llamaspec.model.options import check_length, choose_context
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
-    checkpoint, vocabulary = opened_with_tokenizer(model, tokenizer)
+    checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
     config = checkpoint.config
     tokens = encode_text(vocabulary, text)
     check_length(tokens, choose_context(None, config.context))

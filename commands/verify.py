@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
 )
+@click.option("--contiguous", is_flag=True, help="Pass only contiguous arrays, also for numpy and torch.")
 @click.option("--time", "timed", is_flag=True, help="Also time the candidate if its results are within bounds.")
 @click.option(
     "--against",
@@ -262,6 +263,7 @@ def _verify_problem(
 
     options["arrays"] = options["arrays"] or "torch"
     options["dtypes"] = options["dtypes"] or ("float32",)  # KernelBench problems use float32
+    options["contiguous"] = True  # and contiguous arrays, as get_inputs makes them
     adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=check_signals)
     click.echo(f"{path}: Model computes {adapter.op}", err=True)
     if options["timed"]:
@@ -368,7 +370,18 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     from llamaspec.verify.loose import dtype_of, dtypes_for
 
     names = (
-        *("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic"),
+        *(
+            "contract_file",
+            "device",
+            "python",
+            "examples",
+            "seed",
+            "seconds",
+            "timeout",
+            "shapes",
+            "deterministic",
+            "contiguous",
+        ),
         *("timed", "against"),
     )
     dtypes, loose = options["dtypes"], options["loose"] and dtype_of(options["loose"])

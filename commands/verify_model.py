@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaspec.commands.loading import opened, prepare_jax
+from llamaspec.commands.loading import open_model, prepare_jax
 from llamaspec.commands.output import write, write_json
 from llamaspec.commands.progress import progress_bar
 
@@ -30,7 +30,7 @@ def verify_model(
     from llamaspec.verify.judging.walk import table
     from llamaspec.verify.reports.report import counterexample
 
-    checkpoint = opened(model)
+    checkpoint = open_model(model)
     click.echo(f"seed {seed}", err=True)
     wrong = False
 

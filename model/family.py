@@ -91,7 +91,7 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """The RoPE keys of config.json that a family uses, and their meaning."""
+    """The RoPE keys of config.json in one family: their names, defaults and permitted values."""
 
     theta: float = 10_000.0  # value if rope_theta is absent
     local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: no such key
@@ -247,7 +247,10 @@ class Family:
         return names
 
     def write_fields(self, config: Config) -> dict[str, Any]:
-        """Return the config.json keys that contain one field each. If two fields share a key, the later field wins."""
+        """Return the config.json keys that each state one field of `config`.
+
+        If two fields share a key, the later field wins.
+        """
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
@@ -290,7 +293,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family under which to write `config`: the family that changes the fewest of its values.
+    """Choose the family in which to write `config`: the family that would change the fewest values of `config`.
 
     On a tie, we choose the family that can express the most fields of `config`.
     """

@@ -63,7 +63,10 @@ class Llama:
         stops: frozenset[int],
         places: Sequence[str | Path] = (),
     ):
-        """Combine a backend with the tokenizer of its model. `stops` are the ids that end a text."""
+        """Combine a backend with the tokenizer of its model.
+
+        `stops` are the ids that end a text. `places` are the files or directories that may have a chat template.
+        """
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops

@@ -60,7 +60,7 @@ def attention_prefill(
     """
     check_prefill(q, k, v, offsets, window=window)
     seq = q.shape[1]
-    q = jnp.pad(q, ((0, 0), (0, -seq % 8), (0, 0), (0, 0)))  # the copy engine needs this alignment
+    q = jnp.pad(q, ((0, 0), (0, -seq % 8), (0, 0), (0, 0)))  # copies by TMA need this alignment
     return _attention_prefill(q, k, v, offsets, seq=seq, window=window, target=current_target())
 
 
@@ -106,7 +106,7 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
 
 
 def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
-    """Name the shared memory and barriers of a thread block."""
+    """Declare the shared memory and barriers of a thread block, by name."""
     tiles = matrices(stages, TILE, head_dim)
     filled_by_copy = plgpu.Barrier(num_barriers=stages)
     read_by_all = plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages)
@@ -137,12 +137,12 @@ class Queries:
 
     @property
     def stop(self) -> Any:
-        """Return the number of the last key that any query of the block sees, plus 1."""
+        """Return the index of the last key that any query of the block sees, plus 1."""
         return jnp.clip(self.offset + self.first + BLOCK, 0, self.end)
 
     @property
     def start(self) -> Any:
-        """Return the number of the first key that any query of the block sees."""
+        """Return the index of the first key that any query of the block sees."""
         return (
             jnp.int32(0) if self.window is None else jnp.clip(self.offset + self.first - self.window + 1, 0, self.stop)
         )
@@ -156,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """Return the range of steps (first, last + 1) whose tiles all 64 queries of a worker see completely."""
+        """Return the steps (first, last + 1) for which all 64 queries of a worker see every key of the tile."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:
@@ -165,7 +165,7 @@ class Queries:
         return jnp.minimum(first, last), last
 
     def seen(self, worker, step, shape: tuple[int, int]) -> Any:
-        """Return the mask of the visible keys of a tile, for each query of a worker."""
+        """Return a mask [queries, keys] that is True where a query of a worker sees a key of the step's tile."""
         query = self.offset + self.first + worker * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=WGMMA)
         key = (self.first_tile + step) * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=WGMMA)
         seen = (key <= query) & (key < self.end)
@@ -180,7 +180,7 @@ class Ring:
     stages: int
 
     def fill(self, k_ref, v_ref, first_tile, steps) -> None:
-        """Do the work of the copying warpgroup: copy each tile once the previous tile in its slot has been read."""
+        """Do the work of the copying warpgroup: copy each tile to its slot after the slot's old tile has been read."""
 
         def wait_until_read(name: str, step) -> None:
             plgpu.barrier_wait(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
@@ -210,7 +210,7 @@ class Ring:
 
 
 def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str, Any], target: Target) -> None:
-    """Do the work of a computing warpgroup: attend from its 64 queries [64, head_dim] to all tiles."""
+    """Do the work of a computing warpgroup: attend from its 64 queries to all tiles, and write o [64, head_dim]."""
     q_smem = staged["q"].at[worker]
     head_dim = q_smem.shape[1]
     scale = math.log2(math.e) / math.sqrt(head_dim)

@@ -49,7 +49,7 @@ PIECE = 64  # columns of a vector per line of shared memory
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """How a product is divided among thread blocks."""
+    """Division of a product among thread blocks."""
 
     blocks: int = 1  # blocks of 64 rows in a tile
     parts: int = 1  # parts of the columns
@@ -75,7 +75,7 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of a tile. The last one may be partial; copies pad it with zeros."""
+        """The number of steps of a tile. The last step may be partial; copies pad it with zeros."""
         return -(-self.cols // (self.columns * self.cut.parts))
 
     @property
@@ -98,7 +98,7 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """The number of columns of one product: a group, or a line of x if a group is larger."""
+        """The number of columns that are multiplied at once: a group, or the columns of a line of x if that is less."""
         return min(PIECE, self.group or PIECE)
 
     @property
@@ -117,7 +117,7 @@ class Geometry:
         return min(self.cut.stages or fit, self.steps, MOST_STAGES)
 
     def scratch(self, target: Target) -> dict[str, Any]:
-        """Name the shared memory and barriers."""
+        """Declare the shared memory and barriers of a thread block, by name."""
         swizzle = 2 * self.piece
         lines = plgpu.TilingTransform((8, self.piece)), plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
         staged = {
@@ -197,17 +197,17 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
 
 
 def step_columns(group: int | None) -> int:
-    """Choose the columns of a step: whole lines of codes, and 16-byte rows of scales."""
+    """Choose the number of columns of a step, so that it has whole lines of codes and rows of scales of 16 bytes."""
     return max(256, 4 * (group or 1))
 
 
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> BlockGrid:
     """Choose how to divide a matrix: its columns into parts until there are 192 tiles, and its rows into tiles.
 
-    A tile has 64 rows. For 32 vectors, a tile has 128 rows if each processor would get more than three tiles and at
+    A tile has 64 rows. For 32 vectors, a tile has 128 rows if each SM would get more than three tiles and at
     most four.
 
-    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per processor, and 53 us
+    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per SM, and 53 us
     as 224 tiles of 128 rows. Other cuts of this model's matrices are slower, or faster by less than the difference
     between two runs (benchmarks/results/several-vectors-h100.md).
     """
@@ -338,7 +338,7 @@ def _coded_gemm(codes, scales, x, minima, sums, low_codes, *, geometry: Geometry
 
 
 def _products(a, b, geometry: Geometry):
-    """Multiply the pieces of a turn, and add them up per group, or all together if a row has one scale."""
+    """Multiply pieces of A and B, and add the products up per group, or all together if a row has one scale."""
     together = (geometry.group or geometry.cut.turn) // geometry.piece
 
     def run(*accumulators):

@@ -81,7 +81,7 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
         out_type=jax.ShapeDtypeStruct((batch, ffn), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
-        # The block takes only what it needs: with a kilobyte more, fewer blocks may fit on a processor.
+        # The block takes only what it needs: with a kilobyte more, fewer blocks may fit on an SM.
         compiler_params=own_meetings(reduction_scratch_bytes=512),
         scratch_types={"staged": product.scratch(normed=True)},
     )

@@ -1,8 +1,8 @@
 """RMSNorm, one product with the stacked [q; k; v], RoPE, and the append of k and v to the cache: one kernel.
 
-    n_b = x_b g / rms(x_b)        [q; k; v]_b = W n_b (+ bias)        q, k turned by RoPE
+    n_b = x_b g / rms(x_b)        [q; k; v]_b = W n_b (+ bias)        then RoPE rotates q and k
 
-RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile has 8 rows of the first half of a head and
+RoPE rotates numbers d and d + head_dim / 2 of a head as a pair, so a tile has 8 rows of the first half of a head and
 the corresponding 8 rows of the second half. The kernel writes q to the output, and k and v directly into row `position`
 of the cache, in pieces of 8 numbers. The loop is as in `gemv`.
 
@@ -33,7 +33,7 @@ AHEAD = 4  # vectors for which positions and angles are read before the product;
 
 
 class StackedPart(NamedTuple):
-    """One of the stacked matrices of W, with the numbers of its first thread block and its first head."""
+    """One of the stacked matrices of W: its loop, and the indices of its first thread block and its first head."""
 
     product: ProductOf
     first_block: int
@@ -46,11 +46,11 @@ class StackedPart(NamedTuple):
         return self.head_dim // (2 * PIECE)
 
     def place(self, tile: Any) -> tuple[Any, Any]:
-        """Find the head of a tile, and its first number in the first half of that head."""
+        """Return the head of a tile, and the index of the tile's first row in that head."""
         return self.first_head + lax.div(tile, self.pieces), lax.rem(tile, self.pieces) * PIECE
 
     def rows(self, tile: Any) -> list[Any]:
-        """Find the first rows of both halves of a tile, in this matrix."""
+        """Return the first row of each half of a tile, counted in this matrix."""
         head, d = lax.div(tile, self.pieces), lax.rem(tile, self.pieces) * PIECE
         return [pl.multiple_of(head * self.head_dim + d + offset, PIECE) for offset in (0, self.head_dim // 2)]
 

@@ -33,6 +33,8 @@ def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps:
     """
     check_rows("rmsnorm", x, most=MAX_BYTES // x.dtype.itemsize)
     check_operand("rmsnorm", "a weight", weight, x.shape[-1:], x.dtype)
+    if not x.size:  # no rows: a grid has at least one block
+        return x
     return _rmsnorm(x, weight, eps=eps, target=current_target())
 
 

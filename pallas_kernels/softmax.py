@@ -38,6 +38,8 @@ def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     rows.
     """
     check_rows("softmax", x, most=MAX_SCORES)
+    if not x.size:  # no rows: a grid has at least one block
+        return x
     return _softmax(x, target=current_target())
 
 
@@ -110,9 +112,9 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
 def exp_sums(
     scores: Float[Array, "rows n"], target: Target
 ) -> tuple[Float[Array, "rows 128"], Float[Array, "rows 128"]]:
-    """Write the maximum of each span of each row, and sum_j exp(x_j - maximum), for `combine`.
+    """Compute the maximum of each span of each row, and the span's sum_j exp(x_j - maximum), for `combine`.
 
-    Elements after the spans of a row are not written.
+    A row of the result has room for 128 spans. The kernel does not write the unused elements.
     """
     rows, length = scores.shape
     spans = spans_of(rows, length, scores.dtype)
@@ -145,7 +147,7 @@ def exp_sums(
 
 
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
-    """Combine the maxima and sums of the first `pieces` of a row. Later elements may contain anything."""
+    """Combine the maxima and sums of the first `pieces` spans of a row. Later elements may contain anything."""
     span = Span(0, THREADS)
     maxima, sums = span.load(max_ref), span.load(sum_ref)
     written = span.positions() < pieces
@@ -155,7 +157,7 @@ def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
 
 
 def finite(maximum: Array) -> Array:
-    """Return the shift of scores: the maximum, or 0 if it is -inf, because -inf - -inf would be NaN."""
+    """Return the number to subtract from scores: the maximum, or 0 if it is -inf, because -inf - -inf is NaN."""
     return jnp.where(maximum == -jnp.inf, 0.0, maximum)
 
 

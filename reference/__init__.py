@@ -21,6 +21,7 @@ Order of reading
                                              ggml_blocks, nf4, minifloat, gptq and more, one family per file
 9. cached_attention, fused                   the same layers as kernels see them: over a cache, several at once
 10. losses, backward                         what training minimizes, and the gradient that each layer passes back
+    lora, packing                            what an adapter learns; several documents in one sequence
 11. collectives, parallel                    what several devices exchange, and what each of them computes
 
 Notation

@@ -63,8 +63,9 @@ def attention_weights(
     cap: float | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
-    """Compute p, the weight of each key for each query, in float64: they sum to 1, or to 0 if a query sees no key.
+    """Compute p, the weight of each key for each query, in float64.
 
+    The weights of a query sum to 1, or to 0 if it sees no key.
     `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
     We multiply scores by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any. With `sinks`, the
     weights of a query sum to less than 1.

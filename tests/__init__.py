@@ -5,7 +5,10 @@ from typing import Any
 
 
 def lazily(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in beartype's type check, which is built at the first call: tests call few of 7,000 functions."""
+    """Wrap a function in beartype's type check, and build this check only at the function's first call.
+
+    There are about 7,000 functions, and a test run calls few of them.
+    """
     checked: Callable[..., Any] | None = None
 
     def check(*arguments: Any, **named: Any) -> Any:

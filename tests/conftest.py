@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases that `sampled` leaves out as slow.
 
-    A comment next to such a mark states the processor time in seconds.
+    In the test files, a comment after a mark `sampled` or `slow` states the processor time in seconds.
     """
     names = [item.nodeid.partition("[")[0] for item in items]
     totals, places = Counter(names), Counter()
@@ -155,7 +155,10 @@ def browser():
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Return the folder LLAMASPEC_DATA with models that we may not redistribute; skip the test if it is unset."""
+    """Return the folder that LLAMASPEC_DATA names; skip the test if the variable is unset.
+
+    The folder has models that we may not redistribute.
+    """
     if not os.environ.get("LLAMASPEC_DATA"):
         pytest.skip(NEEDS_DATA)
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()

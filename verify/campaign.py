@@ -50,6 +50,7 @@ class Campaign:
     dtypes: tuple[str, ...] = ("float32",)
     extra_dtypes: tuple[str, ...] = ()  # not named by the user: fewer draws, and no verdict if a candidate refuses them
     device: str | None = None
+    contiguous: bool = False  # candidates get only contiguous arrays
     python: str = sys.executable
     examples: int = 200
     seconds: float = 60.0  # limit for each op and dtype
@@ -79,7 +80,14 @@ class Campaign:
 
     def worker(self, candidate: str) -> Worker:
         """Make the process for a candidate."""
-        return Worker(candidate, arrays=self.arrays, device=self.device, python=self.python, timeout=self.timeout)
+        return Worker(
+            candidate,
+            arrays=self.arrays,
+            device=self.device,
+            contiguous=self.contiguous,
+            python=self.python,
+            timeout=self.timeout,
+        )
 
 
 @dataclass(frozen=True)
@@ -273,7 +281,7 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
         deterministic=campaign.deterministic,
         progress=progress(f"{contract.name} {dtype}"),
     )
-    return replace(report, output_lines=worker.output_lines)
+    return replace(report, output_lines=worker.output_lines, contiguous=campaign.contiguous)
 
 
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:

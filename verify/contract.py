@@ -81,6 +81,7 @@ class Large:
     closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(
         default_factory=dict
     )  # further narrowings, by the large draw
+    empty: Sequence[str] = ()  # draws that may be 0: the results are empty
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:

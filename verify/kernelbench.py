@@ -92,7 +92,7 @@ def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
 def adapter_for(
     path: str, contracts: Mapping[str, Contract], campaign: Campaign, *, heed: Callable[[], None] = lambda: None
 ) -> Adapter:
-    """Find the op that `Model` of the problem at `path` computes.
+    """Find the op that `Model` of the problem at `path` computes. We call `heed` before we try an op.
 
     Raises ImportError for a file that cannot be imported, and ValueError if no contract fits.
     """

@@ -49,6 +49,7 @@ def contract(
     seconds: float = np.inf,
     shapes: int | None = None,
     strict: bool = False,
+    contiguous: bool = False,
     **only: Sequence[Any],
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
@@ -59,9 +60,9 @@ def contract(
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
     `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results
-    fail too. The test fails with NoVerdict if no number was compared. Raises ValueError for an op without a contract,
-    an unknown dtype, an invalid number of examples, shapes or seconds, and a draw or value that the contract does not
-    have; ImportError for a file that cannot be imported.
+    fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no number was compared.
+    Raises ValueError for an op without a contract, an unknown dtype, an invalid number of examples, shapes or seconds,
+    and a draw or value that the contract does not have; ImportError for a file that cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
@@ -93,7 +94,7 @@ def contract(
             reports = [
                 verify(
                     chosen_contract,
-                    Guarded(Direct(candidate, arrays=arrays, name=name), before),
+                    Guarded(Direct(candidate, arrays=arrays, name=name, contiguous=contiguous), before),
                     precision=chosen_precision,
                     examples=examples or profile.max_examples,
                     seed=drawn if seed is None else seed,

@@ -100,7 +100,7 @@ def compared(
     config: Config, folder: Path, *, llama_cpp: Path, types: Sequence[str], schemes: Sequence[str], transformers: bool,
     rounds: int, prompts: Sequence[int], decoded: int, over: float, device: str
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Write the model, and yield a row for each file and engine. After the time `over`, engines are skipped."""
+    """Write the model, and yield a row for each file and engine. After the time `over`, no other engine starts."""
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"

@@ -100,7 +100,7 @@ def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
 
 
 def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = None) -> Row:
-    """Judge a command that should exit with 0, without a line of another library on stderr."""
+    """Judge a command that should exit with 0, and without lines of other libraries on stderr."""
     lines = noise(done.err)
     right = done.code == 0 and not lines
     row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": lines[:5]}
@@ -108,12 +108,12 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Add to a row whether a command printed the same text as another one; if not, the check fails."""
+    """Let the check `row` fail if `equal` is false: a command printed another text than an equal command."""
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
 def refused(done: CommandResult, share: float) -> Row:
-    """Judge a command that should end with one line that says that memory is short."""
+    """Judge a command that should fail with a one-line error that says how much memory is missing."""
     lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
     last = lines[-1] if lines else ""
     right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
@@ -140,7 +140,7 @@ def holding(share: float) -> Iterator[None]:
 
 @contextmanager
 def memory_watched() -> Iterator[dict[str, float]]:
-    """Watch the used memory of the GPU in GiB: before, and at its peak. Without nvidia-smi the result is empty."""
+    """Measure the used memory of the GPU in GiB, before and at the peak. Without nvidia-smi the result is empty."""
     gigabytes: dict[str, float] = {}
     stop = Event()
 

@@ -114,7 +114,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Read the candidates and dtypes that a log already has, within bounds and with at least `examples` examples."""
+    """Return the candidates and dtypes that need no other run: a log has them within bounds after `examples` draws."""
     if not log.exists():
         return set()
     logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

@@ -181,7 +181,7 @@ def measure(engines: Mapping[str, EngineProcess], *, rounds: int, tell: Callable
 
 
 def ratios(rates: Rates) -> list[dict[str, Any]]:
-    """Compute the ratio of speeds of each pair in every round, and the median, minimum and maximum of the rounds.
+    """Compare pairs of engines: the ratio of their speeds in each round, as median, minimum and maximum.
 
     >>> rates = {"ours q4": {"decode": [6.0, 9.0]}, "ours float32": {"decode": [2.0, 3.0]}}
     >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
@@ -198,7 +198,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
-    """Count an engine's tokens before the first that differs from our float32 tokens. Rounding causes differences.
+    """Count, for each engine, the leading tokens equal to our float32 tokens. Rounding causes later differences.
 
     >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}

@@ -5,7 +5,7 @@ python -m llamaspec.benchmarks.audits.schemes [--tokens 4096] [--rounds 5]
 A model predicts stories that it generated in float32 at temperature 1, each from beginning to end. AWQ, GPTQ and
 SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, for which
 it was designed. For GGUF's types, hidden vectors are padded with zeros to whole blocks. The models are the built-in
-one and, with LLAMASPEC_DATA, stories260K. Decoding is timed with random weights; each round times all forms in turn.
+one and, with LLAMASPEC_DATA, stories260K. We time decoding with random weights; each round times all schemes in turn.
 Prints a Markdown table, and writes all numbers to benchmarks/results/raw/schemes.json.
 """
 
@@ -54,7 +54,7 @@ AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
 
 
 class Stored(NamedTuple):
-    """Storage of matrices in memory during decoding."""
+    """A form in which decoding keeps matrices in memory."""
 
     dtype: str = "float32"
     codes: CodeForm | None = None
@@ -89,7 +89,7 @@ def in_windows(stories: Sequence[list[int]]) -> Int[np.ndarray, "windows seq"]:
 
 
 def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens: int) -> dict[str, Any]:
-    """Judge the predictions of a model in each form."""
+    """Measure how well a model predicts stories, with its matrices in each scheme or type."""
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
@@ -158,7 +158,7 @@ def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Render the table as Markdown. If a model does not have a form, its cells are empty."""
+    """Render the table as Markdown. The cells of a model that a scheme or type does not fit are empty."""
     models = report["models"]
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]
@@ -202,7 +202,7 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
     type=click.IntRange(2),
     default=4096,
     show_default=True,
-    help="Tokens to predict with each model, at least.",
+    help="Minimum number of tokens to predict with each model.",
 )
 @click.option(
     "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding; 0: do not time."

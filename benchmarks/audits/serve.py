@@ -2,9 +2,10 @@
 
     python -m llamaspec.benchmarks.audits.serve
 
-The engine runs in this process, on random weights of a published shape. Each round draws bursts of tokens, each after
-200 tokens: for one sequence as `generate` does, by the engine for all its rows, and by the engine for one row. We
-report ratios of the fastest rounds of a run, because only ratios carry over to other machines.
+The engine runs in this process, on random weights of a published shape. A round times three bursts of tokens: one
+sequence as `generate` decodes it, the engine with a sequence in every row, and the engine with a sequence in only one
+row. Every sequence already has 200 tokens. We report ratios of the fastest rounds, because only ratios carry over to
+other machines.
 """
 
 import argparse
@@ -40,7 +41,10 @@ BURST = 16
 
 
 def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtype) -> Callable[[], float]:
-    """Make a function that times a burst of greedy tokens after `AFTER` tokens, drawn as `generate` does."""
+    """Make a function that times a burst of greedy tokens, decoded as `generate` does after `AFTER` tokens.
+
+    It returns the seconds per token.
+    """
     device = default_device()
     capacity = AFTER + 8 * BURST
     layout = Layout(
@@ -68,7 +72,10 @@ def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtyp
 
 
 def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, width: int) -> Callable[[int], float]:
-    """Make a function that times a burst of an engine of `width` rows. `live` rows draw, each after `AFTER` tokens."""
+    """Make a function that times a burst of an engine with `width` rows, and returns the seconds per step.
+
+    The function takes the number of rows in use. Each of these has a sequence of `AFTER` tokens.
+    """
     blocks = -(-(AFTER + BURST) // PAGE)
     sizes = ProgramSizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
     cache_options: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
@@ -89,7 +96,10 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
 
 
 def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
-    """Measure the speed of each width relative to `generate` with one sequence, with all rows live and with one."""
+    """Measure tokens per second of an engine of each width, relative to `generate` with one sequence.
+
+    We measure each engine with all of its rows in use, and with one row in use.
+    """
     numbers, device = np.dtype(dtype), default_device()
     shapes = random_shapes(config, dtype=numbers, positions=AFTER + 8 * BURST + 128, quantize=scheme)
     if device.has_kernels:

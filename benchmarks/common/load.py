@@ -56,7 +56,7 @@ class Answered(NamedTuple):
 
 
 def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
-    """Draw requests with ids below `vocab`. Prompt and answer have at most half of `context` each."""
+    """Draw requests with ids below `vocab`. A prompt has at most half of `context` tokens, and so has an answer."""
     rng = np.random.default_rng(work.seed)
     most = context // 2
     heads = rng.integers(0, vocab, (work.prefixes, min(work.prefix, most // 2)))
@@ -87,7 +87,8 @@ def send(
 ) -> list[Answered]:
     """Send each request to the server at `url` at its planned time, with the fields `extra`, and wait for all answers.
 
-    `done` is called with the number of answers after each. A request that fails has an error in place of its text.
+    After every answer, we call `done` with the number of answers so far. A request that fails has an error in place of
+    its text.
     """
 
     async def all_of_them() -> list[Answered]:

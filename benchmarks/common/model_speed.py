@@ -51,7 +51,9 @@ def compile_programs(
     batch: int = 1,
     options: dict[str, Any] | None = None,
 ) -> TimedPrograms:
-    """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
+    """Compile a model's programs for the default device, as `model.running.programs` does.
+
+    `options` replace some of the options of XLA.
 
     `capacity` counts the tokens of a sequence and the padding of its last chunk. If `chunk` is 0, we compile no
     prefill.
@@ -182,7 +184,7 @@ def first_token_seconds(programs: TimedPrograms, params: Params) -> float:
 
 
 def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
-    """Make the arguments of the decoding program after the weights."""
+    """Make the arguments that the decoding program takes after the weights."""
     return (
         state_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
         cache,

@@ -43,9 +43,9 @@ def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
 
 
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
-    """Add rates to a timed row, and the shares that these rates have of the machine's measured rates.
+    """Add bytes and operations per second to a timed row, also relative to the measured rates of the machine.
 
-    `share` is the share of the copy bandwidth, `of_floor` the share of the speed that bandwidth and matrix rate allow.
+    `share` is relative to the copy bandwidth. `of_floor` is relative to the speed that bandwidth and matrix rate allow.
     """
     if "median" not in row or "bytes" not in row:
         return row

@@ -29,9 +29,9 @@ Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases with `only` in their name, from the sample or from the table.
+    """Compile the cases that have `only` in their name, from the sample or from the table.
 
-    Yields name, rows, broken gates.
+    Yields the name, the rows for the report, and the broken gates of each case.
     """
     cases = sampled() if sample else gated_cases()
     names = [name for name in cases if only in name and refusal(name) is None]
@@ -45,7 +45,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile decode steps, like `kernel_table`. `only` sees each name with "decode step " before it."""
+    """Compile decode steps, like `kernel_table`. We search `only` in their names with "decode step " in front."""
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):

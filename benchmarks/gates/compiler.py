@@ -57,7 +57,10 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 
 
 def _thunks(folder: Path) -> Path:
-    """Find XLA's list of thunks after its passes, or the list before them if no pass changed the program."""
+    """Find the file in which XLA lists its thunks (units of work) after its passes.
+
+    If no pass changed the program, there is only the list before the passes.
+    """
     (first,), last = folder.glob("*.thunk_sequence.txt"), [*folder.glob("*.thunk_sequence_after_thunk_passes.txt")]
     return last[0] if last else first
 

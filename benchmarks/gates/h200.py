@@ -13,7 +13,7 @@ SHARED = 233_472  # bytes of shared memory per multiprocessor
 THREADS = 2048  # per multiprocessor
 BLOCKS = 32
 BANDWIDTH = 4.3e12  # bytes per second that a copy reads and writes; nominally 4.8e12
-LATENCY = 0.75e-6  # seconds from a request of the copy engine to its bytes, under load
+LATENCY = 0.75e-6  # seconds from the request of an asynchronous copy (TMA) to its bytes, under load
 CLOCK = 1.755e9  # Hz, sustained; the boost is 1.98e9
 SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
 
@@ -56,7 +56,7 @@ class Roofline(NamedTuple):
 
 
 def roofline(kernel: Kernel) -> Roofline | None:
-    """Compute the bounds of `kernel`; None if it does not stream through the copy engine."""
+    """Compute the bounds of `kernel`; None if it does not request asynchronous copies (TMA) before its main loop."""
     if not kernel.prefetched:
         return None
     resident = resident_blocks(kernel)

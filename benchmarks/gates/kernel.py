@@ -31,7 +31,7 @@ class Kernel:
     shared: int  # bytes per thread block
     threads: int  # per thread block
     blocks: int
-    prefetched: int  # bytes requested from the copy engine before the main loop
+    prefetched: int  # bytes of the asynchronous copies (TMA) that are requested before the main loop
     refilled: int  # bytes requested in each turn of a loop, which may be several unrolled turns
     loop: int  # instructions of the main loop
     refills: bool  # whether the main loop itself requests copies, and not an outer loop or another warp
@@ -54,7 +54,7 @@ def _read_kernel(path: Path) -> Kernel:
     # "gemv_3.ptxas": the kernel's name and a counter of the process
     dump = path.stem
     compiled = _PTXAS.search(path.read_text())
-    assert compiled, f"no figures in {path}"
+    assert compiled, f"{path}: expected the registers and spills that ptxas reports, found none"
     layouts = path.with_name(f"{dump}.after_layout_inference.txt").read_text()
     blocks, threads, shared = launch(layouts)
     prefetched, refilled = copied(layouts)
@@ -92,8 +92,9 @@ def _read_kernel(path: Path) -> Kernel:
 def hasty(code: Sequence[sass.Instruction]) -> bool:
     r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
 
-    Each thread must wait for its own reads, and then all threads must pass a barrier: a read waits in a queue that the
-    copy engine does not use, and a barrier does not wait for this queue. Warps always wait for the tensor cores' reads.
+    Each thread must wait for its own reads, and then all threads must pass a barrier: a read waits in a queue that
+    asynchronous copies (TMA) bypass, and a barrier does not wait for this queue. Warps always wait for the tensor
+    cores' reads.
     Instructions count in the order of addresses, including any that a branch skips.
 
     >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
@@ -116,10 +117,10 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
 
 
 def unmet(code: Sequence[sass.Instruction]) -> bool:
-    r"""Tell whether shared memory is read after a store without a barrier between.
+    r"""Tell whether the code reads shared memory after a store, without a barrier between the two.
 
-    Reads of threads, tensor cores and the copy engine count, in the order of addresses. `ldmatrix` does not count,
-    because our kernels use it only for data that the copy engine has written.
+    Reads of threads, tensor cores and TMA count, in the order of addresses. `ldmatrix` does not count, because our
+    kernels use it only for data that TMA has written.
 
     >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
     >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
@@ -154,7 +155,7 @@ def launch(layouts: str) -> tuple[int, int, int]:
 
 
 def copied(layouts: str) -> tuple[int, int]:
-    """Count the bytes that a thread block expects from the copy engine: outside of loops, and in one turn of each loop.
+    """Count the bytes that TMA copies for a thread block: outside of loops, and in one iteration of each loop.
 
     >>> copied('''
     ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
@@ -174,7 +175,7 @@ def copied(layouts: str) -> tuple[int, int]:
 
 
 def waits_in_loops(layouts: str) -> int:
-    """Count the waits at barriers in one turn of each loop.
+    """Count the waits at barriers in one iteration of each loop.
 
     >>> waits_in_loops('''
     ...   nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
@@ -188,7 +189,7 @@ def waits_in_loops(layouts: str) -> int:
 
 
 def _lines(layouts: str) -> Iterator[tuple[str, bool]]:
-    """Yield lines, and whether they are in a loop."""
+    """Yield each line, and whether it is in a loop."""
     loop = None  # indentation of the outermost loop
     for line in layouts.splitlines():
         indent = len(line) - len(line.lstrip())

@@ -24,7 +24,7 @@ PAGES = 10_001  # with so many pages, no other array is as large as the keys of 
 
 
 class Serving(NamedTuple):
-    """Facts of the compiled programs, by their names."""
+    """Facts of the programs that serve a model, by the names of the programs."""
 
     pages: int  # the bytes of a layer's keys
     launches: dict[str, list[Launch]]

@@ -37,7 +37,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
-    """Compute for each series the time that one more unit adds: as measured, from its bytes, and from its operations.
+    """Compute the time that one more unit adds to each series: measured, to read its bytes, and to compute it.
 
     A series without two different numbers is left out.
     """

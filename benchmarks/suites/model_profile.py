@@ -29,9 +29,10 @@ def profiled(
 ) -> tuple[dict[str, list[Row]], Trace]:
     """Profile a prompt of `context` tokens and a decoding step after it.
 
-    Returns rows, the longest first, and the trace. The rows are from the run of median length. The times of a step are
-    averages over a burst. The ops of the programs must have names from `model.insight.profile.named`. On a GPU, kernels
-    get their names from a run of the same programs `without_graphs`.
+    Returns the rows of both, the longest time first, and the trace. Of several runs, we report the one with the median
+    time. The times of a step are averages over a burst. The ops of the programs must have names from
+    `model.insight.profile.named`. On a GPU, a second run of the same programs without CUDA graphs (`without_graphs`)
+    gives kernels their names.
     """
     trace = _traced(programs, params, context=context, runs=RUNS)
     named = without_graphs or programs
@@ -73,7 +74,10 @@ def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
 def _rows(
     trace: Trace, span: str, program: Any, names: Trace | None, *, read: dict[str, float], steps: int
 ) -> list[Row]:
-    """Divide the time of a span by part. `program` is the traced program: in `names`, or in `trace` if that is None."""
+    """Divide the time of a span among the parts of the model.
+
+    `program` is the compiled program that ran in `names`, or in `trace` if `names` is None.
+    """
     runs = [events_of(trace, f"{span} {run}") for run in range(RUNS)]
     ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]
     parts = parts_of(program.as_text() or "")

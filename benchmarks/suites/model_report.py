@@ -57,7 +57,10 @@ def _cached(cache: int | None) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw tokens per second over the amount of work, or for the suite decode the shares of the floor."""
+    """Draw a chart: tokens per second by the amount of work.
+
+    For the suite decode, draw shares of the speed that the machine's bandwidth and matrix rate allow.
+    """
     about, rows = report["about"], [row for row in report["rows"] if "median" in row]
     remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
     if report["suite"] == "decode":

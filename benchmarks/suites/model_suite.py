@@ -161,7 +161,7 @@ def run_suite(
 
 
 def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """Time the first token, a prompt of `tokens` tokens, and decoding after `tokens` tokens."""
+    """Time the first token after a start, a prompt of `tokens` tokens, and decoding after `tokens` tokens."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
     progress("weights", 0.3)
@@ -183,7 +183,7 @@ def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader,
 
 
 def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> Iterator[Row]:
-    """Time a prompt and decoding by the reference. Rows have no floor, as we do not measure the rate of float64."""
+    """Time a prompt and decoding by the reference. Rows have no floor, because we measure no rate for float64."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
     backend = load_backend(
@@ -207,7 +207,7 @@ def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> I
 
 
 def growth_rows(subject: TimedModel, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """Time prompts, contexts and batches that double."""
+    """Time a series of prompts, one of contexts and one of batches. In a series, each is twice as long as the last."""
     lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=lengths[-1], batch=batch)
@@ -312,9 +312,9 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add rates, shares of the machine's rates, and floors.
+    """Add rates, also relative to the machine's rates, and the floor: the least time that these rates allow.
 
-    If reads come from a cache, memory bandwidth sets no floor.
+    If a processor's cache of `cache` bytes holds all that is read, memory bandwidth does not count for the floor.
     """
     if row["what"] == "breakdown":
         parts = row["parts"]["decode"]

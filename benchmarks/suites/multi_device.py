@@ -47,7 +47,7 @@ ROUNDS = 5
 
 
 def all_reduce_rows(devices: int) -> list[dict[str, float]]:
-    """Time an all-reduce of float32 arrays of `SIZES`, many in one program."""
+    """Time all-reduces of float32 arrays, for each of `SIZES`. One program runs many of them."""
     over, rows = mesh(devices), []
 
     def many(x: jax.Array, times: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float
 
 
 def running_on(subject: TimedModel, *, devices: int, context: int) -> JaxBackend:
-    """Load a model onto `devices` devices, for sequences of `context` tokens, or draw its weights there."""
+    """Load a model onto several devices, or draw random weights there, for sequences of `context` tokens."""
     if subject.random:
         return random_backend(subject, devices=devices, context=context)
     how: dict[str, Any] = {"kernels": subject.kernels, "quantize": subject.quantize, "dtype": subject.dtype}
@@ -162,7 +162,7 @@ def measure_several(
     progress: Progress = no_progress,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure sums over each number of devices. If `decoding`, also time the model that `choose_model` chooses.
+    """Time all-reduces over each of `numbers` devices. If `decoding`, also time the model that `choose_model` chooses.
 
     Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for
     unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot

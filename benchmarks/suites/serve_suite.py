@@ -93,7 +93,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _read(url: str, *, seconds: float) -> str:
-    """Read a URL of a server on this machine, without a proxy. Raises OSError unless the status is 200."""
+    """Return the text at a URL of a server on this machine. Raises OSError unless the status is 200."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(url, timeout=seconds) as reply:
         return reply.read().decode()
@@ -123,10 +123,11 @@ def measure_rates(
     seed: int,
     progress: Progress = no_progress,
 ) -> list[dict[str, Any]]:
-    """Measure a server with all requests at once, then at each rate. Without `rates`, uses `SHARES` of the first rate.
+    """Measure a server with all requests at once, then at each rate in requests per second.
 
-    `open_server` makes a context manager that yields a `Served`. Without `metrics` it is a server of another kind,
-    which we start anew for each run, so that its cache is empty. Our server gets a different cache salt in each run.
+    Without `rates`, we use `SHARES` of the rate that the server reached with all requests at once. `open_server` makes
+    a context manager that yields a `Served`. If `metrics`, it is our server, and each run has another cache salt, so
+    that it finds nothing in the cache. Another server has no salt: we start it again for each run.
     """
     rows: list[dict[str, Any]] = []
     texts: list[str] | None = None
@@ -246,7 +247,7 @@ def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw the percentiles of both delays by the rate at which requests come."""
+    """Draw the percentiles of two delays by the rate of requests: of the first token, and between tokens."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, key in (("first token", "first_token"), ("between", "between_tokens")):
         for row in report["rows"]:
@@ -265,7 +266,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """List the runs with failed requests, and the runs with other texts than the first run."""
+    """List the runs in which requests failed, or in which texts differ from the first run's."""
     complaints = []
     for row in report["rows"]:
         if row["errors"]:

@@ -80,7 +80,7 @@ class TimedModel:
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
     def capacity(self, longest: int) -> int:
-        """Count the positions of a cache for sequences of up to `longest` tokens, a burst and a chunk."""
+        """Compute the cache positions for sequences of up to `longest` tokens, with room for a burst and a chunk."""
         chunk = min(prompt_chunk(self.config, jax.default_backend()), longest)
         return -(-(longest + self.burst + chunk) // 8) * 8
 

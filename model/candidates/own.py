@@ -1,4 +1,4 @@
-"""A function with the signature of an op in the reference, and the inputs that it supports."""
+"""`OwnCandidate`: a function with the signature of an op in the reference, and the inputs that it supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

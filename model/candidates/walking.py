@@ -1,4 +1,4 @@
-"""A model for `verify.judging.walk`: its ops, each compiled separately, with their weights and caches.
+"""Prepares a model for `verify.judging.walk`, which calls and judges the ops of a model one at a time.
 
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=26)

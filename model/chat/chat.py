@@ -57,8 +57,7 @@ class Chat:
         """Begin a conversation with `llama`. If `template` is None, use the template that came with the model.
 
         - `tools` are JSON schemas of functions. The template describes the functions to the model. If the model's
-          answer calls
-          a function, run it and pass the result to `reply(result, role="tool")`.
+          answer calls a function, run it and pass the result to `reply(result, role="tool")`.
         - `options` set variables of the template by name, such as `{"enable_thinking": False}`.
 
         Raises CheckpointError if the model has no template, and ValueError for options or tools that the template does
@@ -219,9 +218,9 @@ class Chat:
     def _reusable_ids(self, turn: _Turn) -> tuple[list[int], int]:
         """Return the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
-        Usually it keeps all ids except the one that stopped the answer. But a stop string may have cut the last token,
-        and bytes that are not UTF-8 became another character. The next turn encodes the answer again from that point
-        on. If the answer had channels, no ids are kept.
+        Usually it keeps all ids except the one that stopped the answer. But if a stop string cut the text of a token,
+        or if U+FFFD replaced bytes that are not UTF-8, the ids from there on no longer spell the answer's text. The
+        next turn encodes that rest of the answer again. If the answer had channels, no ids are kept.
         """
         if turn.generation.channels:  # the template writes an earlier answer without its reasoning
             return [], 0

@@ -140,7 +140,7 @@ def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
         if not any(stored):
             continue
         if not all(stored):
-            raise refused(file.path, f"{module} has only one of lora_A and lora_B")
+            raise refused(file.path, f"{module} has only one of lora_A and lora_B, expected both")
         a, b = (_array(file, _stored(module, letter), entries) for letter in "AB")
         ends = np.cumsum([weight.shape[0] for weight in members])
         for weight, rows in zip(members, np.split(b, ends[:-1]), strict=True):

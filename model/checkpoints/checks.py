@@ -39,9 +39,11 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
     rotary = config.rotary_features
     require(2 <= rotary <= config.head_dim, f"RoPE rotates {rotary} features, expected 2 to {config.head_dim}")
     require(rotary % 2 == 0, f"RoPE rotates {rotary} features, expected an even number")
-    require(0 <= config.shared_ffn <= LARGEST, f"the shared expert's width is {_short(config.shared_ffn)}")
+    what = f"the shared expert's width is {_short(config.shared_ffn)}, outside 0 to {LARGEST}"
+    require(0 <= config.shared_ffn <= LARGEST, what)
     require(not config.shared_ffn or config.experts > 0, "the model has a shared expert, but no other experts")
-    require(not config.shared_ffn or config.activation == "silu", "a shared expert is supported only with SiLU")
+    what = f"activation {config.activation} is not supported with a shared expert (only silu)"
+    require(not config.shared_ffn or config.activation == "silu", what)
     joined = config.post_norms or not config.pre_norms or config.residual_scale != 1
     joined = joined or config.activation not in ("silu", "clamped_silu")
     joined = joined or config.layer_norm or not config.gated or config.parallel_residual

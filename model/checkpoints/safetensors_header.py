@@ -28,6 +28,7 @@ DTYPES = {
     "F64": np.dtype("<f8"),  # some scripts save weights in float64; we round such weights to float32 on reading
     # These dtypes occur in quantized weights only.
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype("u1"),  # scales that are powers of two: the exponent plus 127
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "I16": np.dtype("<i2"),

@@ -50,7 +50,7 @@ def write(config: Config) -> dict[str, Any]:
 def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
     """Compute the scales and windows of a Gemma 2 or 3 from a GGUF file as llama.cpp does.
 
-    The largest model, with `largest` layers, has another scale of attention scores than the others. Every
+    The largest model, with `largest` layers, scales attention scores differently from the other models. Every
     `full_every`-th layer has no window.
     """
     window = metadata.integer(WINDOW, 4096)

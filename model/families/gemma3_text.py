@@ -1,6 +1,6 @@
 """Gemma 3, text only: a Gemma 2 with norms of q and k, and attention windows in five of six layers.
 
-Layers with a window have another theta of RoPE than the other layers. See https://arxiv.org/abs/2503.19786.
+RoPE uses a different theta in layers with a window than in the other layers. See https://arxiv.org/abs/2503.19786.
 """
 
 from collections.abc import Mapping

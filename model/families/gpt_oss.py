@@ -33,7 +33,7 @@ def read(fields: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the windows from a GGUF file: every other layer has a window, and so does the first layer."""
+    """Read the windows from a GGUF file: every other layer has a window, beginning with the first layer."""
     windows = windows_but_every(2, metadata.integer(WINDOW, 128), layers=values["layers"])
     return {"windows": windows if any(windows) else None}
 

@@ -48,7 +48,11 @@ class Predictor(Protocol):
         ...
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor":
-        """Return the same model with the weights of another checkpoint, which has the same shapes."""
+        """Return the same model with the weights of `checkpoint`, which has tensors of the same shapes.
+
+        `read_from` is the checkpoint of the current weights. If it is given, tensors that both checkpoints share need
+        not be read again.
+        """
         ...
 
 

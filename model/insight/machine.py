@@ -48,7 +48,7 @@ BEYOND_CACHE = (
 
 
 class Ceilings(NamedTuple):
-    """The highest rates of a machine, measured with random numbers, because zeros are faster."""
+    """The highest rates of a machine. We measure them with random numbers, because arrays of zeros would be faster."""
 
     copy: float  # bytes per second, read and written together
     read: float
@@ -186,8 +186,8 @@ class Reader:
     """A function that measures how many bytes per second the default device reads.
 
     Each call adds up parts of an array elementwise, on all cores of a CPU, and writes a few sums. `bytes` counts both
-    reads and writes. A CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all
-    copies in parallel.
+    reads and writes. A CPU reads the array from start to end, in huge pages, as it reads weights. On a GPU, the array
+    has several copies of the same numbers, which are read in parallel.
     """
 
     def __init__(self, sizes: ArraySizes | None = None):

@@ -140,8 +140,8 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
     """Divide the seconds of a span among kinds of instructions. The key None gets the time when nothing ran.
 
     `kinds` maps instructions to kinds. Instructions that run at the same time share the time equally. If an instruction
-    runs on several threads, XLA's profiler records only one of them. So if the next instruction starts later on another
-    thread, we assume that the earlier instruction ran on that thread until then.
+    runs on several threads, XLA's profiler records it on only one of them. So if the next instruction starts later on
+    another thread, we assume that the earlier instruction ran on that thread until then.
 
     >>> ran = [Event(1, 0.0, 4e6, "a"), Event(1, 5e6, 6e6, "b"), Event(2, 8e6, 9e6, "a")]
     >>> seconds_by(ran, {"a": "A", "b": "B"}, start=0.0, end=10e6)

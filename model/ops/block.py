@@ -244,7 +244,8 @@ def _norm_of_heads(
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Normalize q or k, in the way that `config` states.
 
-    We normalize each head, with weights that all heads share or with weights per head, or all heads as one vector.
+    Some models normalize each head, either with the same weights for all heads or with separate weights per head. Other
+    models normalize all heads together, as one vector.
     """
     if config.head_qk_norm:
         return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)

@@ -36,9 +36,9 @@ def cpu_attend(
 ) -> Float[Array, "batch seq width"]:
     """Call `attend` with spans and products for a CPU.
 
-    For a prompt, we use more and shorter spans, so attention reads few unused rows, and these rows stay in a CPU's
-    caches. For a single token, if each query head has its own keys, we multiply the keys without a dot, because a dot
-    would first copy the keys. In this case, a batch with a cache in pages uses `attend_listed_pages`.
+    For a prompt, we use more spans and shorter ones. So attention reads few unused rows, and the rows that it reads
+    stay in a CPU's caches. For a single token, if each query head has its own keys, we multiply the keys without a dot,
+    because a dot would first copy the keys. In this case, a batch with a cache in pages uses `attend_listed_pages`.
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
@@ -60,8 +60,9 @@ def cpu_attend(
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
     """Choose the smallest span for one query; `numbers` is the number of elements in a row of the cache.
 
-    If XLA runs loops over the doubled span on both cores, but not loops over `SPANS.smallest`, we choose the doubled
-    span. Two cores read twice as many rows in the same time, and both cores are awake for the next product.
+    XLA runs a small loop on one core. If a loop over `SPANS.smallest` is too small for a second core, but a loop over
+    the doubled span is not, we choose the doubled span. Two cores read twice as many rows in the same time, and both
+    cores are awake for the next product.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
@@ -70,11 +71,11 @@ def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
 
 
 def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
-    """Choose how many products to add in a partial sum, so that XLA runs a loop of `numbers` products on both cores.
+    """Choose how many products to add in a partial sum, so that XLA runs a loop of `numbers` products on two cores.
 
-    Returns the largest divisor of `most` that works; None if no divisor works. XLA runs a small loop on both cores if
-    the loop has more operations than bytes, or at least `SECOND_CORE` bytes. With shorter sums, the loop writes more
-    bytes.
+    Returns the largest divisor of `most` that works; None if no divisor works. XLA uses a second core if the loop has
+    more operations than bytes, or if it reads and writes at least `SECOND_CORE` bytes. With shorter sums, the loop
+    writes more bytes.
     """
     for summed in range(most, 0, -1):
         bytes_ = numbers * dtype.itemsize + 4 * numbers // summed

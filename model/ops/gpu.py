@@ -1,8 +1,8 @@
 """The ops of a transformer block on a Hopper GPU: our kernels if they support the model, otherwise XLA.
 
 Kernels are for decoding steps, with one new token for each of a few sequences. In such a step, reading weights and
-cache takes all the time. For the many tokens of a prompt, XLA computes the products, because its matrix products are as
-fast as the tensor cores. Attention has a kernel for decoding and a kernel for prompts.
+cache takes all the time. For the many tokens of a prompt, XLA computes the products, because its matrix products reach
+the full speed of the tensor cores. Attention has a kernel for decoding and a kernel for prompts.
 
 Before compilation, `pallas_ops` asks each kernel once which calls of a model it accepts. The form of a call is the
 shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by their form.

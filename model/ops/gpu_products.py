@@ -73,7 +73,7 @@ def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
 def _coded(weight: Matrix) -> ScaledCodes:
     w = operand(weight)
     if not isinstance(w, ScaledCodes):
-        raise Unsupported("coded_gemm takes codes with scales")
+        raise Unsupported(f"coded_gemm needs codes with scales, got {type(w).__name__}")
     return w
 
 

@@ -42,12 +42,13 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     """Multiply vectors by a matrix on a CPU.
 
     For one vector, we add products of slices of 16 columns instead of using XLA's dot. All these operations are
-    elementwise, so XLA compiles them to one vectorized loop on both cores, which decodes weights in registers and runs
+    elementwise, so XLA compiles them to one vectorized and parallel loop, which decodes weights in registers and runs
     at memory speed. A dot would first convert the whole matrix in memory. A barrier keeps the last, small sum out of
     the loop.
 
-    For several vectors, we use a dot. Only a few vectors and a matrix of integer codes are multiplied one vector after
-    the other. The choice depends only on the number of vectors, so other rows in a batch do not change a row's bits.
+    For several vectors, we use a dot. There is one exception: we multiply a few vectors by a matrix of integer codes
+    one vector after the other. The choice depends only on the number of vectors, so other rows in a batch do not change
+    a row's bits.
     """
     if isinstance(weight, Adapted):
         return _adapted_product(x, weight, cpu_product)

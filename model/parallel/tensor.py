@@ -44,7 +44,11 @@ def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows
 
 
 def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
-    """Average a value over all devices. Kv heads count equally, because each is held by the same number of devices."""
+    """Average a value over all devices.
+
+    If several devices hold the same kv head, the mean over all heads is still right, because each kv head is on the
+    same number of devices.
+    """
     return lax.pmean(of_mine, AXIS)
 
 

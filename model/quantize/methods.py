@@ -61,7 +61,10 @@ def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, 
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
-    """Compute `Inputs` from `parts` of X. Sums within a part are in float32, sums of parts are in float64."""
+    """Compute `Inputs` from X, which comes in `parts` with some of its rows.
+
+    Sums over the rows of a part are in float32, and sums over parts are in float64.
+    """
     total, tokens = None, 0
     for x in parts:
         seen = _sums(x, gram=gram)
@@ -102,7 +105,7 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 
 
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
-    """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns only after blocks of columns.
+    """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns once per block of columns.
 
     GPTQ is not better than rounding to nearest for every row. A row keeps the nearest codes if their error is smaller.
     """

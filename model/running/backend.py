@@ -61,7 +61,7 @@ class Backend[Cache, Drawing](Protocol):
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Start to draw `steps` tokens, at most `burst`.
 
-        The first result waits for the tokens; a stop token is the last one.
+        The first result is a function that waits for the tokens. If a stop token is drawn, it is the last of them.
         """
         ...
 

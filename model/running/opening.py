@@ -1,4 +1,4 @@
-"""Opens the GPU while modules are imported. Each of the two takes about a second."""
+"""Opens the GPU while modules are imported. The imports take about a second, and so does opening the GPU."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -33,7 +33,8 @@ BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache ent
 def prepare_process(*, debug: bool = False) -> None:
     """Make JAX allocate GPU memory on demand. Unless `debug` is set, hide XLA's messages and NumPy's warnings.
 
-    NumPy warns about numbers that are not finite. We check such numbers ourselves, and refuse them in one line.
+    NumPy warns about numbers that are not finite. We check such numbers ourselves, and report them in an error of one
+    line.
 
     Importing JAX sets a log level, so a command must call this function before it imports JAX. Environment variables
     that the user has set take precedence; an empty variable for memory counts as not set. If the user lets JAX allocate

@@ -1,8 +1,8 @@
 """The compiled programs of a model. Two programs serve prompts and completions of every length.
 
 One program prefills a chunk of a prompt, and one decodes, either at temperature 0 or at a higher one. The other kind of
-decoding is a third program, because a branch between the two would cost a GPU 25 us per token. We compile it at its
-first use, and also the programs for wider chunks of a prompt, which a GPU has.
+decoding is a third program, because a branch between the two would cost a GPU 25 us per token. A GPU also has programs
+for wider chunks of a prompt. We compile these and the third program at their first use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
             count -= width
 
     def fitted(self, plan: Callable[[int], Memory], free: int) -> "Layout":
-        """Drop wide chunks, starting with the widest, until the `plan` for the widest one left fits in `free` bytes.
+        """Drop wide chunks, the widest first, until the `plan` for the widest remaining chunk fits in `free` bytes.
 
         >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
         >>> layout.fitted(lambda widest: Memory(0, 0, widest, 0, process=0, compiling=0), 1000).wide

@@ -18,7 +18,7 @@ DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cache for the first tokens that both have in common."""
+    """One sequence on a backend. A new prompt reuses the cache for the tokens with which both begin."""
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend

@@ -43,7 +43,7 @@ class StartClock:
     def end(self, at: float | None = None) -> None:
         """End the current phase at the time `at` of `perf_counter`, by default now.
 
-        Without a phase, only notes the time.
+        If no phase has begun, this only stores the time.
         """
         at = perf_counter() if at is None else at
         if self._now is not None:

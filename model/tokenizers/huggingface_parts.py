@@ -93,13 +93,15 @@ def may_panic(parts: Iterable[Part]) -> bool:
 
 
 def check_pattern(pattern: str, name: str, path: str) -> None:
-    """Raise `CheckpointError` for a regular expression that may take exponential time: it repeats a repeat.
+    """Raise `CheckpointError` for a regular expression that may take exponential time.
+
+    Such an expression repeats a group that contains a repeat.
 
     >>> check_pattern(r"[(+]+(?:\\(a+|b)?", "normalizer", "tokenizer.json")
     >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")
     Traceback (most recent call last):
     llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: a regular expression in normalizer \
-repeats a group that contains a repeat: "(?:a+|b)*"
+    repeats a group that contains a repeat: "(?:a+|b)*"
     """
     if len(pattern) > LONGEST_PATTERN:
         raise refused(path, f"a regular expression in {name} has more than {LONGEST_PATTERN:,} characters")

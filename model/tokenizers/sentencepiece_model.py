@@ -206,7 +206,7 @@ def from_proto(
 
 
 def _correct_types(proto) -> None:
-    """Make a control token of each normal or user-defined piece with the name of one."""
+    """Turn each normal or user-defined piece with the name of a known control token into a control token."""
     types = [piece.type for piece in proto.pieces]
     ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
     for piece, before, after in zip(proto.pieces, types, corrected_types(ids, types, named=()), strict=True):

@@ -139,11 +139,11 @@ def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Return add_prefix_space of tokenizer_config.json: whether texts get a space in front; None if it does not count.
+    """Read add_prefix_space of tokenizer_config.json: true if texts get a space in front; None if it has no effect.
 
-    The key counts for the tokenizer classes that transformers builds anew from the vocabulary. Other tokenizers follow
-    their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`, and
-    `__init__` of these classes. Raises `CheckpointError` if the key is not true or false.
+    The key has an effect on the tokenizer classes that transformers builds anew from the vocabulary. Other tokenizers
+    follow their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`,
+    and `__init__` of these classes. Raises `CheckpointError` if the key is not true or false.
     """
     config = read_config(folder)
     stated = config.get("add_prefix_space")

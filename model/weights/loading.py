@@ -186,7 +186,11 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
-    """Stack tensors into one array; with `apart`, into a `Stacked` with an array for each run of one form."""
+    """Stack tensors into one array.
+
+    With `apart`, return a `Stacked` instead if the tensors have several forms of codes. It has an array for each run of
+    tensors with the same form.
+    """
     runs = in_runs_of_a_form(tensors) if apart else [tensors]
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 

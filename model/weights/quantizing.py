@@ -124,7 +124,7 @@ def quantized_on_device(weights: Float[Array | np.ndarray, "rows cols"], codes: 
 
 def _no_parts() -> Any:
     """Replace `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
-    raise AssertionError("the codes are made from weights")
+    raise AssertionError("these codes are computed from float weights, so they have no stored parts")
 
 
 @partial(jax.jit, static_argnames=("codes",))

@@ -98,11 +98,12 @@ def attend_in_parts(
 
 
 def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
-    """Choose 64 keys, or 128 for few small heads in bfloat16 if blocks would have several tiles of 64.
+    """Choose the keys of a tile: 64, or 128 for few small heads in bfloat16 if blocks would have several tiles of 64.
 
     With 128 keys, half as many blocks read the same number of keys at once, and leave more room for the next kernels. A
     block with a single tile takes longer for 128 keys (docs/lessons-gpu.md). `heads` is the number of key heads in all
-    sequences, and `group` the number of query heads per key head. Above 8, a thread has too few registers.
+    sequences, and `group` the number of query heads per key head. Groups above 8 get 64 keys, because a thread has too
+    few registers for 128. `seen` is the number of keys that a query sees.
 
     >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
     >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
@@ -114,7 +115,7 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Return how many tiles of keys a block loads at once; it loads the same number of tiles of values."""
+    """Return how many tiles of keys the ring holds. The ring for values holds the same number."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 

@@ -28,7 +28,7 @@ from llamaspec.pallas_kernels.parts.compat import store_in_pieces
 from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 from llamaspec.pallas_kernels.parts.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
-UNUSED = 5 * 1024  # bytes of a block with heads of 128; two blocks then fit on a processor (`row_tiles.even_share`)
+UNUSED = 5 * 1024  # bytes of a block with heads of 128; two blocks then fit on an SM (`row_tiles.even_share`)
 LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
 
 
@@ -36,8 +36,8 @@ LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; 
 class SplitAttention:
     """Attention of the queries of a group to the keys that come through the ring.
 
-    With one split, the output is final. With more, it is a part: o before the division by its total, with c m and the
-    total.
+    With one split, the output is final. With more, it is a part of o, not yet divided by its total; the kernel also
+    writes c m and the total of the part.
     """
 
     group: int  # query heads of a key head
@@ -70,7 +70,7 @@ class SplitAttention:
 
         For one split, stats_ref is None, and o has the same number of rows as q.
         """
-        # The box has 8 rows, and a group may have fewer. Beyond them, the copy engine reads zeros and writes nothing.
+        # The box has 8 rows, and a group may have fewer. Beyond them, TMA reads zeros and writes nothing.
         box = pl.ds(0 * ring.split, self.columns)
         plgpu.copy_gmem_to_smem(q_ref.at[box], staged["q"], staged["q_filled"])
         ring.fill()

@@ -62,7 +62,7 @@ def pair(number: float) -> int:
 
 
 def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "batch cols"]:
-    """Put each run of 16 or 32 columns of vectors in the order of multiplication.
+    """Reorder each run of 16 or 32 columns of vectors for the tensor cores, as this module's docstring says.
 
     >>> in_order(jnp.arange(32.0)[None])[0, :16].astype(int).tolist()
     [0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27]
@@ -89,7 +89,7 @@ class StagedCodes(NamedTuple):
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
-    """Name the shared memory for codes [*shape, columns]."""
+    """Declare the shared memory for codes [*shape, columns]."""
     dtype, size = (jnp.int8, columns) if bits == 8 else (jnp.int32, columns // int4.WORD)
     return plgpu.SMEM((*shape, size), dtype, transforms=transforms(bits))
 
@@ -111,7 +111,7 @@ class RowLane(NamedTuple):
         thread = utils.thread_idx()
 
         def bit(at: int, to: int) -> Any:
-            """Move a bit of the thread's number to another place."""
+            """Take bit `at` of the thread's number, and return it as bit `to` of a word."""
             bits_at = arith.andi(arith.shrui(thread, word(at)), word(1))
             return arith.shli(bits_at, word(to)) if to else bits_at
 
@@ -120,7 +120,7 @@ class RowLane(NamedTuple):
 
 
 def decoded(codes: StagedCodes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
-    """Decode `count` columns from `first` on, in pieces [64, piece] of A, in the order of `in_order`.
+    """Decode the columns `first` to `first + count - 1`, in pieces [64, piece] of A, in the order of `in_order`.
 
     The interpreter can only multiply from shared memory, so it puts the pieces in `scratch`.
     """
@@ -183,7 +183,7 @@ def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: in
 
 
 def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list[tuple[Any, int]]:
-    """Load the low bits of a block of a lane's columns: for each run the word, and the shift of its bits in the word.
+    """Load the low bits of a block of a lane's columns: a word for each run, and the position of the run's bits in it.
 
     Codes of four bits have no low bits.
     """
@@ -229,7 +229,10 @@ def _bits(x: Any, mask: int, constant: Any, table: int) -> Any:
 
 
 def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
-    """Load a scale or minimum of each row, from float32 [64, groups], for `count` groups from `first` on."""
+    """Load the scales (or minima) [64, groups] of the groups `first` to `first + count - 1`.
+
+    Returns a float32 array of 64 rows for each of these groups.
+    """
     if target.interpret:
         scales = plgpu.load(ref, layout=None)
         return [scales[:, group] for group in range(first, first + count)]
@@ -250,7 +253,10 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
 
 
 def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
-    """Load a sum of each vector, from float32 [vectors, groups], for `count` groups from `first` on."""
+    """Load the sums [vectors, groups] of the groups `first` to `first + count - 1`.
+
+    Returns a float32 array with a number per vector for each of these groups.
+    """
     if target.interpret:
         sums = plgpu.load(ref, layout=None)
         return [sums[:, group] for group in range(first, first + count)]
@@ -273,7 +279,7 @@ def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
 
 
 def row_scales(ref: Any, target: Target) -> Any:
-    """Load a scale for each of 64 rows from global memory, in the layout of a product's rows."""
+    """Load the scales of 64 rows from global memory, in the register layout of a product's rows."""
     if target.interpret:
         return plgpu.load(ref, layout=None)
 

@@ -35,9 +35,9 @@ LEAST, SPECIAL = BITS + 1, 255  # biased exponents of a float32: the smallest wi
 def fixed_point(
     x: Float32[Array, "groups lanes 8"], layout: Any, digits_layout: Any, target: Target
 ) -> tuple[Int8[Array, "groups lanes digits 8"], Float32[Array, " groups"]]:
-    """Compute the digits of each group of numbers, the lowest first, and 2^e.
+    """Convert each group of numbers to fixed point: their digits, the lowest first, and 2^e.
 
-    The layouts of x and of the digits give each thread eight numbers and their digits.
+    A thread has eight numbers of x in `layout`, and the digits of these numbers in `digits_layout`.
     """
     largest = jnp.max(jnp.max(jnp.abs(x), axis=2), axis=1)
     top = lax.shift_right_logical(lax.bitcast_convert_type(largest, jnp.int32), jnp.int32(23))
@@ -80,5 +80,5 @@ def _transposed(a, b, c, d) -> list[Any]:
 
 
 def _bytes(a, b, order: int):
-    """Select four of the eight bytes of two words. Four bits of `order` choose each byte."""
+    """Make a word of four of the eight bytes of two words. `order` has four bits for each byte of the result."""
     return ptx(f"prmt.b32 $0, $1, $2, {order};", [a, b], results=1)[0]

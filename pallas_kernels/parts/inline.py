@@ -46,24 +46,24 @@ def total(first: Any, *more: Any) -> Any:
 
 
 def down(bits: Any, by: int) -> Any:
-    """Shift the bits of a word down, or up if `by` is negative."""
+    """Shift the bits of a word right by `by`, or left if `by` is negative."""
     return arith.shrui(bits, word(by)) if by > 0 else arith.shli(bits, word(-by)) if by else bits
 
 
 def words(register: Any, kind: Any) -> list[Any]:
-    """List the words of a register, as `kind`."""
+    """List the words of a register, with the type `kind`: int32 or float32."""
     size = utils.bitwidth(register.type) // 32
     register = vector.bitcast(ir.VectorType.get((size,), kind), register)
     return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """List the words of an array in a thread, as `kind`."""
+    """List the words of an array that a thread has, with the type `kind`: int32 or float32."""
     return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 
 def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
-    """Make an array from a thread's registers, each given as a sequence of words."""
+    """Make an array of this shape and layout from the words of each register of a thread."""
     layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
     laid_out = np.empty(layout.registers_shape(shape), dtype=object)
     for place, some in zip(np.ndindex(laid_out.shape), registers, strict=True):
@@ -75,9 +75,9 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
-    """Convert x to float32 with one instruction per bfloat16; the compiler would use three for the two in a word.
+    """Convert x to float32 with one instruction per bfloat16; for two of them, the compiler would use three.
 
-    x is float32, or each thread has an even number of adjacent elements of x.
+    A float32 x does not change. Of a bfloat16 x, each thread has an even number of adjacent elements.
     """
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)
@@ -131,7 +131,7 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
 
 
 def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
-    """Add up each thread's numbers of x. The threads take turns, with `vector` numbers each."""
+    """Add up the numbers of x that each thread has: thread t has part t of every 128 parts of `vector` numbers."""
     if target.interpret:
         return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
 
@@ -168,7 +168,7 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
-    """Run a pure PTX instruction. Its int32 results are $0 and on, followed by its operands."""
+    """Run a PTX instruction without side effects. Its text names the int32 results $0, $1, ..., then the operands."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     if results == 1:
         return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]

@@ -121,7 +121,7 @@ class StepMemory(NamedTuple):
 
 
 def ring(stages: int, runs: int, rows: int, bits: int) -> Any:
-    """Name the shared memory for the codes of a number of steps: int8, or words of `int4.packed`."""
+    """Declare the shared memory for the codes of `stages` steps: int8, or words of `int4.packed`."""
     dtype, columns = (jnp.int8, CHUNK) if bits == 8 else (jnp.int32, CHUNK // int4.WORD)
     return plgpu.SMEM((stages, runs, rows, columns), dtype, transforms=_transforms(bits))
 
@@ -140,7 +140,7 @@ def zeros(batch: int, rows: int) -> Sums:
 def finished(
     sums: Sums, runs: int, unit: float, target: Target, *, minima: bool = False
 ) -> list[list[Float32[Array, " rows_of_run"]]]:
-    """Add up the sums of the warps, for each vector and run of rows, and multiply by the `unit` of the codes."""
+    """Add up the sums of the four warps, and multiply by `unit` (see `unit_of`). Returns products by vector and run."""
     return [_runs(_dots(rows, unit, minima=minima), runs, target) for rows in sums]
 
 
@@ -160,7 +160,7 @@ def _dots(sums, unit: float, *, minima: bool):
 
 
 def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"]]:
-    """Split sums by runs. The warps synchronize once, to add up the sums of all runs."""
+    """Add up the sums of the warps, which takes one barrier for all runs, and split the result by run."""
     if runs == 1:
         return [dots]
     shape = (len(dots) // runs,)
@@ -251,7 +251,7 @@ class Lane(NamedTuple):
 
     @property
     def last(self) -> Any:
-        """1 for lane 3 of a quad, which has no digit, otherwise 0."""
+        """Return 1 for lane 3 of a quad, which has no digit, and 0 for the others."""
         return arith.andi(self.place, arith.shrui(self.place, word(1)))
 
     @classmethod
@@ -263,7 +263,7 @@ class Lane(NamedTuple):
 
 
 def _accumulate(sums: list[list[Any]], step: StepMemory, lane: Lane) -> None:
-    """Add a thread's part of a step to its number of each octet of rows, for each vector."""
+    """Add a thread's products of a step to its sums: one sum per vector and octet of rows."""
     octets = range(len(sums[0]))
     planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
@@ -335,9 +335,9 @@ def _of_two(
 
 
 def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
-    """Make the initial C. Lane 3 has 1 in the numbers `counting`, for the minima.
+    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 starts the elements `counting` one higher.
 
-    Unused numbers get the same value, so that the compiler makes it only once.
+    Unused elements get the same value as others, so that the compiler makes it only once.
     """
     zero = word(ZERO_BITS)
     if not step.minima:
@@ -349,13 +349,13 @@ def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
 def _product(
     step: StepMemory, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]
 ) -> list[Any]:
-    """Multiply the upper and lower rows of A by B and add C, given a lane's part of each."""
+    """Multiply the upper and lower rows of A by B and add C, for 32 columns. Arguments are the lane's parts."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
 
 def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c: list[Any]) -> list[Any]:
-    """Multiply the upper and lower rows of A by B and add C for 16 columns, given one word of each."""
+    """Multiply the upper and lower rows of A by B and add C, for 16 columns. Arguments are the lane's words."""
     instruction = MMA_OF_HALVES.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper, lower, digits, *c], results=4)
 
@@ -474,7 +474,7 @@ def _digits_at(step: StepMemory, places: list[Any], lane: Lane) -> list[list[Any
 
 
 def _without_last(step: StepMemory, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
-    """Clear the columns of B without a digit, because lane 3 uses these columns to add minima."""
+    """Set the columns of B without a digit to 0, because lane 3 uses these columns to add minima."""
     if not step.minima:
         return digits
     digit = arith.shrui(lane.quad, word(1))

@@ -1,8 +1,8 @@
 """The keys and values that a thread block reads while decoding, and their ring in shared memory.
 
 A sequence's keys are divided into tiles. `splits` blocks share a key head, and each takes every `splits`-th tile. So a
-single sequence of any length keeps the whole GPU busy; the length is only known at run time. The copy engine fills the
-ring some tiles ahead. K and V have separate rings, because a tile of K is released earlier.
+single sequence of any length keeps the whole GPU busy; the length is only known at run time. Asynchronous copies (TMA)
+fill the ring some tiles ahead. K and V have separate rings, because a tile of K is released earlier.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class KeyRing:
     pieces: int  # copies per tile
 
     def scratch(self) -> dict[str, Any]:
-        """Name the shared memory and barriers of an `OpenRing`."""
+        """Declare the shared memory and barriers of an `OpenRing`, by name."""
         tiles = matrices(self.stages, self.tile, self.head_dim, dtype=self.dtype)
         filled = plgpu.Barrier(num_arrivals=self.pieces, num_barriers=self.stages)
         return {"k": tiles, "k_filled": filled, "v": tiles, "v_filled": filled}
@@ -63,7 +63,7 @@ class OpenRing:
         return self._tile(step) * self.ring.tile
 
     def ask_ahead(self) -> None:
-        """Prefetch the tiles that `fill` copies to the L2 cache."""
+        """Prefetch into the L2 cache the tiles that `fill` will copy."""
         for step in range(self.ring.stages):
 
             @pl.when(step < self.steps)
@@ -107,6 +107,9 @@ class OpenRing:
 
 
 def visible_keys(length, capacity: int, window: int | None) -> tuple[Any, Any]:
-    """Find the first and the last + 1 key that the newest of `length` positions sees, in a cache of this capacity."""
+    """Return the range (first, last + 1) of the keys that the newest of `length` positions sees.
+
+    The length is clamped to the capacity of the cache.
+    """
     stop = jnp.clip(length, 0, capacity)
     return (jnp.int32(0) if window is None else jnp.maximum(stop - window, 0)), stop

@@ -29,7 +29,7 @@ def tile_bytes(bits: int) -> int:
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
-    """Name the shared memory for the low bits of codes [*shape, columns]."""
+    """Declare the shared memory for the low bits of codes [*shape, columns]."""
     return plgpu.SMEM((*shape, words(columns, bits)), jnp.int32, transforms=transforms(bits))
 
 
@@ -39,7 +39,7 @@ def transforms(bits: int) -> tuple[Any, ...]:
 
 
 def of_block(ref: Any, tile: Any, row: Any, place: Any, block: int, bits: int) -> list[Any]:
-    """Load the words of a lane of a quad, for one of the two blocks of the tile that begins at byte `tile`."""
+    """Load a lane's words of low bits: `block` is 0 or 1, one half of the tile that begins at byte `tile`."""
     few = bits - 4
     swizzle = arith.andi(times(row, 4 * few), word(0x70))  # position of a row in 128 bytes of banks
     within = arith.xori(arith.xori(times(place, 4 * few), swizzle), word(16 * few * block))

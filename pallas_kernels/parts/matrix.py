@@ -77,7 +77,7 @@ class ScaledCodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaledE4M3:
-    """A matrix of e4m3 floats, given by their bits, without NaN, times a scale for each row."""
+    """A matrix of e4m3 floats, times a scale for each row. `codes` has the bits of the floats, which are not NaN."""
 
     codes: Any  # int8 [rows, cols]
     scales: Any  # float32 [rows]
@@ -115,9 +115,9 @@ def product_of(
 ) -> ProductOf:
     """Choose the loop that multiplies W by vectors x [batch, cols], in a thread block with runs of `rows` rows.
 
-    By default, the runs share the rows of the tile. The kernel also has `beside` other thread blocks, which leave less
-    room for the ring. for the ring. Raises ValueError for shapes that do not fit together, and Unsupported if there is
-    no loop for them.
+    If `rows` is None, the runs share the rows of the tile. `beside` counts the thread blocks of the same kernel that
+    multiply other matrices; they leave less room for the ring. Raises ValueError for shapes that do not fit together,
+    and Unsupported if there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
@@ -149,7 +149,7 @@ def product_of(
     room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
-    # With a long stage, a block may exceed its share so far that fewer blocks fit on a processor.
+    # With a long stage, a block may exceed its share so far that fewer blocks fit on an SM.
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
@@ -161,7 +161,7 @@ def product_of(
 
 
 def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: Any) -> list[ProductOf]:
-    """Choose the loops for several matrices in one kernel, with the rules and errors of `product_of`."""
+    """Choose a loop for each of several matrices that one kernel multiplies. Raises the errors of `product_of`."""
     separate = [product_of(op, w, x, **how) for w in matrices]
     blocks = sum(product.blocks for product in separate)
     return [
@@ -214,7 +214,8 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         raise Unsupported(f"{op} takes minima only with scales per group, got scales per row")
     if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
         raise Unsupported(
-            f"{op} takes these levels in groups of {w.levels.group} columns without minima, got other codes"
+            f"{op} takes these levels for codes of 4 bits in groups of {w.levels.group} columns without minima, "
+            f"got {w.bits} bits, groups of {w.group}{'' if w.minima is None else ' and minima'}"
         )
     check_low_bits(op, w)
 

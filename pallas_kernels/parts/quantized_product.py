@@ -58,7 +58,7 @@ class QuantizedProduct(ABC):
     levels: Levels | None = None  # for codes that select levels
 
     fewest_stages: ClassVar[int] = 2
-    at_once: ClassVar[int] = 3  # blocks per processor if blocks have many tiles; each stages the vectors itself
+    at_once: ClassVar[int] = 3  # blocks per SM if blocks have many tiles; each stages the vectors itself
 
     @property
     def steps(self) -> int:
@@ -102,7 +102,7 @@ class QuantizedProduct(ABC):
         return self.ring_stages * self.step_bytes + vectors
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Name the shared memory and barriers for `run`, with or without a norm."""
+        """Declare the shared memory and barriers for `run`, by name."""
         del normed
         copies = self.runs * (1 + (self.kinds if self.group else 0) + self.apart)
         shape = self._in_groups(self.steps * CHUNK)
@@ -141,11 +141,12 @@ class QuantizedProduct(ABC):
         ahead: Callable[[Any], Any],
         finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """Multiply all tiles of a thread block.
+        """Multiply all tiles of a thread block, and pass the products of each tile to `finish(tile, dots, read)`.
 
-        `finish(tile, dots, read)` gets the float32 products [rows] for the rows from `starts(tile)` on, for each vector
-        and each run, and the values that `ahead(tile)` read before the products. `weight` are the refs of `operands`,
-        and x_ref and norm_ref the refs of a `view`. Waits for the previous kernel before it first reads x.
+        `dots[vector][run]` is float32 [rows]: the products with the rows of a run. `starts(tile)` returns the first row
+        of every run. `read` is what `ahead(tile)` returned; we call it before we multiply, so that its loads are early.
+        `weight` are the refs of `operands`, and x_ref and norm_ref the refs of a `view`. Waits for the previous kernel
+        before it first reads x.
         """
         codes_ref, scales_ref, *_ = weight
         squares: list[Any] = []
@@ -216,7 +217,7 @@ class QuantizedProduct(ABC):
 
     @abstractmethod
     def _codes(self, codes_ref, rows, step) -> Any:
-        """Slice the codes of W for a step."""
+        """Return the view of `codes_ref` with these rows and the columns of a step."""
 
     def load_rows(self, ref) -> Array:
         """Load one number per row of a run, as float32 in the layout of the products."""
@@ -228,7 +229,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _staging_layout(self) -> Any:
-        """The layout of a pass over a vector: some columns per thread."""
+        """The register layout of a pass, the columns that all threads load at once: `VECTOR` columns per thread."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
@@ -236,7 +237,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _digits_layout(self) -> Any:
-        """The layout of the digits of a pass: each thread has the same columns."""
+        """The register layout of the digits of a pass: a thread has the digits of the columns that it loaded."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         tiles = (
             (groups, lanes, DIGITS, vector),
@@ -247,23 +248,23 @@ class QuantizedProduct(ABC):
 
     @property
     def _passes(self) -> list[int]:
-        """Return the first group of each pass. The last pass may repeat some groups of the previous pass."""
+        """Return the first group of each pass over a vector. The last pass may repeat groups of the previous pass."""
         groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
     def _load_pass(self, ref, first: int) -> Array:
-        """Load a pass over a vector, from its group `first` on."""
+        """Load the columns of the pass that begins with group `first`."""
         own = pl.ds(first, THREADS * VECTOR // self.columns)
         return plgpu.load(ref.at[own], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
-        """Load the norm, if any, for the first passes over a vector."""
+        """Load the norm's weights, if any, for the first `PASSES` passes over a vector."""
         return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
-        """Stage vector b in shared memory, times the norm if any. `norms` are its `_first_norms`.
+        """Stage vector b in shared memory, times the norm if any. `norms` is the result of `_first_norms`.
 
-        With a norm, returns the sum of the vector's squares, for which `_squares` may read the vector again.
+        With a norm, returns the sum of the vector's squares. To compute it, `_squares` may read the vector again.
         """
         x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
         units_layout = layout.reduce(2).reduce(1)
@@ -322,7 +323,10 @@ class Int8Product(QuantizedProduct):
 
 
 class Int4Product(QuantizedProduct):
-    """Codes in words: int32 [rows, cols / 8], with low bits for more than four bits."""
+    """Codes of four to six bits: int32 words [rows, cols / 8] of four-bit codes.
+
+    Codes of five and six bits keep their lowest one or two bits in separate words.
+    """
 
     def _codes(self, codes_ref, rows, step) -> Any:
         return codes_ref.at[rows, pl.ds(step * (CHUNK // int4.WORD), CHUNK // int4.WORD)]

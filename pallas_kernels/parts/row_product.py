@@ -55,7 +55,7 @@ class RowProduct:
     e4m3: bool = False  # whether weights are e4m3; otherwise they have the vectors' dtype
 
     fewest_stages: ClassVar[int] = 4
-    at_once: ClassVar[int] = 2  # blocks per processor if blocks have many tiles
+    at_once: ClassVar[int] = 2  # blocks per SM if blocks have many tiles
 
     @property
     def vector(self) -> int:
@@ -92,7 +92,7 @@ class RowProduct:
         return self.ring_stages * self.step_bytes + self.batch * vector
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Name the shared memory and barriers for `run`, with or without a norm."""
+        """Declare the shared memory and barriers for `run`, by name."""
         staged = {
             "ring": plgpu.SMEM((self.ring_stages, self._copies, self.rows, self.chunk), self._stored),
             "filled": plgpu.Barrier(num_arrivals=self._copies, num_barriers=self.ring_stages),
@@ -124,11 +124,11 @@ class RowProduct:
         ahead: Callable[[Any], Any],
         finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """Multiply all tiles of a thread block.
+        """Multiply all tiles of a thread block, and pass the products of each tile to `finish(tile, dots, read)`.
 
-        `finish(tile, dots, read)` gets the float32 products [rows] for the rows from `starts(tile)` on, for each vector
-        and each run, and the values that `ahead(tile)` read before the products. `weight` is the ref of `operands`.
-        Waits for the previous kernel before it first reads x.
+        `dots[vector][run]` is float32 [rows]: the products with the rows of a run. `starts(tile)` returns the first row
+        of every run. `read` is what `ahead(tile)` returned; we call it before we multiply, so that its loads are early.
+        `weight` are the refs of `operands`. Waits for the previous kernel before it first reads x.
         """
         w_ref, *scales_refs = weight
         squares = staged.get("squares", [None] * self.batch)
@@ -200,11 +200,11 @@ class RowProduct:
         return self.chunks * self.runs
 
     def _copies_of(self, nth: int) -> range:
-        """Return the copies of a step's nth chunk, one per run."""
+        """Return the indices of the copies for the nth chunk of a step, one per run."""
         return range(nth * self.runs, (nth + 1) * self.runs)
 
     def _columns(self, step, nth: int) -> Any:
-        """Slice the columns of a step's nth chunk."""
+        """Return the slice of columns of the nth chunk of a step."""
         return pl.ds((step * self.chunks + nth) * self.chunk, self.chunk)
 
     @property
@@ -213,7 +213,7 @@ class RowProduct:
         return np.dtype(np.int8) if self.e4m3 else self.dtype
 
     def _staged_dtype(self, normed: bool) -> np.dtype:
-        """Return the dtype for staging: the vector's own, or float32 for its product with a norm."""
+        """Return the dtype of staged vectors: the dtype of x, or float32 if they are multiplied by a norm."""
         return np.dtype(jnp.float32) if normed else self.dtype
 
     @property
@@ -224,7 +224,7 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """Return how many numbers of a vector a thread loads at once: up to 16 bytes, evenly divided among threads."""
+        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and equally many per thread."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:

@@ -2,13 +2,13 @@
 
 W is divided into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. If more tiles
 exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A large
-head still has one block per tile, so that a slow processor gets fewer tiles.) A block goes through the steps of its
-tiles with a ring in shared memory. The copy engine keeps the ring filled across the borders of tiles.
+head still has one block per tile, so that a slow SM gets fewer tiles.) A block goes through the steps of its tiles with
+a ring in shared memory. Asynchronous copies (TMA) keep the ring filled across the borders of tiles.
 
 Between two kernels, memory would be idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this
-kernel run: its blocks fill their rings where a processor has room, and wait. But they would not spread evenly, and a
-processor with four blocks is slower than a processor with one. So we make rings long enough to leave room only for an
-even share (`even_share`).
+kernel run: its blocks fill their rings on any SM that has room, and wait. But they would not spread evenly, and an SM
+with four blocks is slower than an SM with one. So we make rings long enough to leave room only for an even share
+(`even_share`).
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from jax.experimental import pallas as pl
 from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
 from llamaspec.pallas_kernels.parts.staging import finish_reads
 
-PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of a processor
+PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of an SM
 BLOCK_MEMORY = 1024  # bytes of it that the system takes per block
 SUMS_MEMORY = 1536  # bytes per block for sums over threads and barriers
 MOST_STAGES = 32  # stages of a ring: Mosaic's limit of barriers in a group
-MOST_AT_ONCE = 4  # blocks per processor, so that each thread has 128 registers
+MOST_AT_ONCE = 4  # blocks per SM, so that each thread has 128 registers
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,15 @@ class RowTiles:
         finish: Callable[[Any, Any, Any], None],
         target: Target,
     ) -> None:
-        """Do all the work of a block.
+        """Do all the work of a block, with these functions of the kernel:
 
-        `fetch(tile, step, slot)` starts the copy of a step to a slot of the ring. `prepare()` waits for the previous
-        kernel and stages data for all tiles. `begin()` returns a tile's initial sums, `wait(slot)` waits for a slot,
-        and `step(step, slot, sums)` adds the slot's products. Before the first step, `ahead(tile)` reads the values
-        that `finish(tile, sums, read)` adds when it stores the results.
+        fetch(tile, step, slot)    starts the copy of a step to a slot of the ring
+        prepare()                  waits for the previous kernel, and stages data for all tiles
+        begin()                    returns the initial sums of a tile
+        ahead(tile)                reads values for `finish`, before the first step of a tile
+        wait(slot)                 waits until the copy to a slot has ended
+        step(step, slot, sums)     returns the sums plus the products of the slot
+        finish(tile, sums, read)   stores the results of a tile; `read` is what `ahead` returned
         """
         single_tile = self.blocks == self.tiles
         count = 1 if single_tile else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
@@ -114,9 +117,9 @@ class RowTiles:
 
 
 def even_share(blocks: int) -> int:
-    """Return the bytes of shared memory per block that make `blocks` blocks spread evenly over the processors.
+    """Return the bytes of shared memory per block that make `blocks` blocks spread evenly over the GPU's SMs.
 
-    Blocks that start while others run fill any free room. So a processor only gets room for its share, but for at least
+    Blocks that start while others run fill any free room. So an SM only gets room for its share, but for at least
     two blocks, so that the next kernel's blocks also fit.
 
     >>> even_share(528), even_share(300), even_share(100)
@@ -127,7 +130,7 @@ def even_share(blocks: int) -> int:
 
 
 def all_fit(blocks: int, shared: int) -> bool:
-    """Tell whether `blocks` blocks with `shared` bytes of shared memory each run at once, at most four per processor.
+    """Tell whether `blocks` blocks with `shared` bytes of shared memory each run at once, at most four per SM.
 
     >>> all_fit(384, 70_000), all_fit(384, 76_000)
     (True, False)
@@ -139,7 +142,7 @@ def all_fit(blocks: int, shared: int) -> bool:
 def blocks_for(tiles: int, *, shared: int, at_once: int, requested: int | None = None) -> int:
     """Choose the number of blocks for `tiles` tiles, each with at least `shared` bytes of shared memory.
 
-    If all tiles fit at once, each tile gets a block. Otherwise the number is `requested`, or `at_once` per processor,
+    If all tiles fit at once, each tile gets a block. Otherwise the number is `requested`, or `at_once` per SM,
     but no more than fit at once. `requested` may also be the number of tiles; then new blocks start when others end.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)

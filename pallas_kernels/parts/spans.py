@@ -103,13 +103,13 @@ class Spans:
 
     @property
     def of_row(self) -> list[Span]:
-        """The one or two spans of a row in a single block."""
+        """The spans of a row that fits in a single block: one, or two if it has a tail."""
         assert self.count == 1
         first = Span(0, self.size, self.step)
         return [first] if self.tail is None else [first, self.tail]
 
     def visit(self, block: Array, work: Callable[[Any, Span], None]) -> None:
-        """Call `work` with the number and position of each span of thread block `block`."""
+        """Call `work(number, span)` for the span of thread block `block`, and in the last block also for the tail."""
         work(block, Span(block * self.size, self.size, self.step))
         if (tail := self.tail) is not None:
 
@@ -119,10 +119,10 @@ class Spans:
 
 
 def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
-    """Raise Unsupported for rows that these kernels do not support."""
+    """Raise Unsupported unless x is float32 or bfloat16, with rows of 1 to `most` elements."""
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes float32 or bfloat16, got {x.dtype}")
-    if not x.ndim or not x.size:
+    if not x.ndim or not x.shape[-1]:
         raise Unsupported(f"{op} takes rows of at least one element, got shape {list(x.shape)}")
     if x.shape[-1] > most:
         raise Unsupported(f"{op} takes rows of at most {most} elements, got {x.shape[-1]}")

@@ -15,7 +15,7 @@ TURNED = plgpu.Layout.WGMMA_TRANSPOSED  # the layout for storing the transpose o
 
 
 def matrices(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
-    """Name shared memory for matrices [..., rows, cols], swizzled in rows of 128 bytes against bank conflicts."""
+    """Declare shared memory for matrices [..., rows, cols], swizzled in rows of 128 bytes against bank conflicts."""
     cols = 128 // np.dtype(dtype).itemsize
     transforms = (plgpu.TilingTransform((8, cols)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=transforms)
@@ -38,17 +38,20 @@ def filled(value: float, *shape: int, layout: Any = WGMMA) -> Any:
 
 
 def down(x, rows: int):
-    """Repeat one number per column in every row."""
+    """Broadcast a vector [cols] to a matrix [rows, cols]."""
     return lax.broadcast_in_dim(x, (rows, *x.shape), (1,))
 
 
 def across(x, cols: int):
-    """Repeat one number per row in every column."""
+    """Broadcast a vector [rows] to a matrix [rows, cols]."""
     return lax.broadcast_in_dim(x, (*x.shape, cols), (0,))
 
 
 def accumulate(o, a, b, target: Target):
-    """Add the product of a and b to o, in the accumulator; a and b are as in `product`. The interpreter adds later."""
+    """Return o plus the product of a and b, which are as in `product`.
+
+    The tensor cores add to the accumulator. The interpreter adds o after the product.
+    """
     if target.interpret:
         return o + product(a, b)
     return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.WGMMAAccumulatorRef.init(o))

@@ -65,7 +65,7 @@ def quantize(scales: Float32[np.ndarray, "*grid"]) -> Scales:
     (array(2., dtype=float32), array([1.], dtype=float32), array([1.00703126, 2.        , 3.        ]))
     """
     if not np.isfinite(scales).all():
-        raise ValueError("scales must be finite")
+        raise ValueError("scales must be finite, but some are NaN or infinite")
     offset = np.float32(np.mean(scales, dtype=np.float64))
     row = scales.reshape(-1) - offset
     tops = np.maximum.reduceat(np.abs(row), np.arange(0, row.size, BLOCK))

@@ -101,8 +101,8 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 def pack(q: Affine, *, bits: int, version: int) -> PackedTensors:
     """Pack for a checkpoint. Version 1 stores zero points minus one, modulo 2^bits; version 2 stores them unchanged.
 
-    Scales are rounded to float16, below 2^-25 to 0. Raises ValueError if codes do not fill 32-bit words, or a scale
-    exceeds float16.
+    Scales are rounded to float16; below 2^-25 they become 0. Raises ValueError if codes do not fill 32-bit words, or a
+    scale exceeds float16.
     """
     zeros = (q.zeros - (version == 1)) & np.uint8(2**bits - 1)
     groups = q.scales.shape[1]

@@ -37,7 +37,7 @@ def factors(
     w_tops = np.max(np.abs(w.astype(np.float64)), axis=0)
     x_tops = x_tops.astype(np.float64)
     if not (np.isfinite(x_tops).all() and np.isfinite(w_tops).all()):
-        raise ValueError("activations and weights must be finite")
+        raise ValueError("activations and weights must be finite, but some are NaN or infinite")
     dead = (x_tops == 0) | (w_tops == 0)
     return np.where(dead, 1, x_tops**alpha / np.where(dead, 1, w_tops) ** (1 - alpha))
 

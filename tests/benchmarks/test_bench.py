@@ -154,7 +154,10 @@ def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
 
 
 def test_compared_functions_are_timed_alternately():
-    """Two functions are timed alternately; each time of one is paired with the mean of the other's times around it."""
+    """Calls of two functions alternate.
+
+    Each time of the first function is paired with the mean of the second function's times just before and after it.
+    """
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
     def second_call() -> float:
@@ -308,9 +311,9 @@ class Measured(Exception):
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
+    """`bench` prints the dtype, the device and how many ops are plain, in the words of `generate`.
 
-    The GPU is simulated.
+    It prints nothing if a model runs with a CPU's defaults. The GPU is simulated.
     """
 
     def stop(suite: str, **_: object):

@@ -49,7 +49,7 @@ from tests.support.waiting import PATIENCE
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Return the command line that runs llamaspec in a process where JAX finds no GPU."""
+    """Run llamaspec in a process where JAX finds no GPU; return the finished process."""
     words = [sys.executable, "-m", "llamaspec.cli", *map(str, arguments)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -167,7 +167,10 @@ def test_a_kernel_that_fails_is_wrong_and_others_are_still_checked():
 
 
 def test_checks_compile_without_measuring_times(monkeypatch: pytest.MonkeyPatch):
-    """Checks turn off XLA's tuning: on a busy GPU, tuned ops may round differently, so right kernels looked wrong."""
+    """The benchmark's correctness checks compile without XLA's autotuning.
+
+    On a busy GPU, autotuning may choose code that rounds differently; such a check once rejected correct kernels.
+    """
     norm = next(case for case in dry().checked if case.op == "rmsnorm")
     real_compile, passed = jax.stages.Lowered.compile, []
     expected = right.untuned_options("cpu")
@@ -264,7 +267,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Deadline):
-    """A clock that runs out of time once `over` was read `looks` times."""
+    """A deadline that has not passed at the first `looks` reads of `over`, and has passed at every later read."""
 
     def __init__(self, looks: int):
         self._looks = looks

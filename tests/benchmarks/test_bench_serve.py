@@ -189,7 +189,10 @@ def stand_in(folder: Path) -> str:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
-    """Replace the servers that a benchmark would start by the one at `url`; return the list of their commands."""
+    """Use the running server at `url` in place of each server that a benchmark would start.
+
+    Returns a list, to which the command of each replaced server is added.
+    """
     started: list[list[str]] = []
 
     class RunningServer:

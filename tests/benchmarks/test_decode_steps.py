@@ -1,4 +1,4 @@
-"""Every decode step that we compile for a GPU without having one is a step of the model, and can be traced anywhere."""
+"""Decode steps that the GPU gates compile without a GPU: each is the model's own step, and JAX traces it anywhere."""
 
 import jax
 import pytest

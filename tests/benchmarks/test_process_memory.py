@@ -1,4 +1,4 @@
-"""Plans predict the memory that a process needs in addition to its arrays, as measured; measuring can be repeated."""
+"""Plans predict, as measured, how much memory a process needs besides its arrays. The measurement can be run again."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ MEASURED = [
 def test_plans_are_made_with_what_was_measured(
     layers: int, quantize: str | None, started: int, compiling: int, running: int
 ):
-    """Plans agree with the measurements within 50 MB; `inspect --plan` allows 5 % in addition."""
+    """Planned and measured memory differ by less than 50 MB. (`inspect --plan` promises only 50 MB plus 5 %.)"""
     config, dtype = replace(CONFIG, layers=layers), np.dtype(np.float32)
     shapes = random_shapes(config, dtype=dtype, positions=1, quantize=quantize)
     planned = memory_of(shapes, config, batch=1, context=256, chunk=64, platform="cpu", cache_dtype=dtype)

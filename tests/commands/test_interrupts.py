@@ -47,10 +47,10 @@ IN_BACKGROUND = """trap '' INT; exec "$@" """
 def interrupted(
     *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, background: bool = False
 ) -> tuple[int, float, str]:
-    """Run a command with an empty cache; send signal `number` to its process group after `after` seconds of processor
-    time.
+    """Run a command with an empty cache, and send it a signal after `after` seconds of processor time.
 
-    Return the exit status, the main thread's processor seconds after the signal, and stderr.
+    The signal `number` goes to the command's process group. Return the exit status, the main thread's processor seconds
+    after the signal, and stderr.
     """
     (cwd / "work").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}
@@ -331,7 +331,7 @@ chat._Pressed.__call__ = wait_until_pressed
 def test_ctrl_c_cancels_a_line_or_an_answer_but_never_the_chat(tmp_path):
     """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat.
 
-    Line breaks cut no word.
+    Answers are wrapped between words, not inside them.
     """
     arguments = ("chat", "--temperature=0", "--backend=reference")
     with at_terminal(*arguments, cwd=tmp_path, columns=30, first=WAITS_IN_ITS_ANSWER) as terminal:

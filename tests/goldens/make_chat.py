@@ -8,9 +8,9 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
 
 transformers renders in a sandbox with `trim_blocks`, `lstrip_blocks`, `break`, `continue`, and a block `generation`
 that renders its content. Namespaces do not keep names such as `_a`; `tojson` keeps `<`, `&` and non-ASCII letters; the
-functions `raise_exception` and `strftime_now` exist. `tools` and `documents` are always defined, as none if not given;
-no template here reads `documents`. A message's thoughts come under each name that templates read. Without any one of
-these features a case would change; no case depends on the date.
+functions `raise_exception` and `strftime_now` exist. `tools` and `documents` are always defined (default: none); no
+template here reads `documents`. A message has its thoughts under every key from which templates read thoughts. Each of
+these features changes the result of some case. No case depends on the date.
 """
 
 import json

@@ -1,11 +1,11 @@
 """Write dpo.json: DPO's loss and rewards of 20 drawn batches, by the formulas of TRL's DPOTrainer.
 
 TRL and torch are not needed: this script computes the formulas of trl/trainer/dpo_trainer.py (commit f2cd577) in
-decimal arithmetic of 50 digits, apart from the code under test:
+decimal arithmetic of 50 digits. It does not use the code under test:
 
     logits  = (policy_chosen - policy_rejected) - (ref_chosen - ref_rejected)
     losses  = -logsigmoid(beta * logits)                                     (loss_type sigmoid, no label smoothing)
-    rewards = beta * (policy - ref), of the chosen and of the rejected answers
+    rewards = beta * (policy - ref), for chosen and for rejected answers
     loss    = losses.mean(), margins = (rewards_chosen - rewards_rejected).mean()
     accuracy = (rewards_chosen > rewards_rejected).mean()
 

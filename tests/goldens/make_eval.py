@@ -9,8 +9,8 @@ writes the model twice: unchanged, and with the weights that `q4` decodes to. In
     pip install torch transformers safetensors
     python tests/goldens/make_eval.py read FOLDER
 
-reads both with transformers, by the sliding window of its documentation: a loss is the mean over the labels that are
-not -100, without the first label of each row.
+evaluates both with transformers, with the sliding window that its documentation shows. A loss is the mean over the
+labels that are not -100, without the first label of each row.
 """
 
 import json

@@ -112,7 +112,7 @@ def padded_story(data: Path) -> Any:
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
     """Quantize all matrices of a GGUF file to `type`; return the file and a hash of its tensors.
 
-    `codes` are the codes of `superblocks` by llama.cpp, for types that llama.cpp quantizes by a search.
+    For types that llama.cpp quantizes by a search, `codes` has llama.cpp's codes of `superblocks`.
     """
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files

@@ -3,8 +3,8 @@
     python -m tests.goldens.make_families [NAME]...
 
 Run it in the root of the repository, in the environment of `make_logits`. To add a family, write NAME.json with only a
-"config", small but with all switches, and run this. The names and shapes of tensors are those in the files that
-transformers saves.
+"config" of a small model that uses every switch of the family, and run this script. Tensors have the names and shapes
+that transformers saves.
 """
 
 import json

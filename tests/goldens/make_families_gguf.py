@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
 
 
 def log_probabilities(path: Path, tokens: list[int]) -> list[float]:
-    """Return the log-probabilities that llama.cpp computes in float32 for the token after `tokens`."""
+    """Compute the log-probabilities of the token after `tokens` with llama.cpp in float32."""
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
     parameters = xllamacpp.CommonParams()

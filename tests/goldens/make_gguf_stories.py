@@ -1,4 +1,4 @@
-"""Write gguf_stories.json: llama.cpp's story of the built-in model from GGUF files of each type that we write.
+"""Write gguf_stories.json: stories that llama.cpp generates from the built-in model in each GGUF type that we write.
 
 Run it from the root of the repository. In the project's environment,
 
@@ -9,8 +9,9 @@ writes the files. In an environment with llama.cpp (Python 3.11),
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-continues a text from places where one token is clearly the most likely one in every type. There a story does not depend
-on whether activations are rounded. The tests write the files again, check their hashes, and compare the stories.
+lets llama.cpp continue a text from two places. In every type, each token of these continuations is clearly more likely
+than any other token, so rounding activations does not change them. The tests write the files again, check their hashes,
+and compare the stories.
 """
 
 import hashlib

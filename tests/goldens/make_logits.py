@@ -6,7 +6,7 @@ Run it in the root of the repository, in a separate environment:
 
     pip install torch transformers safetensors ml_dtypes
 
-The goldens are float32 and have float32's roundoff: about 1e-6 of the largest logit.
+The goldens are float32 and have float32's roundoff: about 1e-6 times the largest logit.
 """
 
 import json

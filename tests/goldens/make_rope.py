@@ -6,7 +6,7 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers
 
-The goldens are computed in float32: theta^(2i/d) is already off by about ln(theta) roundings.
+The goldens are computed in float32, in which theta^(2i/d) has a relative error of about ln(theta) roundings.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Write stories.json: transformers' ids, story and logits of the built-in model.
+"""Write stories.json: token ids, a story and logits that transformers computes with the built-in model.
 
     python -m tests.goldens.make_stories
 

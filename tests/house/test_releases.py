@@ -1,4 +1,4 @@
-"""The table of releases in docs/models.md says what the code does."""
+"""The table of releases in docs/models.md agrees with the code."""
 
 import pytest
 

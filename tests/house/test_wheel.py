@@ -57,7 +57,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
 
 
 def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
-    """Write the wheel of a user's project with the given top-level packages; each package names its owner."""
+    """Write the wheel of a user's project with the given top-level packages; each package defines OWNER as "user"."""
     path = folder / "users-1.0-py3-none-any.whl"
     files = {f"{package}/__init__.py": 'OWNER = "user"\n' for package in packages}
     files["users-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: users\nVersion: 1.0\n"

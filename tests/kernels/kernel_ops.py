@@ -1,4 +1,7 @@
-"""Ops for decode steps that call the kernels directly: a kernel's refusal raises instead of falling back to XLA."""
+"""Ops for decode steps that call the kernels directly: a kernel that refuses its arguments raises an error.
+
+The ops of a model would run as XLA ops instead.
+"""
 
 from llamaspec.model.ops.gpu import KERNELS
 from llamaspec.model.ops.xla import XLA

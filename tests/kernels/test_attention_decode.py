@@ -96,7 +96,7 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """A length beyond the capacity attends to all keys of its own sequence, and reads no NaN of the next.
+    """A length beyond the capacity attends to all keys of its own sequence, and reads no NaN from the next sequence.
 
     Length 0 gives 0.
     """

@@ -34,10 +34,10 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Run paged attention over shuffled pages and check its error bound; invisible rows hold NaN, and unused table
-    entries are invalid page numbers.
+    """Run paged attention over shuffled pages and check its error bound.
 
-    `scores` multiplies the queries and the keys.
+    Invisible rows hold NaN, and unused table entries are invalid page numbers. `scores` multiplies the queries and the
+    keys.
     """
     page, max_pages, kv_heads, group, head_dim, window, splits = shape
     capacity = page * max_pages
@@ -114,7 +114,10 @@ def test_large_scores():
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
-    """A window's ring buffer wraps twice; a tile is one page (one copy) or several pages (several copies)."""
+    """The ring buffer of a window's pages wraps twice.
+
+    A tile is one page, loaded by one copy, or several pages, loaded by one copy each.
+    """
     assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 

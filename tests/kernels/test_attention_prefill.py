@@ -35,8 +35,8 @@ SHAPES = [
 def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None, scores: float = 1.0) -> None:
     """Run prefill attention and check its error bound. Rows of the cache that no query may read hold NaN.
 
-    The value of the key `loud` is 64 times larger, so that every query that sees this key shows it. `scores` multiplies
-    the queries and the keys.
+    The value vector of key number `loud` is multiplied by 64, so that a query's result clearly shows whether it saw
+    this key. `scores` multiplies the queries and the keys.
     """
     seq, kv_heads, group, head_dim, capacity, window = shape
     q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16) * BFLOAT16(scores)

@@ -168,7 +168,10 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 @pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
-    """One-hot vectors select columns of the weights, rounded once. Forms with minima or levels have a small bound."""
+    """A product with a one-hot vector gives one column of the weights, rounded once.
+
+    For forms with minima or levels, the error is at most 2^-22 times the sum of |weight| and twice its |minimum|.
+    """
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)
@@ -236,7 +239,10 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
 
 
 def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Return a gemv call with six-bit codes and low bits of the given shape."""
+    """Return a function that calls gemv with six-bit codes.
+
+    `low_bits` is the shape of the array that stores the two lowest bits of each code.
+    """
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
@@ -306,7 +312,10 @@ def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
 
 
 def test_int4_codes_are_bytes_in_place():
-    """In each byte of an int4 word, the upper half is 16 times one code; after a shift by 4, the lower half is too."""
+    """A byte holds two int4 codes. Read as int8, its upper half with zeros below it is 16 times one code.
+
+    Its lower half, shifted left by 4, is 16 times the other code.
+    """
     codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
     words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each with all runs
     for run, of_lanes in enumerate(words.T):

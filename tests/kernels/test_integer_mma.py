@@ -104,7 +104,7 @@ def threads(monkeypatch):
 
 
 def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
-    """Arrange rows of bytes as the TMA copy engine does: eight rows at a time, in lines of swizzled 16-byte pieces.
+    """Arrange rows of bytes in shared memory as TMA does: eight rows at a time, in lines of swizzled 16-byte pieces.
 
     For lines of 32, 64 or 128 bytes, the index of a piece in its line is XORed with the index, within the tile, of the
     128-byte segment that holds the line (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
@@ -129,9 +129,10 @@ def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     ],
 )
 def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs, rows, batch, turn):
-    """The threads multiply each code by its column's digits and apply the scales of row groups and vectors, in 3 steps.
+    """In each of three steps, the threads multiply codes by the digits of the same columns, and apply the right scales.
 
-    Lane 3 adds the minima times the sums of the vectors. The last step reads nothing beyond the arrays' ends.
+    The scales are those of the weights' groups and of the vectors' groups. The last lane of each quad adds the minima
+    times the sums of the vectors. The last step reads nothing beyond the arrays' ends.
     """
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
@@ -207,7 +208,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
     """Two vectors share mma instructions if the number of row octets is even.
 
-    Otherwise each vector needs four per octet.
+    Otherwise each vector needs four mma instructions per octet of rows.
     """
     instructions = []
     monkeypatch.setattr(

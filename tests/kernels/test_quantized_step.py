@@ -98,7 +98,7 @@ def test_every_form_is_drawn():
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
     """The kernels' operand has the float32 weights of the file.
 
-    NF4 and FP4 weights differ by at most 2^-23 of a scale.
+    NF4 and FP4 weights differ by at most 2^-23 times their scale.
     """
     if zeros and form not in ("int4", "int8"):
         return
@@ -204,9 +204,9 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """A qkv matrix in two quantized forms, as in a Q5_K_M file, runs as one kernel.
+    """A qkv matrix with parts in two quantized forms, as in a Q5_K_M file, runs as one kernel.
 
-    A prompt multiplies all rows at once.
+    For a prompt, its product agrees with the decoded weights of both parts.
     """
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]

@@ -87,7 +87,7 @@ def test_slices_for_a_kernel_are_aligned(op, batch):
 
 
 def _slices(jaxpr) -> Iterator[int]:
-    """Yield the byte offset of every slice of rows in a jaxpr that does not start at 0."""
+    """Yield the byte offset of each slice of rows in a jaxpr, except for slices that start at 0."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "slice" and any(equation.params["start_indices"]):
             (operand,) = equation.invars

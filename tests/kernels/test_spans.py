@@ -54,8 +54,9 @@ def test_short_rows_are_padded(length):
 def test_rows_that_no_kernel_supports_are_refused():
     with pytest.raises(ValueError, match=r"op.*float32.*bfloat16.*float16"):
         check_rows("op", jnp.ones(4, jnp.float16))
-    for shape in ((), (0,), (3, 0), (0, 3)):
+    for shape in ((), (0,), (3, 0)):
         with pytest.raises(ValueError, match="op takes rows of at least one element"):
             check_rows("op", jnp.ones(shape))
+    check_rows("op", jnp.ones((0, 3)))
     with pytest.raises(ValueError, match=r"op.*\b3\b.*\b4\b"):
         check_rows("op", jnp.ones((2, 4)), most=3)

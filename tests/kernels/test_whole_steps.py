@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 class Story:
-    """A model and two prompts: computes logits, decodes greedily, and compares the logits with exact ones."""
+    """A model and two prompts. Its methods compute logits, decode greedily, and compare the logits with exact ones."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.config = dtype, CONFIGS[dtype]

@@ -19,7 +19,10 @@ def steps():
 
 
 def visible_parts(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
-    """Return the elements of the drawing that are visible at step `plan`; the names of their animations tell when."""
+    """Return the elements of the drawing that are visible at step `plan`.
+
+    The name of an element's animation states the first step at which it is visible, and the first after that.
+    """
     parts = []
     for part in drawing.iter(f"{SVG}g"):
         named = re.fullmatch(r"animation-name:engine-(\d+)-(\d+)", part.get("style", ""))

@@ -1,4 +1,4 @@
-"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
+"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and exceed half of this bound."""
 
 import numpy as np
 import pytest

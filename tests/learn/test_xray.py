@@ -1,4 +1,4 @@
-"""Data of the X-ray page: the reference definitions reproduce the walk's expected values without loss of digits."""
+"""Data of the X-ray page: recomputing each op by the reference's definitions gives the values that the walk expects."""
 
 import base64
 import json
@@ -175,7 +175,7 @@ def page_files(index: Path) -> dict[str, bytes]:
 
 
 def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
-    """If a writer is killed at any step, the older or the newer page is complete, and another writer can continue."""
+    """Killing a writer at any step leaves the older or the newer page complete, and another writer can continue."""
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])

@@ -66,7 +66,7 @@ def test_zeros_stay_zeros():
 
 @given(noise=noises, first=st.sampled_from([1, 4]))  # each example compiles
 def test_appending_in_steps_stores_the_same_bytes(noise, first):
-    """Tokens appended to the int8 cache in two steps store the same bytes as tokens appended in one step."""
+    """Appending tokens to the int8 cache in two steps stores the same bytes as appending them in one step."""
     head_dim = 6
     new = jnp.asarray(noise(2, 6, 3, head_dim))
     config = Config(**{**vars(SMALL), "kv_heads": 3, "head_dim": head_dim})
@@ -88,9 +88,9 @@ def test_appending_in_steps_stores_the_same_bytes(noise, first):
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
-    """Attention over an int8 cache is within its bound for the stored numbers.
+    """Attention over an int8 cache is within its error bound, compared with exact attention over the stored numbers.
 
-    It is within `kv_cache`'s bound for the exact numbers.
+    Compared with exact attention over the numbers before quantization, it is within `kv_cache`'s bound.
     """
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})

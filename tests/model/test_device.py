@@ -1,4 +1,4 @@
-"""If JAX cannot open a device, the error is one line with the reason and a fix."""
+"""Failures of JAX to open a device end in a one-line error with the reason and a fix."""
 
 import jax
 import pytest

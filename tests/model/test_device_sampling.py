@@ -96,7 +96,10 @@ def test_the_smallest_that_is_enough(ways, bounds, seed):
 
 
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
-    """Return whether rounding a threshold to float32 changes which tokens the reference keeps."""
+    """Return whether a factor of 1 - 1e-5 or 1 + 1e-5 on top_p and min_p changes which tokens the reference keeps.
+
+    For such logits, float32 thresholds may keep other tokens too.
+    """
     survivors = []
     for nudge in (1 - 1e-5, 1 + 1e-5):
         nudged = {"top_p": min(options.top_p * nudge, 1.0), "min_p": min(options.min_p * nudge, 1.0)}

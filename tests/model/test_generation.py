@@ -281,7 +281,10 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_failed_burst_drops_the_cache():
-    """If reading a burst of tokens fails, the session drops its cache, which the next burst already uses on a GPU."""
+    """A session drops its cache if reading a burst of tokens fails.
+
+    On a GPU, the next burst has already been started with this cache.
+    """
 
     class Failing(Script):
         def decode(self, cache, drawing, *, steps):

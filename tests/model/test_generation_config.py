@@ -10,6 +10,7 @@ import pytest
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
+from llamaspec.model.convert import convert
 from llamaspec.model.generation_config import stated_sampling
 from llamaspec.model.options import SamplingOptions
 
@@ -43,7 +44,7 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """If the file states any sampling option, the options that it does not state are off.
+    """Sampling options that the file does not state are off if it states any sampling option.
 
     With do_sample false, sampling is greedy.
     """
@@ -77,6 +78,13 @@ def test_a_gguf_file_has_no_defaults(tmp_path):
     assert stated_sampling(tmp_path / "x.gguf") is None and stated_sampling(tmp_path / "nothing") is None
 
 
+def test_a_converted_folder_keeps_the_defaults(tmp_path):
+    source = stories(tmp_path / "source", do_sample=True, temperature=0.6, top_k=20)
+    convert(open_checkpoint(source), tmp_path / "copy", to="safetensors")
+    assert stated_sampling(tmp_path / "copy") == SamplingOptions(**OFF | {"temperature": 0.6, "top_k": 20})
+    assert open_checkpoint(tmp_path / "copy").stops == open_checkpoint(source).stops
+
+
 def test_generate_uses_the_defaults_of_the_model_and_says_so(run, tmp_path):
     """A command-line option overrides the model's default, and --no-generation-config restores our defaults."""
     folder = stories(tmp_path, do_sample=False, repetition_penalty=1.5)
@@ -89,15 +97,16 @@ def test_generate_uses_the_defaults_of_the_model_and_says_so(run, tmp_path):
 
     model = ("--model", str(folder))
     greedy = generate("--temperature", "0", "--repetition-penalty", "1.5")
-    ours = generate("--seed", "1")
-    assert greedy[0] != ours[0] and greedy[1] == ours[1] == []
+    default_output = generate("--seed", "1")
+    assert greedy[0] != default_output[0] and greedy[1] == default_output[1] == []
     text, (line,) = generate(*model)
     assert text == greedy[0]
     assert line == (
-        "by generation_config.json: temperature 0, top_p 1, repetition_penalty 1.5; --no-generation-config ignores it"
+        "generation_config.json sets temperature 0, top_p 1, repetition_penalty 1.5; "
+        "--no-generation-config ignores the file"
     )
-    assert generate(*model, "--no-generation-config", "--seed", "1") == ours
-    given = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1")
-    assert generate(*model, *given, "--seed", "1") == ours
+    assert generate(*model, "--no-generation-config", "--seed", "1") == default_output
+    flags = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1")
+    assert generate(*model, *flags, "--seed", "1") == default_output
     code, _, err = run("generate", "Once", "--model", str(stories(tmp_path / "bad", top_p=7)))
     assert code == 1 and len(err.splitlines()) == 1 and "top_p is 7" in err

@@ -142,7 +142,7 @@ def test_keys_that_are_there_twice_change_nothing(noise, queries, keys, times):
 
 @given(noise=noises, seq=lengths, at=st.integers(0, 9), window=windows)
 def test_in_two_parts_as_at_once(noise, seq, at, window):
-    """Attention of later queries, at their offset and over all keys, equals their part of one call with all queries."""
+    """Attention of the first `at` queries, then of the others at their offset, equals attention of all in one call."""
     assume(at <= seq)
     q, k, v = draw_qkv(noise, seq, seq, 2, 3)
     mask = causal_mask(seq, seq, window=window)
@@ -170,7 +170,7 @@ def test_scale_moves_between_queries_and_keys(noise, queries, keys, power):
 
 @pytest.mark.parametrize("low", [-20_000.0, 20_000.0])
 def test_large_scores_of_either_sign(low):
-    """Scores may be so far from 0 that exp overflows or underflows, because only their differences count."""
+    """Attention is right for scores at which exp overflows or underflows, since only their differences count."""
     q = np.full((1, 1, HEAD_DIM), 2.0 / HEAD_DIM)
     k = np.full((2, 1, HEAD_DIM), low)
     k[1] += math.log(3)

@@ -1,4 +1,4 @@
-"""`reference.byte_bpe` agrees with tiktoken and Hugging Face's tokenizers, on a vocabulary that the latter trained."""
+"""`reference.byte_bpe` agrees with tiktoken and Hugging Face's tokenizers, on a vocabulary trained by tokenizers."""
 
 import itertools
 from typing import NamedTuple

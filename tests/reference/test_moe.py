@@ -20,7 +20,10 @@ def draw_layer(noise, experts):
 
 
 def opinions(x, gate, up, down):
-    """Return every expert's output for every token, and the magnitude for its error bound, [experts, tokens, dim]."""
+    """Return every expert's output for every token, and the size to which its error is relative.
+
+    Both are [experts, tokens, dim].
+    """
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])
     # gate and up are sums of DIM terms, and silu changes by at most 1.1 times the change of its argument.
@@ -103,7 +106,8 @@ def test_weights_are_a_distribution_over_distinct_experts_the_best_first(noise, 
 def test_ties_go_to_the_lower_index(seed, experts, data):
     """Equal logits go to the expert with the lower index.
 
-    Many experts share few logits, as only long rows expose bad sorts.
+    The draws have many experts and only three different logits, because some sorts break ties wrongly only in long
+    rows.
     """
     n = data.draw(st.integers(1, experts))
     router = np.random.default_rng(seed).integers(0, 3, (experts, 1)).astype(np.float64)

@@ -40,17 +40,20 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
-    """Bound the error of `x` after rotations by `turns`.
+    """Bound the error of `x` after RoPE rotations by `turns` positions, one after another.
 
-    The rounding of an angle, which is at most the position, moves a pair by that share of its length; cos, sin,
-    products and the sum round too.
+    An angle is at most the position, so rounding it moves a pair by at most `turn` roundings of the pair's length. cos,
+    sin, the products and the sum add six roundings.
     """
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 
 
 @given(rope=ropes, noise=noises, head_dim=head_dims, theta=thetas, position=positions, dtype=dtypes)
 def test_value(rope, noise, head_dim, theta, position, dtype):
-    """RoPE multiplies each pair, read as a complex number, by exp(i m f), as Meta's code does."""
+    """RoPE multiplies each pair, read as a complex number, by exp(i m f), as Meta's code does.
+
+    m is the position and f the pair's frequency.
+    """
     x = noise(1, 2, head_dim, dtype=dtype)
     turns = frequencies(head_dim, theta=theta)
     exact = np.asarray(x, np.float64)

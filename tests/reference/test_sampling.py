@@ -185,7 +185,7 @@ def test_distributions_of_transformers(row):
 
 @given(ns=counts)
 def test_draws_are_as_frequent_as_probable(ns):
-    """Over a grid of u finer than the distribution, each token is drawn exactly as often as its probability says."""
+    """Drawing once for each u of an even grid draws each token exactly as often as its probability says."""
     total = sum(ns)
     p = np.array(ns) / total
     grid = [(2 * i + 1) / (2 * total) for i in range(total)]
@@ -194,7 +194,10 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The drawn token is the first with a cumulative sum above u, for u at each step and next to it."""
+    """The drawn token is the first one with a cumulative probability above u.
+
+    The test takes multiples of 1/16 as u, and the floats just below and above them.
+    """
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

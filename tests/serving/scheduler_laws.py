@@ -1,4 +1,4 @@
-"""Laws of the scheduler, each with requests that arrive so that a wrong scheduler breaks the law."""
+"""Laws of the scheduler. Each law comes with requests for which a wrong scheduler would break it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,10 @@ def nobody_overtakes_an_equal(make: SchedulerMaker) -> None:
 
 
 def nothing_is_computed_twice(make: SchedulerMaker) -> None:
-    """The scheduler promises each page to one request: requests that do not fit wait, and none is preempted."""
+    """No token is computed twice: requests wait until enough pages are free for them, so none is preempted.
+
+    A page counts as free for only one waiting request.
+    """
     run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
     for i in range(8):
         run.submit(long_answer((i,) * 12, 4))
@@ -107,7 +110,7 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:
-    """A prefilled prompt is found in the cache, also when no request runs, and by a request that already started."""
+    """A prefilled prompt is found in the cache after its request has ended, also by two requests at the same time."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))

@@ -103,7 +103,7 @@ class Server:
                 answer.reason = ended.reason
 
     def finish(self) -> Mapping[int, Answer]:
-        """Take turns until every request has its answer."""
+        """Carry out plans until every request has its answer."""
         while not self.scheduler.idle:
             self.turn()
         assert self.scheduler.pool.available == self.scheduler.limits.pages - 1

@@ -1,4 +1,4 @@
-"""If the engine fails or its device hangs, clients, health probes and the parent process get an error."""
+"""A failed engine or a hanging device gives clients, health probes and the parent process an error."""
 
 import asyncio
 import json
@@ -172,7 +172,7 @@ def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_only_sigint_prints_a_newline(number, monkeypatch):
-    """A newline follows ^C, which a terminal prints for SIGINT; other signals print nothing, so no newline follows."""
+    """After SIGINT the server prints a newline, because a terminal has printed ^C. Other signals need no newline."""
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -204,7 +204,7 @@ def take_too_long(hung: Any) -> None:
 
 
 def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
-    """If a device hangs, waiting clients get an error, health probes fail, and the server ends by itself."""
+    """A hanging device gives waiting clients an error and makes health probes fail; the server ends by itself."""
     stays = threading.Event()
     until_failed = Site._until
 

@@ -1,7 +1,7 @@
-"""A law of the engine: a request gets the same answer, bit for bit, alone and among any other requests.
+"""A law of the engine: a request gets the same answer bit for bit by itself and among any other requests.
 
-A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
-Every answer must equal the answer to the same request alone, on a fresh executor.
+A state machine sends requests of every kind to a small model, and cancels some. There are so few pages that requests
+are preempted. Every answer must equal the answer that a fresh executor gives to this request without others.
 """
 
 import threading
@@ -34,7 +34,7 @@ VOCAB = 50
 
 
 def even_only(drawn: Sequence[int]) -> np.ndarray:
-    """Allow even token ids, and from the fourth token on also the end of the text."""
+    """Return the mask of allowed tokens: all even token ids, and EOS from the fourth token on."""
     ids = np.arange(VOCAB)
     return (ids % 2 == 0) & (ids != POISON) | ((ids == EOS) & (len(drawn) > 2))
 
@@ -223,7 +223,10 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """The server's texts equal those of `Session`. Batches round differently, but no logits nearly tie here."""
+    """The server's texts equal those of `Session`.
+
+    Batches round differently, but here no two logits are close enough for this to change a token.
+    """
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)

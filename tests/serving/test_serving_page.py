@@ -163,7 +163,7 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
 
 
 def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
-    """If a small context is nearly full, the page drops old turns and says so. A quarter stays free for the answer."""
+    """The page drops old turns, and says so, to keep a quarter of a small context free for the answer."""
     engine = FakeEngine(spelling(ANSWER), context=192)
     with running(engine) as site, silent_page(browser, site.url) as page:
         page.get_by_role("heading", name="stories").wait_for()

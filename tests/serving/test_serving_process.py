@@ -75,7 +75,7 @@ def test_connections_never_use_up_the_files_of_a_process(few):
 def test_killed_and_started_again_at_the_same_port(few):
     """A server restarts at its port after a kill, even with its log on a full disk.
 
-    This test runs last, as `few` ends.
+    This test must run last, because it kills the server that the fixture `few` shares among tests.
     """
     text = text_of(few.port)
     with connect(few.port) as connection:

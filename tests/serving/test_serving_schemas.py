@@ -272,7 +272,7 @@ def test_preparing_changes_no_schema_in_place():
 
 
 def test_a_dead_end_during_an_answer_is_an_invalid_schema():
-    """If a schema allows no next token in the middle of an answer, the client gets a 400 and nothing is logged."""
+    """A schema that allows no next token in the middle of an answer gives the client a 400; nothing is logged."""
 
     def allowed(drawn):
         if len(drawn) == 2:

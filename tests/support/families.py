@@ -15,7 +15,7 @@ import numpy as np
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names in a .safetensors file
 CODES |= {"float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int16": "I16", "int32": "I32"}  # if quantized
-CODES |= {"int64": "I64", "uint32": "U32"}
+CODES |= {"int64": "I64", "uint32": "U32", "float8_e8m0fnu": "F8_E8M0"}
 
 # Real models have eps of 1e-5 or 1e-6. With a tied (so larger) embedding, such a small eps would not change a golden,
 # so tied families use 1e-3. The other embeddings are small enough for the real eps to matter.

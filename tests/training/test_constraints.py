@@ -25,7 +25,7 @@ FLOAT32 = np.dtype(np.float32)
 
 @pytest.mark.parametrize("scheme", ROUNDED)
 def test_rounding_is_the_schemes_and_its_gradient_passes(scheme):
-    """Values are those of the scheme but for ties; the straight-through gradient is `qat.gradient`."""
+    """Rounded weights equal the scheme's decoded weights, and the straight-through gradient equals `qat.gradient`."""
     rule = SCHEMES[scheme]
     w = np.random.default_rng(0).normal(size=(5, 100)).astype(FLOAT32)
     w[2] = 0

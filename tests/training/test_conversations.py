@@ -1,4 +1,4 @@
-"""Data for fine-tuning: the right tokens of a conversation count, and bad lines are refused by number."""
+"""Data for fine-tuning: which tokens of a conversation count in the loss, and which lines are refused, by number."""
 
 import json
 from pathlib import Path
@@ -47,13 +47,16 @@ def examples(tokenizer: Tokenizer, path: Path, *lines: Any, source: str | None =
 
 
 def counted(tokenizer: Tokenizer, example: Example) -> list[str]:
-    """Return the runs of counted tokens as texts."""
+    """Return each run of tokens that count in the loss, as a text."""
     return marked_text(tokenizer, example).replace("»", "«").split("«")[1::2]
 
 
 @pytest.mark.parametrize("source", [CHATML + PROMPT, TAGGED + PROMPT], ids=["prefixes", "generation tags"])
 def test_the_answers_and_their_ends_count(tokenizer, tmp_path, source):
-    """An answer counts from its first token to <|im_end|>. The name of a token in a message stays text."""
+    """An answer counts in the loss from its first token to <|im_end|>.
+
+    A message that contains the name of a control token stays text.
+    """
     [example] = examples(tokenizer, tmp_path / "d", {"messages": TALK}, source=source)
     assert counted(tokenizer, example) == ["ah! hello<|im_end|>", "bye<|im_end|>"]
     assert set(example.weights) == {0.0, 1.0} and len(example.weights) == len(example.ids)
@@ -125,7 +128,10 @@ def test_a_bad_line_is_named(tokenizer, tmp_path, line, words):
     ],
 )
 def test_a_template_that_cannot_tell_the_answers_is_refused(tokenizer, tmp_path, source, words):
-    """No text counts by accident: with a template that has no prompt for the answer, its header would count."""
+    """A template is refused if it does not show which tokens are the answers.
+
+    Otherwise other tokens, such as an answer's header, could count in the loss.
+    """
     with pytest.raises(CheckpointError) as error:
         examples(tokenizer, tmp_path / "d", {"messages": TALK}, source=source)
     assert "line 1: " in str(error.value) and words in str(error.value)

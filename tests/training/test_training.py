@@ -109,7 +109,7 @@ class Killed(BaseException):
 def alphabet(tmp_path_factory) -> tuple[Path, Path]:
     """Write a text of letters in alphabetical order, and its tokenizer.
 
-    All documents have one padded length, so one program.
+    All documents are padded to the same length, so one compiled program is enough.
     """
     folder = tmp_path_factory.mktemp("alphabet")
     letters = string.ascii_lowercase * 2
@@ -294,7 +294,7 @@ def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, comma
 
 
 def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
-    """If the disk is full, no checkpoint is lost.
+    """A full disk loses no checkpoint that was saved before.
 
     A file size limit below a checkpoint's size simulates the full disk.
     """
@@ -364,7 +364,10 @@ def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatc
 def test_gradients_that_are_not_finite_end_the_run_and_no_checkpoint_is_broken(
     full_run, command, monkeypatch, tmp_path, ahead
 ):
-    """A run ends after three skipped steps in a row. Its checkpoints are finite, and its advice can be taken."""
+    """A run ends after three skipped steps in a row, and all checkpoints that it saved are finite.
+
+    A new run that follows the advice of the error message succeeds.
+    """
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
     out = tmp_path / "out"
     code, printed, log = llamaspec(*command, "--lr=1e30", "--save-every=1", "--out", str(out))
@@ -408,7 +411,10 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, alphabet, tmp_path):
-    """Resuming with another text, another tokenizer of the same size, or the stories is refused by name."""
+    """Resuming with other documents is refused, and the error names the difference.
+
+    Other documents are another text, another tokenizer of the same size, or the stories of the built-in model.
+    """
     other_text, other_tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     other_text.write_text(alphabet[0].read_text().upper())
     a, b = (b"\1\0\0\0" + letter for letter in (b"a", b"b"))  # pieces, each after its length
@@ -495,9 +501,9 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
-    """Evaluation counts an answer only if all of it is right.
+    """Evaluation counts an answer only if all of its tokens are predicted.
 
-    The fake scores err in three places, one outside answers.
+    The simulated predictions are wrong for three tokens, two of them in answers.
     """
     monkeypatch.setattr(source, "QUESTIONS", 6)
     prompts = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
@@ -676,7 +682,7 @@ def test_only_matrices_decay():
 
 def test_documents_follow_from_seed_and_step_and_no_story_comes_twice(stories):
     def drawn(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
-        """List the documents that are long enough to be a story."""
+        """List the documents of the given steps that are long enough to be a story."""
         documents = [tuple(example.ids) for step in steps for example in stories.training(step, recipe)]
         return [document for document in documents if len(document) > 100]
 
@@ -726,7 +732,10 @@ def test_each_epoch_has_the_whole_text_in_another_order(alphabet, tmp_path):
 
 @pytest.mark.parametrize(("bos", "lengths"), [(1, [32, 32, 32, 32, 6]), (None, [32, 32, 32, 32])])
 def test_a_long_paragraph_is_several_documents(alphabet, tmp_path, bos, lengths):
-    """A long paragraph is split into several documents. Without <s>, the last part contains more than </s>."""
+    """A long paragraph is split into several documents.
+
+    If the tokenizer has no <s>, the last document still contains more than </s>.
+    """
     (tmp_path / "text").write_text("story" * 25 + "end")
     tokenizer: Any = load_tokenizer(alphabet[1])
     text = Text(tmp_path / "text", replace(tokenizer, bos=bos), {}, context=32)

@@ -1,4 +1,4 @@
-"""Fine-tuning: gradients are the definition's, packing changes nothing, and a killed run resumes exactly."""
+"""Fine-tuning: gradients equal the definitions', packing changes nothing, and a killed run resumes exactly."""
 
 import itertools
 import json
@@ -111,7 +111,7 @@ def base() -> Checkpoint:
 
 
 def test_the_gradient_of_packed_documents_is_the_sum_of_their_own(base):
-    """Documents packed into rows have the loss and the gradient of the reference on each document by itself."""
+    """Packed rows of documents have the loss and the gradient that the reference sums over separate documents."""
     trainable = all_weights(base, context=16, dtype=FLOAT32)
     loss, slopes = gradient(trainable, rows=2, length=16)
     expected, exact_slopes = exact(base)
@@ -124,7 +124,10 @@ def test_the_gradient_of_packed_documents_is_the_sum_of_their_own(base):
 
 
 def test_the_gradient_of_an_adapter_follows_from_that_of_the_merged_matrix(base):
-    """dA = s B^T dW' and dB = s dW' A^T, with dW' from the reference at W' = W + s B A."""
+    """An adapter's gradient follows from dW', the reference's gradient at the merged matrix W' = W + s B A.
+
+    dA = s B^T dW' and dB = s dW' A^T.
+    """
     trainable = adapters(
         base, rank=2, alpha=3.0, parts=("q", "v", "gate", "down"), seed=0, context=16, dtype=FLOAT32, base="base"
     )
@@ -191,7 +194,8 @@ def command(model, data) -> tuple[str, ...]:
 def tuned(command, tmp_path_factory) -> tuple[Path, str]:
     """Train adapters without interruption; returns the folder and the printed JSON lines."""
     out = tmp_path_factory.mktemp("tuned") / "out"
-    code, printed, log = llamaspec(*command, "--lora=2", "--json", "--eval-every=4", "--out", str(out))
+    plot = f"--plot={out.parent / 'loss.svg'}"
+    code, printed, log = llamaspec(*command, "--lora=2", "--json", "--eval-every=4", plot, "--out", str(out))
     assert code == 0, log
     return out, printed
 
@@ -202,6 +206,12 @@ def test_the_loss_falls_and_each_step_is_a_json_object(tuned):
     assert [step["step"] for step in ends] == [4, 8]
     assert ends[1]["held_out"]["loss"] < ends[0]["held_out"]["loss"] and steps[-1]["loss"] < steps[0]["loss"]
     assert steps[-1]["seconds_left"] == 0 and 0 <= steps[0]["right"] <= 1
+
+
+def test_the_curves_have_every_step_and_every_evaluation(tuned):
+    svg = (tuned[0].parent / "loss.svg").read_text()
+    assert svg.count("<circle") == 8 + 2 and svg.count("<polyline") == 2
+    assert ">loss</text>" in svg and ">held-out loss</text>" in svg
 
 
 def test_an_adapter_that_was_killed_and_resumed_is_the_same(tuned, command, tmp_path, monkeypatch):
@@ -281,6 +291,7 @@ def test_shown_examples_have_their_counted_tokens_marked(command):
         (("--out=OUT", "--show=1"), "give either --out DIR or --show N"),
         (("--out=OUT", "--alpha=2"), "--alpha goes with --lora"),
         (("--out=OUT", "--lora=2", "--lora-on=q,router"), "'router' is no matrix that LoRA can change"),
+        (("--out=OUT", "--plot=OUT/none/loss.svg"), "its folder does not exist"),
         (("--out=OUT", "--beta=1"), "--beta goes with --method preference"),
         (("--out=OUT", "--keep-layers=0"), "--keep-layers goes with --method distill"),
         (("--out=OUT", "--method=distill", "--keep-layers=0,x"), "'0,x' is not a list of layers such as 0,2,4"),
@@ -291,7 +302,7 @@ def test_shown_examples_have_their_counted_tokens_marked(command):
         (("--out=OUT", "--schedule=step"), "'step' is not one of"),
         (("--out=OUT", "--data=NONE"), "No such file"),
         (("--out=OUT", "--context=3"), "has no token to learn within 3 tokens: try a larger --context"),
-        (("--out=OUT", "--resume"), "contains no checkpoint to resume from"),
+        (("--out=OUT", "--resume"), "contains no checkpoint"),
     ],
 )
 def test_impossible_requests_are_one_line(command, tmp_path, arguments, words):
@@ -312,7 +323,10 @@ def answer_weights(example: Example) -> Example:
 
 
 def test_the_gradient_of_a_preference_is_the_definitions(base):
-    """DPO's loss and gradient follow from the reference: ds of `losses.dpo`, through the log p of each answer."""
+    """DPO's loss and gradient equal the reference's.
+
+    `losses.dpo` gives the slope with respect to each answer's log p, and the reference's backward pass gives the rest.
+    """
     pairs = [Preference(*map(answer_weights, pair)) for pair in preferences()]
     trainable = all_weights(base, context=16, dtype=FLOAT32)
     static: dict[str, Any] = {"config": TINY, "ops": PACKED, "dtype": FLOAT32, "rows": 2, "length": 16}
@@ -353,7 +367,10 @@ def test_the_gradient_of_a_preference_is_the_definitions(base):
 
 
 def test_the_loss_of_a_preference_is_trls():
-    """TRL's numbers for 20 drawn batches (goldens/make_dpo.py); its margin has beta in it once."""
+    """Our loss, margin and accuracy of DPO equal TRL's for 20 drawn batches (goldens/make_dpo.py).
+
+    The margin is beta times the difference between the chosen and the rejected answer's log-probability ratio.
+    """
     batches = json.loads((Path(__file__).parents[1] / "goldens" / "dpo.json").read_text())
     assert len(batches) == 20
     for batch in batches:
@@ -367,7 +384,10 @@ def test_the_loss_of_a_preference_is_trls():
 
 
 def test_the_gradient_of_a_distillation_is_the_definitions(base):
-    """The student has one of the two layers of its teacher. Its loss is `losses.distillation` of separate documents."""
+    """The loss of distillation and its gradient equal `losses.distillation`, summed over separate documents.
+
+    The student has one of the two layers of its teacher.
+    """
     student = kept_layers(base, [1])
     trainable = all_weights(student, context=16, dtype=FLOAT32)
     teacher = load_params(base, dtype=FLOAT32, positions=16)
@@ -419,7 +439,7 @@ def test_the_layers_of_a_student_are_the_teachers(base):
 
 
 def test_a_preference_is_learned_by_an_adapter(model, tmp_path):
-    """The margin grows from 0, and the pairs become right."""
+    """The margin grows from 0, and in every held-out pair the chosen answer ends up ahead of the rejected one."""
     lines = [{"prompt": f"{i} ", "chosen": "yes", "rejected": "no"} for i in range(40)]
     (tmp_path / "pairs").write_text("\n".join(map(json.dumps, lines)))
     command = ("tune", str(model), "--data", str(tmp_path / "pairs"), "--method=preference", "--lora=2", "--json")

@@ -151,7 +151,7 @@ def test_a_right_function_passes():
 
 
 def test_a_bias_is_a_term_of_the_sum_in_any_order():
-    """The bound counts a bias as a term of the sum in any order: XLA's CPU products start their sum with the bias."""
+    """The bound holds if the bias is added first, last or in between; XLA's CPU products start their sum with it."""
     x, weight, bias = np.full((1, 64), 0.1, np.float32), np.ones((1, 64), np.float32), np.array([1000], np.float32)
     begun = bias.copy()
     for column in range(64):

@@ -66,7 +66,7 @@ def by_shift(x):
 
 @pytest.fixture
 def drop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return a function that adds a module with this source to a package for the duration of a test."""
+    """Return a function that adds a module with given source code to a package for the duration of a test."""
 
     def drop(package, name: str, text: str) -> None:
         folder = tmp_path / package.__name__
@@ -163,7 +163,10 @@ def test_weights_rounded_to_float16_pass_in_float16():
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_router_that_tells_zeros_apart_passes_where_their_signs_differ(zero):
-    """A router that puts -0 after 0, as XLA's top_k does, passes although the signs of zeros decide the order."""
+    """A router that ranks -0 after 0, as XLA's top_k does, passes, although the definition treats them as equal.
+
+    If logits are equal in their signs too, a wrong order is rejected.
+    """
     x, router = np.full((1, 1), zero, np.float32), np.array([[-1.0], [1.0], [-2.0]], np.float32)
     contract = contract_for("route")
     expected = contract.expected({"x": x, "router": router, "experts_per_token": 1})
@@ -182,7 +185,7 @@ def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
 
 
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
-    """For equal scores a = 0, and the bound is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u, as printed."""
+    """For equal scores, the bound in use is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u, as printed for a = 0."""
     n = 64
     [expected] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
     s = (n + 10 * 64) * U

@@ -261,7 +261,7 @@ def patches_a_method():
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):
-    """If a candidate in the judge's process patches code that judges it, the patch is reported and undone."""
+    """A patch of the judge's code, by a candidate in the judge's process, is reported and undone."""
     before = snapshot()
 
     def patches(x):
@@ -280,7 +280,10 @@ def test_the_page_names_every_pattern_and_what_shows_it():
 
 
 def test_every_pattern_of_timing_is_shown_or_out_of_scope():
-    """Each row of the page's second table names a function, a test elsewhere, or the words "out of scope"."""
+    """Each row of the second table in docs/cheats.md names a candidate or a test, or says "out of scope".
+
+    The candidates and the tests are those of test_verify_timing.py.
+    """
     *_, table = PAGE.read_text(encoding="utf-8").partition("| pattern | test | outcome |\n|---|---|---|\n")
     rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
     outcomes = {name: outcome for _, name, outcome in rows if name}

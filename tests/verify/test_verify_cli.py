@@ -183,7 +183,7 @@ def only_float32(x):
 
 
 def test_a_dtype_that_a_candidate_takes_now_and_then_is_judged(verify, tmp_path):
-    """A dtype is judged if the candidate returns a result for any draw; here it refuses the first draw, one row."""
+    """A dtype is judged if the candidate returns a result for at least one draw, even if it refuses others."""
     (tmp_path / "picky.py").write_text(
         """
 import numpy as np

@@ -257,7 +257,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_worker_that_ends_at_once_kills_its_candidate(folder):
-    """If a pool's worker ends at once because of a signal, it first kills its candidate's process."""
+    """A pool's worker that must end at once because of a signal first kills its candidate's process."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
@@ -278,7 +278,7 @@ def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
     """A call that hangs in a dtype is made only once, and does not count as refusing that dtype."""
 
     class Hangs:
-        name, calls = "hangs", 0
+        name, layouts, calls = "hangs", (), 0
 
         def call(self, positional, keyword):
             self.calls += 1

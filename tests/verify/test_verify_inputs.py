@@ -1,4 +1,7 @@
-"""Wrong kernels that public bug reports describe are found at default settings, because their inputs are drawn."""
+"""Wrong kernels that public bug reports describe are rejected at default settings.
+
+The draws include the inputs for which these kernels are wrong.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,20 +11,26 @@ import pytest
 
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import LAYOUTS, hand_over, placed, to_bytes
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.reports.replay import check, load
+from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import REPOSITORY
 
 
-def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1) -> Report:
-    """Verify `candidate` with the number of examples of the command line."""
-    return verify(CONTRACTS[op], Direct(candidate), precision=precision(dtype), examples=200, seed=seed, shrink=False)
+def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1, contiguous: bool = False) -> Report:
+    """Verify `candidate` with as many examples as the command line uses, and return the report."""
+    direct = Direct(candidate, contiguous=contiguous)
+    return verify(CONTRACTS[op], direct, precision=precision(dtype), examples=200, seed=seed, shrink=False)
 
 
 @pytest.mark.parametrize("op", ["rope_halves", "rope_interleaved", "rope_halves_backward", "partial_rope"])
 def test_positions_that_start_again_are_drawn(op: str):
-    """A kernel that reads the first two positions of each row and counts on is wrong for packed texts."""
+    """A kernel that derives all positions of a row from the first two is rejected.
+
+    Its results are wrong for packed texts, in which positions start again at 0.
+    """
 
     def counts_on(x, positions, frequencies, **options):
         if positions.shape[1] > 1 and np.all(positions[:, 1] == positions[:, 0] + 1):
@@ -34,7 +43,10 @@ def test_positions_that_start_again_are_drawn(op: str):
 
 
 def quantize_with(rounded: Callable = np.rint, most: int | None = None) -> Callable:
-    """Make a quantizer whose integer codes are `rounded`, and whose largest weight is among the first `most`."""
+    """Make a quantizer that rounds codes with `rounded`.
+
+    A group's scale depends on the largest of its first `most` weights, or of all its weights if `most` is None.
+    """
 
     def quantize(w, *, scheme):
         codes, scales = IMPLEMENTATIONS["quantize"].function(w, scheme=scheme)
@@ -60,7 +72,10 @@ def test_ties_between_codes_and_a_far_maximum_are_drawn(seed: int):
 
 
 def test_pages_that_two_sequences_share_are_drawn():
-    """A kernel that stores one owner per page serves only the last sequence that shares the page."""
+    """A kernel that stores only one owner per page is rejected.
+
+    If sequences share a page, only the last of them can read it.
+    """
 
     def one_owner(q, k_pages, v_pages, table, lengths):
         page = k_pages.shape[1]
@@ -79,10 +94,61 @@ def test_pages_that_two_sequences_share_are_drawn():
 
 
 def test_a_replay_file_may_lack_a_draw_that_has_a_default():
-    """Replay files that were written before attention_paged drew `shared` still give their inputs."""
+    """A replay file from before attention_paged had the draw `shared` is still valid, since `shared` has a default."""
     path = REPOSITORY / "docs" / "found" / "vllm-attention-paged.json"
     saved = load(path)
     assert "shared" not in saved.draw
     check(saved, CONTRACTS["attention_paged"], path)
     with pytest.raises(ValueError, match="has no such draw"):
         check(dataclasses.replace(saved, draw={"page": 4}), CONTRACTS["attention_paged"], path)
+
+
+def test_arrays_that_are_not_contiguous_are_drawn_unless_the_candidate_wants_contiguous_ones():
+    """A kernel that reads rows one after the other from the first address is wrong for arrays with other strides."""
+
+    def packed(x, weight, *, eps):
+        flat = np.lib.stride_tricks.as_strided(x, x.shape, (x.shape[1] * x.itemsize, x.itemsize))
+        return IMPLEMENTATIONS["rmsnorm"].function(flat, weight, eps=eps)
+
+    report = judged("rmsnorm", packed)
+    assert report.outcome == "violated"
+    assert report.worst.draw["layout"] in LAYOUTS
+    assert f"layout={report.worst.draw['layout']!r}" in "\n".join(counterexample(report, CONTRACTS["rmsnorm"]))
+    assert judged("rmsnorm", packed, contiguous=True).outcome == "within bounds"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (0, 3)])
+def test_a_layout_keeps_the_numbers(layout: str, shape: tuple[int, ...]):
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    handed = hand_over(to_bytes(array)._replace(layout=layout), "numpy", None)
+    np.testing.assert_array_equal(handed, array)
+    handed[...] = 7  # a candidate may write to it
+    np.testing.assert_array_equal(handed, np.full(shape, 7))
+
+
+def test_each_layout_has_its_strides():
+    array = np.ones((2, 3), np.float32)
+    assert [placed(array, layout)[1:] for layout in LAYOUTS] == [((6, 1), 0), ((1, 2), 0), ((0, 1), 0), ((3, 1), 1)]
+    assert placed(np.arange(6).reshape(2, 3), "expanded")[1:] == ((3, 1), 0)  # its rows differ
+    zeros = np.array([[0.0], [-0.0]])
+    assert placed(zeros, "expanded")[1:] == ((1, 1), 0)  # so do the bits of these
+
+
+@pytest.mark.parametrize("op", [op for op, contract in CONTRACTS.items() if contract.large.empty])
+def test_arrays_without_rows_are_drawn(op: str):
+    """A kernel that cannot launch a grid of 0 blocks fails, and the right implementation passes."""
+    right = IMPLEMENTATIONS[op]
+
+    def launched(*arguments, **options):
+        if any(not argument.size for argument in arguments if isinstance(argument, np.ndarray)):
+            raise RuntimeError("invalid configuration argument")
+        return right.function(*arguments, **options)
+
+    def outcome(candidate: Callable) -> tuple[str, int]:
+        options = {"precision": precision("float32"), "examples": 4, "seed": 0, "only": right.only}
+        report = verify(CONTRACTS[op], Direct(candidate), shrink=False, **options)
+        return report.outcome, report.examples
+
+    assert outcome(launched) == ("violated", 4)
+    assert outcome(right.function) == ("within bounds", 4)

@@ -82,7 +82,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_a_product_in_float16_is_found_out(run):
     result = run(PRODUCT, status=1)
-    assert result.err.startswith("problem.py: Model is gemm\n")
+    assert result.err.startswith("problem.py: Model computes gemm\n")
     first, *_, last = result.out.splitlines()
     assert first.startswith("violated      gemm float32  kernelbench:product:problem.py:ModelNew")
     with pytest.raises(SystemExit):
@@ -94,7 +94,7 @@ def test_a_product_in_float16_is_found_out(run):
 def test_a_right_one_is_within_bounds(run, source, op):
     """A right ModelNew is within bounds, also attention without a mask and a norm over channels without a weight."""
     result = run(source)
-    assert result.err.startswith(f"problem.py: Model is {op}\n")
+    assert result.err.startswith(f"problem.py: Model computes {op}\n")
     assert result.out.startswith(f"within bounds {op} float32  kernelbench:")
 
 
@@ -116,7 +116,7 @@ class ModelNew(Model):
         return super().forward(x)[:, ::-1]
 """
     result = run(source, status=1)
-    assert result.err.startswith("problem.py: Model is softmax\n")
+    assert result.err.startswith("problem.py: Model computes softmax\n")
     assert result.out.startswith("violated      softmax float32  kernelbench:as_defined:problem.py:ModelNew")
 
 

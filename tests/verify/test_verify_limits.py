@@ -1,4 +1,7 @@
-"""A candidate without limits gets an error and harms neither machine nor judge. The judge waits for work on a GPU."""
+"""A candidate that uses resources without limit gets an error, and harms neither the machine nor the judge.
+
+The judge waits for work on a GPU.
+"""
 
 import os
 import sys
@@ -76,7 +79,10 @@ print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.R
 
 @pytest.fixture
 def did(monkeypatch):
-    """Record the calls of two fake GPU libraries. This does not show that the real libraries behave the same."""
+    """Replace torch by a fake that records calls, and return the list of calls.
+
+    This does not show that the real library behaves the same.
+    """
     notes = []
     cuda = SimpleNamespace(synchronize=lambda device: notes.append(f"wait for {device}"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

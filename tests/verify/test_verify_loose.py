@@ -22,7 +22,7 @@ from llamaspec.verify.pytest import contract
 
 @pytest.fixture(autouse=True)
 def definitions_take_other_arrays() -> Iterator[None]:
-    """Turn off type checks: definitions get arrays with error bounds, which are of another type than annotated."""
+    """Turn off run-time type checks: definitions get arrays with error bounds, a type that no annotation allows."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -90,7 +90,10 @@ def test_right_implementations_pass():
 
 
 def test_scores_whose_rounding_is_large_are_no_alarm():
-    """Scores with large rounding errors give no false alarm: weights are off by e^a - 1, which is more than a."""
+    """Attention with large rounding errors in its scores is accepted.
+
+    If a score is off by a, a weight is off by a factor of up to e^a, which is more than 1 + a.
+    """
     draw = {
         "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
         "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),

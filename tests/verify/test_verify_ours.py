@@ -1,7 +1,7 @@
 """Our own ops meet their contracts: the quick form of `make verify`.
 
 Walks through models verify the code inside a block's fused ops (test_model_against_reference.py). An interpreted
-attention kernel takes seconds per example: `make verify` and tests/kernels run those.
+attention kernel takes seconds per example, so only `make verify` and tests/kernels verify attention kernels.
 """
 
 from pathlib import Path

@@ -145,7 +145,10 @@ def test_a_terminal_cuts_no_word(capsys, monkeypatch):
 
 @pytest.fixture
 def evaluated(monkeypatch) -> list[int]:
-    """Record each computation of the exact sum, which is the slowest step for large arrays."""
+    """Return a list that gets an entry for each computation of the exact sum.
+
+    This computation is the slowest step for large arrays.
+    """
     contract, did = CONTRACTS["add"], []
     monkeypatch.setitem(CONTRACTS, "add", replace(contract, expect=lambda x, y: did.append(1) or contract.expect(x, y)))
     return did
@@ -160,7 +163,7 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
 
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
-    """If a round's time is up at once, it makes one untimed call and the minimum number of timed calls."""
+    """A round with no time left makes one untimed call and the minimum number of timed calls."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)

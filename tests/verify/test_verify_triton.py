@@ -1,4 +1,4 @@
-"""docs/verify-triton.md shows what is printed; Triton's interpreter runs if LLAMASPEC_OTHER_PYTHON has it.
+"""The output in docs/verify-triton.md is up to date. Triton's interpreter runs if LLAMASPEC_OTHER_PYTHON has Triton.
 
 Without Triton, NumPy kernels with the same mistakes run on the same draws, so that outdated output is noticed anyway.
 """
@@ -66,9 +66,9 @@ def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, transcript: 
 
 
 def what_stays(verdict: str) -> list[str]:
-    """Return the lines of a verdict that do not depend on the order of sums.
+    """Return the parts of a verdict that do not depend on the order of sums.
 
-    Another order changes the used share of a bound, and the error of a counterexample.
+    Another order changes the used share of a bound, and the size of the error in a counterexample.
     """
     lines = verdict.splitlines()
     return [re.sub(r": off by .*", "", line) for line in lines[1 : 4 if lines[0].startswith("violated") else 2]]

@@ -89,7 +89,7 @@ def test_what_hangs_is_killed(worker):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_process(worker):
-    """If a judge ends at once, it kills its candidate's process.
+    """A judge that ends at once first kills its candidate's process.
 
     A hanging candidate would not notice that the judge ended.
     """

@@ -118,7 +118,7 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
 
 
 def centered(x: Approx) -> Approx:
-    """Subtract the mean: a sum of n terms in any order, divided by n or multiplied by 1/n."""
+    """Subtract the mean. Code may sum the n terms in any order, and divide by n or multiply by 1/n."""
     mean = np.mean(x.value, axis=-1, keepdims=True)
     terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
     value, error = x.value - mean, x.error + np.mean(x.error, axis=-1, keepdims=True) + terms + 4 * TINY
@@ -142,9 +142,10 @@ def apply_norm(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config
 
 
 def flushed(*sizes: np.ndarray | float) -> np.ndarray:
-    """Bound the change of a product if hardware flushes its inputs, or partial products in any order, to zero.
+    """Bound the change of a product if hardware flushes tiny factors, or tiny partial products, to zero.
 
-    Each flush changes a factor by at most `TINY`, and the result by `TINY` times the other factors.
+    `sizes` are the magnitudes of the factors. A flush changes one factor by at most `TINY`, and so the result by `TINY`
+    times the other factors.
     """
     return 2 ** len(sizes) * TINY * np.prod(np.broadcast_arrays(*(1 + np.asarray(size) for size in sizes)), axis=0)
 
@@ -514,9 +515,9 @@ def routed(
     renormalized: bool,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Approx]:
-    """Choose experts and weight them by p_e, divided by the sum of the chosen p if the model does that.
+    """Choose experts, and compute their weights: the probabilities p, divided by their sum if `renormalized`.
 
-    Each p has an error up to `p_error`.
+    `p_error` bounds the error of each p.
     """
     chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     if not renormalized:

@@ -16,6 +16,7 @@ from llamaspec.verify.candidates.clock import FEWEST
 from llamaspec.verify.candidates.process import OUTPUT, Process, printable
 
 LIBRARIES = ("jax", "numpy", "torch", "cupy")  # array libraries that a candidate may use
+STRIDED = ("numpy", "torch")  # libraries whose arrays have strides that a candidate must follow
 STARTING = 120.0  # seconds allowed for importing a candidate
 
 
@@ -45,6 +46,11 @@ class Candidate(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layouts of arrays, except contiguous, that it may get: some of `worker.LAYOUTS`."""
+        ...
+
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
         """Call the function with all `positional` arguments in order and all `keyword` arguments by name.
 
@@ -56,9 +62,17 @@ class Candidate(Protocol):
 class Direct:
     """A function called in this process."""
 
-    def __init__(self, function: Callable[..., Any], *, arrays: str = "numpy", name: str | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        arrays: str = "numpy",
+        name: str | None = None,
+        contiguous: bool = False,
+    ):
         self.function = function
         self.arrays = check_library(arrays)
+        self.layouts = layouts_for(arrays, contiguous=contiguous)
         self.name = name or f"{function.__module__}:{function.__qualname__}"
         self._caller = worker.Caller(function, self.arrays, None)
 
@@ -81,6 +95,7 @@ class Worker:
         *,
         arrays: str = "jax",
         device: str | None = None,
+        contiguous: bool = False,
         python: str = sys.executable,
         timeout: float = 60.0,
     ):
@@ -89,6 +104,7 @@ class Worker:
         if device and arrays in ("numpy", "cupy"):
             raise ValueError(f"--device {device} needs arrays of jax or torch, got {arrays}")
         self.device = device
+        self.layouts = layouts_for(arrays, contiguous=contiguous)
         self.python = python
         self.timeout = check_seconds(timeout)
         self.answers = 0  # calls that returned something
@@ -176,6 +192,23 @@ class Worker:
             self._output = (self._output + self._process.output())[-OUTPUT:]
             self._process.end()
             self._process = None
+
+
+def layouts_for(arrays: str, *, contiguous: bool) -> tuple[str, ...]:
+    """List the layouts that arrays of a library may have, for a candidate that may want only contiguous arrays."""
+    return worker.LAYOUTS if arrays in STRIDED and not contiguous else ()
+
+
+def in_layout(arguments: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Convert the arrays of real numbers among `arguments`, so that a candidate gets them in a layout."""
+
+    def real(value: Any) -> bool:
+        return isinstance(value, np.ndarray) and value.dtype.kind in "fV"
+
+    return {
+        name: worker.to_bytes(value)._replace(layout=layout) if layout and real(value) else value
+        for name, value in arguments.items()
+    }
 
 
 def check_seconds(seconds: float) -> float:

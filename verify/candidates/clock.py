@@ -30,7 +30,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether the time is up and enough calls have been timed."""
+        """Return whether it is later than `end`, and at least `FEWEST` calls have been timed."""
         return len(self.times) >= FEWEST and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:

@@ -72,6 +72,10 @@ class Guarded:
     def name(self) -> str:
         return self.candidate.name
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return self.candidate.layouts
+
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
         """Call the candidate, then check whether it, or code that ran earlier, changed a definition or a bound."""
         outcome = self.candidate.call(positional, keyword)

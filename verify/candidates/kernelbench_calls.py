@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 
 class Problem:
-    """A class of a problem. Each module is created once per list of constructor arguments."""
+    """A class of a problem, called like a function. We create one module for each list of constructor arguments."""
 
     def __init__(self, module: Any, name: str):
         self.kind = getattr(module, name)

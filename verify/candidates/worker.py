@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
@@ -42,6 +42,39 @@ class Array(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     bytes: bytes
+    layout: str = ""  # one of `LAYOUTS`, or contiguous
+
+
+LAYOUTS = ("rows apart", "transposed", "expanded", "offset")  # how arrays lie in memory that are not contiguous
+
+
+def placed(array: np.ndarray, layout: str) -> tuple[np.ndarray, tuple[int, ...], int]:
+    """Make a flat buffer that holds `array` in a layout. Return it with the strides and the offset, in elements.
+
+    "rows apart" leaves a gap after each row, like a part of fused rows; "transposed" stores the axes in reverse order;
+    "expanded" stores an array whose first axis repeats one slice once, with a stride of 0; "offset" starts after one
+    element. The gaps repeat numbers of the array.
+
+    >>> placed(np.array([[1, 2], [3, 4]]), "transposed")
+    (array([1, 3, 2, 4]), (1, 2), 0)
+    """
+    shape, offset = array.shape, int(layout == "offset")
+    wide = (*shape[:-1], 2 * shape[-1]) if layout == "rows apart" and len(shape) > 1 else shape
+    if layout == "expanded" and shape and array.tobytes() == array[:1].tobytes() * len(array):  # 0 is not -0
+        wide = (1, *shape[1:])
+    order = wide[::-1] if layout == "transposed" else wide
+    strides = [int(np.prod(order[axis + 1 :], dtype=int)) for axis in range(len(order))]
+    if layout == "transposed":
+        strides = strides[::-1]
+    if wide[:1] != shape[:1]:
+        strides[0] = 0
+    buffer = np.resize(array.ravel(), int(np.prod(wide, dtype=int)) + offset)
+    _strided(buffer, shape, strides, offset)[...] = array
+    return buffer, tuple(strides), offset
+
+
+def _strided(buffer: np.ndarray, shape: tuple[int, ...], strides: Iterable[int], offset: int) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(buffer[offset:], shape, [stride * buffer.itemsize for stride in strides])
 
 
 def to_bytes(array: np.ndarray) -> Array:
@@ -67,17 +100,23 @@ def to_numpy(array: Array) -> np.ndarray:
 def hand_over(array: Array, library: str, device: str | None) -> Any:
     """Convert `array` to an array of `library` on `device` (a name that the library knows; None: its default)."""
     if library == "numpy":
-        return to_numpy(array)
+        whole = to_numpy(array)
+        if not array.layout or not whole.size:
+            return whole
+        buffer, strides, offset = placed(whole, array.layout)
+        return _strided(buffer, array.shape, strides, offset)
     if library == "jax":
         jax = import_module("jax")
         return jax.device_put(to_numpy(array), jax.devices(device)[0] if device else None)
     if library == "cupy":
         return import_module("cupy").asarray(to_numpy(array))
     torch = import_module("torch")
-    if array.dtype == "bfloat16":
-        bits = torch.from_numpy(np.frombuffer(bytearray(array.bytes), np.int16).reshape(array.shape))
-        return bits.view(torch.bfloat16).to(device)
-    return torch.from_numpy(to_numpy(array)).to(device)
+    whole = to_numpy(array._replace(dtype="int16") if array.dtype == "bfloat16" else array)
+    strided = bool(array.layout and whole.size)
+    buffer, strides, offset = placed(whole, array.layout) if strided else (whole, (), 0)
+    tensor = torch.from_numpy(buffer)
+    tensor = (tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor).to(device)
+    return torch.as_strided(tensor, array.shape, strides, offset) if strided else tensor
 
 
 def read_back(value: Any) -> Array:
@@ -191,7 +230,7 @@ def _neighbor(name: str) -> Any:
 
 def _no_arrays(library: str, device: str | None, error: Exception) -> str:
     """Say in one line why arrays of this library cannot be created here."""
-    return f"no arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
+    return f"cannot create arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
 
 
 def _changed(before: Array, after: Any) -> bool:
@@ -279,7 +318,12 @@ def write_frame(stream: Writable, message: Any) -> None:
     def encode(value: Any) -> Any:
         if isinstance(value, Array):
             blobs.append(value.bytes)
-            return {"dtype": value.dtype, "shape": value.shape, "bytes": len(value.bytes)}
+            return {
+                "dtype": value.dtype,
+                "shape": value.shape,
+                "bytes": len(value.bytes),
+                "layout": value.layout,
+            }
         if isinstance(value, dict):
             return {"items": [[key, encode(item)] for key, item in value.items()]}
         if isinstance(value, list):
@@ -314,7 +358,7 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
         budget -= size
         if most is not None and (size < 0 or budget < 0):
             raise ValueError(f"expected a frame of at most {most} bytes")
-        return Array(dtype, shape, take(size))
+        return Array(dtype, shape, take(size), str(fields.get("layout", "")))
 
     def decode(value: Any) -> Any:
         if isinstance(value, list):

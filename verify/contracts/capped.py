@@ -38,6 +38,8 @@ CONTRACT = Contract(
         Law("capped(-x) equals -capped(x), bit for bit", _sign),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [3], "n": [17]}
+        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)},
+        beside={"rows": [3], "n": [17]},
+        empty=["rows"],
     ),
 )

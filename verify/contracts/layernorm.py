@@ -95,6 +95,8 @@ CONTRACT = Contract(
         Law("negating x and the bias negates the result, bit for bit", _sign),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 8192), "dim": beyond(1024, 2048, 4096, 8192)}, beside={"rows": [3], "dim": [17]}
+        {"rows": beyond(64, 1024, 8192), "dim": beyond(1024, 2048, 4096, 8192)},
+        beside={"rows": [3], "dim": [17]},
+        empty=["rows"],
     ),
 )

@@ -87,6 +87,8 @@ CONTRACT = Contract(
         Law("the only finite score of a row is its log-sum-exp", _one_score),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 131_072)}, beside={"rows": [2], "n": [17]}
+        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 131_072)},
+        beside={"rows": [2], "n": [17]},
+        empty=["rows"],
     ),
 )

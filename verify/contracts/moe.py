@@ -164,7 +164,7 @@ def _renamed_biased(trial: Trial) -> Claim:
 
 
 def _renamed(trial: Trial) -> Claim:
-    """Reverse the order of the experts. Tokens without a clear choice have no bound."""
+    """Reverse the order of the experts: the result must not change. Tokens without a clear choice have no bound."""
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in ("router", "gate", "up", "down")}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
 

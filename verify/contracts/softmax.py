@@ -87,6 +87,8 @@ CONTRACT = Contract(
         Law("the only finite score of a row has probability 1", _single_score),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [17]}
+        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)},
+        beside={"rows": [2], "n": [17]},
+        empty=["rows"],
     ),
 )

@@ -72,5 +72,7 @@ CONTRACT = Contract(
         Law("negating dy negates dgate and dup, bit for bit", _linear),
         Law("a gate of 0 gives dgate = dy up / 2", _halfway),
     ],
-    large=Large({"rows": beyond(1024, 8192), "ffn": beyond(1024, 8192)}, beside={"rows": [2], "ffn": [5]}),
+    large=Large(
+        {"rows": beyond(1024, 8192), "ffn": beyond(1024, 8192)}, beside={"rows": [2], "ffn": [5]}, empty=["rows"]
+    ),
 )

@@ -21,6 +21,8 @@ from llamaspec.verify.bounds.precision import Precision
 Draw = dict[str, Any]  # a value by the name of each draw of a contract, and of the law that is checked, if any
 LAW = "law"  # the draw that names the law to check
 AGAIN = "again"  # a value of that draw: call with other inputs in between, and compare two calls with the same inputs
+LAYOUT = "layout"  # the draw that names the place of the arrays in memory; missing: contiguous
+OF_THE_CALL = (LAW, LAYOUT)  # draws that decide the calls, not the arguments
 
 WORD = 2.0**64
 LARGEST = 2**24  # most numbers in an array: a mistyped size must not fill the memory
@@ -121,7 +123,7 @@ class Values:
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
-        """Make an array of this shape for the argument called `name`; other names give other numbers.
+        """Make an array of this shape for the argument `name`. An argument with another name gets other numbers.
 
         We add `around` to every number and clip numbers that are too large for the dtype. Raises ValueError for more
         than `LARGEST` numbers.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import sampled, unwrapped
-from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
+from llamaspec.verify.draws.draw import AGAIN, LAW, LAYOUT, OF_THE_CALL, Draw, Values
 
 Sampler = Callable[[Random], Any]
 
@@ -59,6 +59,8 @@ def simpler(strategies: Mapping[str, st.SearchStrategy], draw: Mapping[str, Any]
     >>> list(simpler({"n": st.sampled_from([1, 2, 3, 5, 7])}, {"n": 5}))
     [{'n': 1}, {'n': 2}, {'n': 3}]
     """
+    if LAYOUT in draw:
+        yield {name: value for name, value in draw.items() if name != LAYOUT}
     for name, strategy in strategies.items():
         for value in _simpler(unwrapped(strategy), draw[name]):
             yield {**draw, name: value}
@@ -102,7 +104,7 @@ def all_draws(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str
 
 def _ordered(contract: Contract, drawn: Mapping[str, Any]) -> dict[str, Any]:
     """Sort `drawn` into the order of the contract's draws."""
-    return {name: drawn[name] for name in [*contract.draws, LAW] if name in drawn}
+    return {name: drawn[name] for name in [*contract.draws, *OF_THE_CALL] if name in drawn}
 
 
 def strategy(
@@ -115,14 +117,23 @@ def strategy(
 
 
 def uniform(
-    contract: Contract, shapes: Sequence[Draw] | None, only: Mapping[str, Sequence[Any]], *, seed: int
+    contract: Contract,
+    shapes: Sequence[Draw] | None,
+    only: Mapping[str, Sequence[Any]],
+    *,
+    seed: int,
+    layouts: Sequence[str] = (),
 ) -> Iterator[Draw]:
-    """Yield random draws in which every value is equally likely. Shapes come from `shapes`; None allows every shape."""
-    random = Random(seed)
+    """Yield random draws in which every value is equally likely. Shapes come from `shapes`; None allows every shape.
+
+    Every second draw, on average, has one of `layouts`. The layouts do not change the other draws of the same seed.
+    """
+    random, places = Random(seed), Random(seed)
     shape = draws_from(narrowed_draws(contract.shapes, only), random)
     for values in draws_from(_values(contract, only), random):
         sizes = next(shape) if shapes is None else random.choice(shapes)
-        yield _ordered(contract, {**sizes, **values})
+        layout = {LAYOUT: places.choice(layouts)} if layouts and places.random() < 1 / 2 else {}
+        yield _ordered(contract, {**sizes, **values, **layout})
 
 
 def pool_of_shapes(strategies: Mapping[str, st.SearchStrategy], count: int, *, seed: int) -> list[Draw]:

@@ -1,19 +1,20 @@
 """Judge one draw: make its inputs, call the candidate, and judge the result."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.candidates.candidate import Candidate, Failure, NoVerdict, Outputs
+from llamaspec.verify.candidates.candidate import Candidate, Failure, NoVerdict, Outputs, in_layout
 from llamaspec.verify.candidates.worker import RECENT
 from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
-from llamaspec.verify.draws.draw import AGAIN, LAW, SEEDS, Draw, Values
+from llamaspec.verify.draws.draw import AGAIN, LAW, LAYOUT, OF_THE_CALL, SEEDS, Draw, Values
 from llamaspec.verify.judging.judge import Finding, Point, broken, judge, returned_precision
 
+REPEATS = 16  # calls with the same inputs to find out whether their results differ in their bits
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
 OTHER_SEEDS = "the other inputs have numbers of the same kinds: every seed is one larger"
@@ -41,6 +42,7 @@ class Unjudged(RuntimeError):
     """The judge failed twice with the same draw: a bug of this package, and no verdict."""
 
 
+@np.errstate(all="ignore")  # a law may overflow float16, which is no fault
 def examine(
     contract: Contract, candidate: Candidate, precision: Precision, draw: Draw, *, deterministic: bool = False
 ) -> Examination:
@@ -90,7 +92,7 @@ def _prepared(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arg
 
     We do this before the call, so that the candidate cannot change them.
     """
-    drawn = {name: value for name, value in draw.items() if name != LAW}
+    drawn = {name: value for name, value in draw.items() if name not in OF_THE_CALL}
     try:
         arguments = contract.arguments(precision=precision, **drawn)
         return arguments, contract.expected(arguments)
@@ -108,7 +110,7 @@ def _judged(
     arguments: Arguments,
     expected: tuple[Expected, ...],
 ) -> Examination:
-    call = _Calls(contract, candidate)
+    call = _Calls(contract, candidate, draw.get(LAYOUT, ""))
     called = call(arguments)
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
@@ -127,7 +129,7 @@ def _judged(
     if draw.get(LAW) == AGAIN:
         return _called_again(call, precision, examination, arguments, expected, called)
     law = next((law for law in contract.laws if law.name == draw.get(LAW)), None)
-    if law is None:
+    if law is None or not any(np.size(output.value) for output in expected):
         return examination
 
     def again(**changes: Any) -> tuple[np.ndarray, ...]:
@@ -144,7 +146,7 @@ def _judged(
     try:
         claim = law.check(Trial(arguments, called, tuple(bounds), again))
         finding = broken(law, claim) if claim else None
-        if claim and finding and (differs := _difference(called, again())):
+        if claim and finding and (differs := _differs(called, again)):
             # A candidate that sums in another order each time can keep a law only within its bounds.
             loosened = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
             finding, examination = broken(law, loosened), replace(examination, differs=differs)
@@ -206,7 +208,7 @@ def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int
     def reseeded(value: Any) -> Any:
         return replace(value, seed=(value.seed + by) % SEEDS) if isinstance(value, Values) else value
 
-    return contract.arguments(precision=precision, **{k: reseeded(v) for k, v in draw.items() if k != LAW})
+    return contract.arguments(precision=precision, **{k: reseeded(v) for k, v in draw.items() if k not in OF_THE_CALL})
 
 
 def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
@@ -221,6 +223,11 @@ def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -
             place = ", ".join(str(int(i)) for i in at)
             return f"at [{place}] {after[at]:.9g} after {before[at]:.9g} for the same inputs"
     return ""
+
+
+def _differs(first: tuple[np.ndarray, ...], again: Callable[[], tuple[np.ndarray, ...]]) -> str:
+    """Call up to `REPEATS` times until a result differs from the first one. Say where; empty if no result differs."""
+    return next(filter(None, (_difference(first, again()) for _ in range(REPEATS))), "")
 
 
 def _largest_bound(bound: np.ndarray) -> float:
@@ -238,12 +245,13 @@ class _Failed(Exception):
 class _Calls:
     """Calls of a candidate for one draw. A call must not write to its inputs or to an earlier result."""
 
-    def __init__(self, contract: Contract, candidate: Candidate):
-        self.contract, self.candidate = contract, candidate
+    def __init__(self, contract: Contract, candidate: Candidate, layout: str):
+        self.contract, self.candidate, self.layout = contract, candidate, layout
         self.calls = 0
 
     def __call__(self, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
-        outcome = self.candidate.call(*self.contract.split(arguments))
+        positional, keyword = (in_layout(part, self.layout) for part in self.contract.split(arguments))
+        outcome = self.candidate.call(positional, keyword)
         self.calls += 1
         if isinstance(outcome, Failure):
             return Finding(outcome.kind, outcome.message, _of_another_library(outcome))

@@ -124,7 +124,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
     """Return a finding if the law does not hold."""
     actual, expected = as_float64(claim.actual), as_float64(claim.expected)
     if actual.shape != expected.shape:
-        return Finding("law", f"broken law ({law.name}): its sides have shapes {actual.shape} and {expected.shape}")
+        return Finding("law", f"broken law ({law.name}): the two sides have shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
     tolerance = np.broadcast_to(claim.tolerance, expected.shape)

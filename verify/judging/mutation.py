@@ -27,9 +27,9 @@ class Trial(NamedTuple):
 
 
 def trials(contract: Contract, implementation: Implementation, *, seed: int) -> Iterator[Trial]:
-    """Verify every mutant of an implementation. `STAGES` lists dtypes and numbers of draws to try until one fails."""
+    """Verify every mutant of an implementation with more and more draws (`STAGES`), until a result is wrong."""
     for mutant in implementation.mutants:
-        candidate = Direct(implementation.mutated(mutant), name=mutant.name)
+        candidate = Direct(implementation.mutated(mutant), name=mutant.name, contiguous=True)
         trial = None
         for dtype, most in STAGES:
             if trial is None or not trial.killed:

@@ -19,7 +19,7 @@ from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.candidates.candidate import Candidate, NoVerdict
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed, parsed, shares
-from llamaspec.verify.draws.draw import LAW, Draw, Values
+from llamaspec.verify.draws.draw import OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
 from llamaspec.verify.draws.seeded import by_the_seed_alone
 from llamaspec.verify.judging.examination import NOT_TWICE, Examination, Unjudged, examine
@@ -57,6 +57,7 @@ class Report:
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bound used, by draw and value
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
     weaker: str = ""  # the weaker contract, in words
+    contiguous: bool = False  # all arrays were contiguous, because the candidate needs that
     timing: Timing | None = None  # if --time was given and the contract holds
     points: Sequence[Point] = ()  # numbers of the results, until the first wrong result
     shapes: int | None = None  # how many were drawn, if `shapes` limited them
@@ -110,11 +111,13 @@ def verify(
     pool = pool_of_shapes(narrowed_draws(contract.shapes, only), shapes, seed=seed) if shapes is not None else None
     search.run(strategy(contract, pool, only), examples=simple, seed=seed)
     search.walk(
-        itertools.islice(uniform(contract, pool, only, seed=seed), remaining - simple), all_draws(contract, only)
+        itertools.islice(uniform(contract, pool, only, seed=seed, layouts=candidate.layouts), remaining - simple),
+        all_draws(contract, only),
     )
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and random ones
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
+    search.call_with_nothing(only, seed=seed)
     if search.may_shrink and shapes is not None:  # there may be a smaller one among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, deterministic, lambda examples: None)
         try:
@@ -125,9 +128,10 @@ def verify(
     worst = search.settled()
     if worst.finding is None and not search.compared:
         number = "1 example" if search.examples == 1 else f"{search.examples} examples"
+        first = ", ".join(f"{name}={value}" for name, value in search.first.items() if name not in OF_THE_CALL)
         raise NoVerdict(
             f"{contract.name} {precision.name}: no verdict, because the results of {number} had no number to compare "
-            f"(first example: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
+            f"(first example: {first})"
         )
     return Report(
         op=contract.name,
@@ -204,6 +208,15 @@ class _Search:
             pass
         self._raise_fault()
 
+    def call_with_nothing(self, only: Mapping[str, Sequence[Any]], *, seed: int) -> None:
+        """Judge a draw without rows, which gives no numbers to compare, so it does not count as an example."""
+        large = self.contract.large
+        for name in large.empty:
+            if name not in only and not self.smallest and not self.cut_short:
+                drawn = uniform(self.contract, None, parsed({**large.beside, **only, name: [0]}), seed=seed)
+                examination = self._judge(next(drawn))
+                self.prefer(examination if examination.violated else None)
+
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
         """Replace the counterexample by a wrong draw with one simpler value. Return whether there is one."""
         before = self.smallest
@@ -224,7 +237,7 @@ class _Search:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a counterexample to shrink, of a candidate that did not hang."""
+        """Tell whether there is a counterexample to shrink. If the candidate hung, we do not shrink."""
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 
@@ -279,7 +292,7 @@ class _Search:
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
         self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)
         for name, value in examination.draw.items():
-            if isinstance(value, Values | str) and name != LAW:
+            if isinstance(value, Values | str) and name not in OF_THE_CALL:
                 used = self.shares_used.setdefault(name, {})
                 kind = value.kind if isinstance(value, Values) else value
                 used[kind] = max(used.get(kind, 0.0), examination.hard)

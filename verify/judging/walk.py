@@ -54,12 +54,12 @@ class Walkable(Protocol):
 
     @property
     def params(self) -> Any:
-        """Weights in the form that the ops take, with embedding, layers and norm."""
+        """The weights in the form that the ops take, with the fields embedding, layers and norm."""
         ...
 
     @property
     def exact(self) -> Params:
-        """Exact weights for the reference."""
+        """The exact values of the weights, for the reference."""
         ...
 
     @property
@@ -69,17 +69,17 @@ class Walkable(Protocol):
 
     @property
     def cache(self) -> Callable[[int], list[Any]]:
-        """Make a cache per layer with room for some rows: k and v [batch kv_heads rows head_dim]."""
+        """A function that makes a cache for each layer, with k and v [batch kv_heads rows head_dim] for `rows` rows."""
         ...
 
     @property
     def positions(self) -> Callable[[np.ndarray], Any]:
-        """Convert positions [batch seq] to the form that the ops take."""
+        """A function that converts positions [batch seq] to the form that the ops take."""
         ...
 
     @property
     def array(self) -> Callable[[np.ndarray], Any]:
-        """Convert a NumPy array to an array of the ops' library."""
+        """A function that converts a NumPy array to an array of the ops' library."""
         ...
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.worker import LAYOUTS
 from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import narrowed, parsed
-from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
+from llamaspec.verify.draws.draw import AGAIN, LAW, LAYOUT, OF_THE_CALL, Draw, Values
 
 FORMAT = 1  # increased when a draw gives different inputs than before
 LARGEST = 2**20  # bytes of a file
@@ -34,7 +35,8 @@ class Replay:
     @property
     def file_name(self) -> str:
         """A file name that depends on the candidate, its array library and the inputs."""
-        called = f"{self.candidate} {self.arrays} {self.dtype} {self.draw.get(LAW)} {self.inputs}"
+        how = " ".join([str(self.draw.get(LAW)), *([self.draw[LAYOUT]] if LAYOUT in self.draw else [])])
+        called = f"{self.candidate} {self.arrays} {self.dtype} {how} {self.inputs}"
         return f"verify-{self.op}-{hashlib.sha256(called.encode()).hexdigest()[:8]}.json"
 
 
@@ -51,7 +53,7 @@ def digest(contract: Contract, dtype: str, draw: Draw) -> str:
 
 
 def _arguments(contract: Contract, dtype: str, draw: Draw) -> Arguments:
-    drawn = {name: value for name, value in draw.items() if name != LAW}
+    drawn = {name: value for name, value in draw.items() if name not in OF_THE_CALL}
     return contract.arguments(precision=precision(dtype), **drawn)
 
 
@@ -95,8 +97,11 @@ def load(path: Path) -> Replay:
 def check(replay: Replay, contract: Contract, path: Path) -> None:
     """Raise ValueError if the contract cannot make the draw of a replay, or makes other inputs from it."""
     law = replay.draw.get(LAW)
-    drawn = {name: value for name, value in replay.draw.items() if name != LAW}
-    if not contract.makes(drawn) or not (law in (None, AGAIN) or law in {known.name for known in contract.laws}):
+    drawn = {name: value for name, value in replay.draw.items() if name not in OF_THE_CALL}
+    if not contract.makes(drawn) or not (
+        (law in (None, AGAIN) or law in {known.name for known in contract.laws})
+        and replay.draw.get(LAYOUT) in (None, *LAYOUTS)
+    ):
         raise ValueError(f"{path}: {contract.name} has no such draw; another version of llamaspec wrote the file")
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
@@ -110,6 +115,8 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
 def _large(contract: Contract, name: str, value: Any) -> bool:
     """Return whether `value` is one of the contract's large draws, which may exceed the limits of `--set`."""
     large = contract.large
+    if name in large.empty and value == 0:
+        return True
     return any(value in parsed(part).get(name, ()) for part in (large.sizes, large.beside, *large.closer.values()))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import domain
-from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, Draw, Values
+from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.reach import reaches
 from llamaspec.verify.judging.runner import Report
 from llamaspec.verify.judging.timing import Timing
@@ -51,13 +51,15 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
     ones; and `replay`, the command that repeats the call.
 
-    Another line says if the contract is a weaker one. A walk through a model has no contract, so it has no inputs to
-    show.
+    Another line says if the contract is a weaker one, and another if all arrays were contiguous. A walk through a model
+    has no contract, so it has no inputs to show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
     if report.weaker:
         lines.append(f"  a weaker contract: {report.weaker}")
+    if report.contiguous:
+        lines.append("  --contiguous: all arrays were contiguous")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
         if contract and (unchecked := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
@@ -130,7 +132,7 @@ def _convention(contract: Contract, report: Report) -> str:
 
 
 def _large(contract: Contract, report: Report) -> str:
-    """Say which smaller shapes were right before a large shape was wrong. A replay has no smaller shapes."""
+    """Say up to which size earlier draws were right, if a large shape was wrong. Returns "" for a replay."""
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}
@@ -170,7 +172,7 @@ def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
             return MEANINGS[value.kind] + (f", times 2^{value.exponent}" if value.exponent else "")
         return "decides the shapes" if name in contract.shapes else f"one of {domain(contract.draws[name])}"
 
-    return [(name, value, meaning(name, value)) for name, value in draw.items() if name != LAW]
+    return [(name, value, meaning(name, value)) for name, value in draw.items() if name not in OF_THE_CALL]
 
 
 def _legend(contract: Contract, draw: Draw) -> str:
@@ -189,7 +191,7 @@ def _inputs(contract: Contract, report: Report) -> str:
 
 
 def _arguments(contract: Contract, report: Report) -> Arguments:
-    draw = {name: value for name, value in report.worst.draw.items() if name != LAW}
+    draw = {name: value for name, value in report.worst.draw.items() if name not in OF_THE_CALL}
     return contract.arguments(precision=precision(report.dtype), **draw)
 
 
@@ -215,6 +217,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "shapes": report.shapes,
                 "narrowed": {name: list(share) for name, share in report.shares.items()},
                 "weaker_contract": report.weaker,
+                "contiguous": report.contiguous,
                 "cut_short": report.cut_short,
                 "not_taken": report.not_taken,
                 "not_deterministic": report.differs,

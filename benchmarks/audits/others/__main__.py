@@ -1,9 +1,11 @@
 """Judges functions of other projects, in a Python that has them, and writes the table of docs/found/kernels.md.
 
-    python -m llamaspec.benchmarks.audits.others liger_kernel_ops:rmsnorm      # judges it in every dtype
-    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG    # judges all, and adds rows of JSON to
-    LOG python -m llamaspec.benchmarks.audits.others --table LOG LOG               # prints a table of all rows in the
-    logs
+    # judge a function in every dtype
+    python -m llamaspec.benchmarks.audits.others liger_kernel_ops:rmsnorm
+    # judge all functions of a library, and add rows of JSON to LOG
+    python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG
+    # print a table of all rows in the logs
+    python -m llamaspec.benchmarks.audits.others --table LOG LOG
 
 Candidates run in this process, so its Python also needs NumPy, hypothesis, jaxtyping, ml_dtypes and click.
 """
@@ -37,7 +39,7 @@ def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Ite
     """Yield a row and the lines of the report for each dtype of a job. Writes a replay file for a violated contract."""
     contract, function = contract_for(job.op), load(job.candidate)
     for dtype in job.dtypes:
-        candidate = Direct(function, arrays=job.arrays or "numpy")
+        candidate = Direct(function, arrays=job.arrays or "numpy", contiguous=True)
         report = verify(
             contract, candidate, precision=precision(dtype), examples=examples, seed=seed, seconds=90, only=job.only
         )

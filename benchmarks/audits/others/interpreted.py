@@ -163,7 +163,7 @@ def launched(method):
 
 
 def mend():
-    """Patch Triton's interpreter as the docstring of this module says."""
+    """Apply all patches that this module's docstring describes to Triton's interpreter."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
     interpreter.FunctionRewriter.ast_transformer = BooleanRewriter()
     for name in ("binary_op", "unary_op", "ternary_op"):

@@ -2,7 +2,7 @@
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
-`stored` keeps weights in the dtypes of the file. All other dtypes are the ones that `generate` chooses on the device.
+`stored` keeps weights in the dtypes of the file. Activations and the cache have the dtypes that `generate` chooses.
 The engine answers requests on standard input, as the package describes. It also answers `{"read": tokens}`, with the
 read bandwidth of this machine in bytes per second, and the bytes that a step reads after `tokens` decoded tokens.
 """

@@ -77,7 +77,7 @@ def kernel_cases() -> dict[str, Case]:
 
 @cache
 def variants() -> dict[str, Case]:
-    """Build the cases of all `Variant`s by name, for two models. Features are combined in pairs.
+    """Build the cases of all `Variant`s, by name. Some combine two features.
 
     The features are codes in every group that kernels take, activations in float32, biases, sliding windows and
     several vectors. Published Llamas have none of them.
@@ -92,7 +92,7 @@ def variants() -> dict[str, Case]:
 
 
 def gated_cases() -> dict[str, Case]:
-    """Join the table and the variants: the cases that are lowered and compiled without a GPU."""
+    """Return the table and the variants together: the cases that we lower and compile without a GPU."""
     return kernel_cases() | variants()
 
 

@@ -28,13 +28,13 @@ INT32 = np.dtype(np.int32)
 
 WINDOW = 1000  # positions; both ends fall inside tiles of 64 or 128 keys
 TURN = 518  # instructions for 64 keys and values of heads of 128; 128 keys of heads of 64 take fewer
-PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
+PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the registers of an SM
 
 
 def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
     """Return limits for a decode kernel.
 
-    In bfloat16 the tensor cores treat any group of query heads as 8 heads, and the output o takes registers in
+    In bfloat16, the tensor cores compute 8 query heads even if a group has fewer, and the output o takes registers in
     proportion to head_dim. In float32, o, q and the online softmax of each query head of a group are in registers. The
     kernel must not load keys and values before the previous kernel has ended, because that kernel writes some of them.
     """
@@ -53,7 +53,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: KernelWork) ->
     for batch in work.batches(1, 64):
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
         kernels = {"attention_decode": decode_limits(config, dtype)}
-        if batch * kv_heads < 132:  # fewer blocks than processors: several share the keys of a head
+        if batch * kv_heads < 132:  # fewer blocks than SMs: several share the keys of a head
             kernels["attention_combine"] = LATE
         yield Case(
             op="attention_decode",

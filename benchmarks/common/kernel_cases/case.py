@@ -103,7 +103,7 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """Cases with a feature that no published Llama has: a function as in `CaseFamily`, and its models."""
+    """Cases with a feature that no published Llama has: a function that makes them, and arguments for its calls."""
 
     cases: Callable[..., Iterator[Case]]
     meetings: tuple[Meeting, ...]

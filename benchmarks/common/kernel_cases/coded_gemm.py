@@ -25,7 +25,7 @@ FORMS = tuple(
     for name, form in EVERY_FORM.items()
     if not (form.levels or form.e4m3) and form.group in (GROUPS[1:] if form.bits == 4 else (*GROUPS, None))
 )
-MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks share a processor, with 255, two
+MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks share an SM, with 255, two
 
 
 @partial(

@@ -38,7 +38,7 @@ KEYS = 64  # keys in a tile of attention, at least
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
-    """Add the error of one rounding if `dtype` is bfloat16, and none for float32."""
+    """Add the error of one rounding to bfloat16. For float32, return x: its error already has the last rounding."""
     return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
 
 
@@ -55,8 +55,9 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     """Compute W x and its error bound. Kernels multiply codes by x in fixed point.
 
     For each digit, a warp multiplies the sums of a quarter of the groups by their scales and adds them up, with one
-    rounding for each. Then come three additions of digits, three additions of warps, and a scale for the row. If x has
-    a norm, with an `eps`, its 1/rms multiplies the sums. 1/rms is at most 1 / sqrt(eps).
+    rounding per group. Then the kernel adds up three digits and four warps, and may multiply by the scale of the row.
+    If `eps` is not None, x is a normalized vector, and the kernel multiplies by 1/rms at the end. 1/rms is at most
+    1 / sqrt(eps).
     """
     if isinstance(w, tuple):
         parts = [_product(x, part, eps=eps) for part in w]
@@ -83,7 +84,7 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
 def coded_gemm(w, x) -> Approx:
     """Compute W x and its error bound. The tensor cores add a group's products in float32, and then groups are added.
 
-    They add sixteen products and a sum at once, and cut off each of the seventeen at about the last bit of the largest.
+    They add sixteen products and a sum at once, and truncate all seventeen terms at about the last bit of the largest.
     This changes a group's sum by at most (17 / 16) 2 U of its size for each term, and the bound allows 3 U. A scale and
     an addition then round once each for every group (twice each with minima), and so do the additions of parts. Codes
     and vectors are exact in bfloat16.
@@ -112,7 +113,7 @@ def levels_of(w: ScaledCodes) -> np.ndarray:
 
 
 def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> Approx:
-    """Multiply minima [rows groups] by the sums of the groups of x. A sum of n numbers has n roundings."""
+    """Multiply minima [rows groups] by the sums of the groups of x, and bound the error: n numbers have n roundings."""
     groups = minima.shape[1]
 
     def sums(part: np.ndarray) -> np.ndarray:
@@ -134,7 +135,7 @@ def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
 def norm_qkv(
     w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
 ) -> tuple[Approx, Approx, Approx]:
-    """Compute q, and the caches with one new row of k and of v. Their other rows are unchanged."""
+    """Compute q, and the caches after a row of k and a row of v were written. All other rows are unchanged."""
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_apply_norm(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))

@@ -41,7 +41,7 @@ TURN = 25  # instructions that a turn executes once, for any number of chunks
 # rows: in float32, 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because the
 # kernel reads a residual and a bias before the loop, two numbers of each, with their addresses. bfloat16 takes two more
 # in 8 rows, because both halves of a word are widened together, and two more in 40 rows, because there are fewer
-# barriers. Two to four blocks share a processor, which leaves each thread 128 registers or more.
+# barriers. Two to four blocks share an SM, which leaves each thread 128 registers or more.
 PLAIN = {
     ("float32", 8): KernelLimits(58, 8.4),
     ("float32", 16): KernelLimits(58, 3.9),
@@ -145,10 +145,10 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
     Each plane of levels after the first takes one more instruction per scale.
 
-    Four blocks can share a processor with 128 registers per thread, and three with 168. Tiles of more than four octets
-    may take 168, because three blocks per processor cover their whole matrix. So may levels of several planes, because
+    Four blocks can share an SM with 128 registers per thread, and three with 168. Tiles of more than four octets
+    may take 168, because three blocks per SM cover their whole matrix. So may levels of several planes, because
     instructions limit their speed and not memory, and two vectors in groups of 16, with 16 scales per row. More than
-    two vectors may take all registers, with two blocks per processor, because the digits of each take 12 registers.
+    two vectors may take all registers, with two blocks per SM, because the digits of each take 12 registers.
     Unrolled steps form no loop, so neither limit applies to them.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns

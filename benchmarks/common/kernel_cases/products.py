@@ -141,7 +141,7 @@ def several_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: i
 
 
 def _first_three(config: Config, dtype: np.dtype, work: KernelWork, **chosen: Any) -> Iterator[Case]:
-    """Yield cases of three products. The down projection is left out: it is an output projection with longer rows."""
+    """Yield cases of three products of a layer. We omit down, which is like the output projection with longer rows."""
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
@@ -160,7 +160,7 @@ def _residual(
 
 
 def _head(config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None) -> Case:
-    """Make a case of W times a normed x."""
+    """Make a case of the LM head: W times a normalized x."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda w, x, norm, **options: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **options)
@@ -262,7 +262,7 @@ def _with_bias(case: Case, rows: int) -> Case:
 
 
 def _limits(op: str, w: Any, x: Any, **how: Any) -> KernelLimits:
-    """Return limits for the kernel that multiplies W by the largest number of the vectors x that one launch takes."""
+    """Return limits for the kernel of W x. If x has too many vectors for one launch, use the largest launch."""
     if isinstance(w, tuple):  # a loop for each matrix
         return KernelLimits(max(_limits(op, part, x, **how).registers for part in w))
     most = shares(w, len(x))[0].stop

@@ -41,7 +41,7 @@ def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, vari
 
 
 def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time decode attention if it must clear hidden rows in the last tile of V.
+    """Time decode attention with hidden rows in the last tile of V, which the kernel must clear.
 
     All cases read the same number of tiles. The first case of each dtype and shape has no row to clear, and is the
     baseline.
@@ -59,7 +59,7 @@ def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
 
 
 def _rows(cases: Sequence[Case], scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time a few cases, which are all compiled before the first is timed."""
+    """Compile a few cases, and then time them."""
     prepare = partial(_prepared, scale=scale, target=current_target())
     with ThreadPoolExecutor(len(cases)) as pool:
         ready = [pool.submit(prepare, case) for case in cases]
@@ -111,7 +111,7 @@ class CaseTimer:
     def lowered(self, form: Callable[..., Any]) -> Any:
         """Lower a program that calls `form` many times in a loop on the device, with changing arguments.
 
-        A turn of the program's loop takes about 10 us even without calls, so each turn makes many calls. If a case
+        An iteration of the program's loop takes about 10 us even without calls, so each makes many calls. If a case
         updates arrays in place, the updated arrays go into the next call with the same set of arguments.
         """
         program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
@@ -173,6 +173,6 @@ def in_turn(
 
 
 def _merged(case: Case, updated: list[Any], fixed: list[Any]) -> list[Any]:
-    """Merge updated and fixed arguments in their order."""
+    """Put updated and fixed arguments back into the order of the case's arguments."""
     of = {True: iter(updated), False: iter(fixed)}
     return [next(of[i in case.donated]) for i in range(len(case.arrays))]

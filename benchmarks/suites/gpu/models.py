@@ -30,7 +30,7 @@ DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
 def time_models(scale: Scale, clock: Deadline, *, batch: int = 1) -> Iterator[Row]:
-    """Time each model with each of its tables of ops (kernels or XLA), at each length.
+    """Time each model at each length, with our kernels and with XLA's ops.
 
     Several sequences decode only after the shortest context, because their caches must fit, and read no prompts.
     """
@@ -77,7 +77,7 @@ def by_kernels(model: RandomModel, params: Params, scale: Scale, batch: int = 1)
 def programs_of(
     model: RandomModel, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
 ) -> TimedPrograms:
-    """Compile the model's programs, with other `options` of XLA if given. `scale` says whether to read prompts."""
+    """Compile programs for decoding, and for prompts if `scale` has any. `options` replace options of XLA."""
     return compile_programs(
         params,
         model.config,
@@ -107,7 +107,7 @@ def decoding(
 ) -> Row:
     """Time a decoding step after `context` tokens, as a session runs it.
 
-    A call draws the number of tokens that a session would, and the next call is queued before the last one is read.
+    A call draws as many tokens as in a session. We start the next call before we read the tokens of the last one.
     """
     ask = model_speed.decoding(programs, params, context=context, options=options)
 

@@ -31,7 +31,7 @@ CANARY = 1 << 14  # numbers in each
 
 
 def check(scale: Scale, clock: Deadline, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
-    """Check each case: its largest error relative to its bound, and the number of repeats with different results.
+    """Check each case. A row has the largest error relative to its bound, and how many repeats gave other results.
 
     The cases come from the table, or if `varied`, from options that no model of the table uses. One call checks every
     `shares`-th case, starting with case number `share`.
@@ -161,7 +161,7 @@ def _prefill_before_window(q, k, v, offsets):
 
 
 def _masked(scores):
-    """Mask half of a row, and make one score much larger than the others."""
+    """Set half of the scores of a row to -inf, and make one score much larger than the others."""
     scores[:, ::2] = -np.inf
     scores[:, 7] = 30
     return [scores]
@@ -175,10 +175,7 @@ def _choose_numbers(count: int, largest: int) -> np.ndarray:
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Replace the arguments of an op by harder arguments, if SPOILED has any.
-
-    They do not depend on the form of weights.
-    """
+    """Replace the arguments of an op by the harder ones of `SPOILED`, if it has any for this op."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 

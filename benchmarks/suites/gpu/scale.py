@@ -125,7 +125,7 @@ def once(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 def _run(case: Case) -> bool:
-    """Tell whether a model runs this case. Large models do not run in float32, except for the softmax of logits."""
+    """Tell whether models run this case: large models do not run in float32, except for the softmax of logits."""
     large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
     return not large or case.dtype == "bfloat16" or case.op == "softmax"
 

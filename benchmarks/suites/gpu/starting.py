@@ -13,7 +13,7 @@ from llamaspec.benchmarks.suites.gpu.scale import Scale
 
 
 def time_start(scale: Scale, _: Deadline, *, label: str, began: float) -> Iterator[Row]:
-    """Time the start, in one row. `began` is `time.time()` at the start of the process."""
+    """Yield a row with the time from `began` to the first token. `began` is `time.time()` when the process started."""
     ready = time.time()
     model = scale.launched
     params = jax.block_until_ready(params_of(model, scale))

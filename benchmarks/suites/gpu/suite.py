@@ -45,7 +45,7 @@ class SuitePart:
     shares: int = 1  # processes at once that share the work
 
     def shared_out(self) -> list["SuitePart"]:
-        """List a part for each share."""
+        """Split the part into its shares, a part for each."""
         if self.shares == 1:
             return [self]
         shares = [{"share": i, "shares": self.shares} for i in range(self.shares)]
@@ -127,7 +127,7 @@ def run_suite(
 
 
 def run_shares(part: SuitePart, **how: Any) -> Iterator[SectionRow]:
-    """Run the shares of a part at the same time. Yields their rows, even if a share is interrupted."""
+    """Run all shares of a part at the same time, and yield their rows. If interrupted, first yields the rows so far."""
     shares = part.shared_out()
     results: list[list[SectionRow]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []

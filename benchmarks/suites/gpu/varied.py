@@ -68,7 +68,7 @@ def varied_cases() -> Iterator[Case]:
 
 
 def at_once() -> Iterator[Case]:
-    """Yield a product of codes with several vectors in each form and width."""
+    """Yield a product of codes with several vectors, for each form of codes and each padded number of vectors."""
     for batch in WIDTHS:
         for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
             yield coded_gemm.case(BROAD.dim, BROAD.ffn, batch=batch, scheme=form)
@@ -77,9 +77,9 @@ def at_once() -> Iterator[Case]:
 def crowded() -> Case:
     """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
-    Four blocks on a processor, the maximum, delay the reads. The copies are early, because rings are short and the
-    matrix fits in the L2 cache. Without a fence, 3,000 of 3,000 runs were wrong; with 400 blocks of 16 rows, half of
-    the runs were.
+    Four blocks per SM, the maximum, delay the reads. The copies are early, because rings are short and the
+    matrix fits in the L2 cache. Without the fence in `staging.finish_reads`, 3,000 of 3,000 runs were wrong; with 400
+    blocks of 16 rows, half of the runs were.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
@@ -155,7 +155,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products with more sequences than our kernels accept, which XLA computes.
+    """Yield float products for more sequences than our kernels accept: XLA computes these.
 
     In bfloat16 we leave out products with a norm: XLA rounds a normalized vector before the product, kernels do not.
     """
@@ -194,7 +194,7 @@ def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
 
 
 def clearing_cases(models: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
-    """Yield decode attention with 0, 1 or 63 hidden rows in the last tile, and the number of seen keys."""
+    """Yield decode attention with 0, 1 or 63 hidden rows in the last tile. Each comes with its number of seen keys."""
     for config, capacity in models:
         for dtype in (BFLOAT16, FLOAT32):
             (case,) = attention_decode_cases(config, dtype, KernelWork(capacity=capacity))

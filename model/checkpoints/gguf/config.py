@@ -153,7 +153,8 @@ def shortest(number: float) -> float:
 class Keys:
     """Reads keys by their names without the architecture's prefix, for `model.families`.
 
-    For example, "attention.scale" reads the key "granite.attention.scale" in a file of the architecture "granite".
+    For example, in a file of the architecture "granite", the name "attention.scale" stands for the key
+    "granite.attention.scale".
     """
 
     def __init__(self, metadata: Metadata, name: str):

@@ -8,9 +8,9 @@ See https://github.com/bitsandbytes-foundation/bitsandbytes. NF4 and FP4 have th
     weight.quant_state.bitsandbytes__nf4   JSON: the block size and the matrix's shape (FP4: bitsandbytes__fp4)
 
 If scales are quantized again (see `reference.quantizers.double_quantization`), weight.absmax holds the codes of the
-scales. Then weight.nested_absmax is that module's b, weight.nested_quant_map has its levels, and the JSON holds its o.
-bitsandbytes divides a whole matrix into blocks, so a block may span two rows. We read only matrices with whole blocks
-in each row, as in `reference.quantizers.nf4`.
+scales. In the notation of that module, weight.nested_absmax is then b, the JSON holds o, and weight.nested_quant_map
+has the levels of these codes. bitsandbytes divides a whole matrix into blocks, so a block may span two rows. We read
+only matrices with whole blocks in each row, as in `reference.quantizers.nf4`.
 
 LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in the tensor weight, and each row's largest magnitude in
 SCB. bitsandbytes chooses the columns to multiply in float16 at run time, by the activations, so the file has the codes
@@ -89,7 +89,7 @@ class BitsAndBytes(Rule):
         return Quantized(codes, scales.reshape(stop - start, -1))
 
     def pack(self, part: Part) -> dict[str, np.ndarray]:
-        """Pack some rows of codes and float32 scales into the layout's tensors; `part` unpacks them."""
+        """Pack some rows of codes and float32 scales into the layout's tensors. The method `part` is the inverse."""
         return {"weight": nf4.pack(part.codes).reshape(-1, 1), "weight.absmax": part.scales.reshape(-1)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:

@@ -84,7 +84,7 @@ class CompressedTensors(Rule):
         return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        """Pack the codes and scales of some rows into the layout's tensors; `part` unpacks them.
+        """Pack the codes and scales of some rows into the layout's tensors. The method `part` is the inverse.
 
         Zero points are packed for the whole matrix, by `pack_zeros`.
         """
@@ -271,7 +271,7 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """Choose the layout to write matrices with codes of the same form as `codes`. Raises ValueError if no layout fits.
+    """Choose the layout in which to write matrices with the form of `codes`. Raises ValueError if no layout fits.
 
     With `rows_grouped`, each group of columns in a row has a scale; otherwise each row has one scale. With
     `int8_activations`, we write int8 codes as int-quantized, which tells readers to use int8 activations. Otherwise we

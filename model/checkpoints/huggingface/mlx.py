@@ -39,6 +39,7 @@ KEY = "quantization"  # key in config.json
 SIZES = {"affine": (64, 4), "mxfp4": (mx.BLOCK, 4), "mxfp8": (mx.BLOCK, 8), "nvfp4": (nvfp4.BLOCK, 4)}  # group, bits
 GROUPS = (32, 64, 128)  # group sizes of the mode affine
 WORDS, BYTES = ("uint32",), ("uint8",)
+MOST_EXPERTS = 100_000  # of all layers together; the largest models have 16,000
 GRID = ("scales", "biases")  # tensors of a module that have one row for each row of the module's weight
 
 
@@ -207,6 +208,9 @@ def with_experts_apart(path: str, config: Config, family: Family, located: Locat
 
     Raises `CheckpointError` if a joined tensor does not have one matrix per expert.
     """
+    if config.layers * config.experts > MOST_EXPERTS:  # checked before we make a name for each
+        what = f"{config.layers} layers of {config.experts} experts are more than {MOST_EXPERTS} experts"
+        raise refused(path, f"config.json: {what}, the most that we read from joined tensors")
     apart = dict(located)
     for layer in range(config.layers):
         for joined, names in expert_names(config, family, layer).items():

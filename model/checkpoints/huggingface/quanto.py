@@ -29,7 +29,7 @@ INSTEAD = "load the model by optimum-quanto, and save the dequantize()d weights;
 
 
 class ByteCodes(Rule):
-    """The layouts with a byte per code."""
+    """The layouts of optimum-quanto with one byte per code: qint8 and qfloat8."""
 
     zeros = False
 

@@ -217,7 +217,7 @@ def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
 def _named(settings: Fields, key: str) -> object:
     """Read a setting that is the name of an enumeration's value or of a dtype; None if the setting is absent.
 
-    torchao stores a setting that was given as a string in small letters.
+    If the setting was given as a string, torchao stores it in lower case.
     """
     value = settings.values.get(key)
     return value.upper() if isinstance(value, str) else settings.object(key).get("_data")

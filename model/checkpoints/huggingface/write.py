@@ -26,7 +26,9 @@ from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD, with
 from llamaspec.model.checkpoints.huggingface.write_config import format_config, format_tokens
 from llamaspec.model.checkpoints.safetensors_header import format_header
 from llamaspec.model.checkpoints.staging import new_directory
+from llamaspec.model.checkpoints.strict_json import read_object
 from llamaspec.model.family import Family, nearest_family
+from llamaspec.model.options import SAMPLING
 from llamaspec.model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, fused_rows, quantizable, weights
 from llamaspec.reference.quantizers.affine import Affine
 
@@ -47,6 +49,8 @@ def write_huggingface(
     and gpt-oss's experts in MXFP4 (in the layout of gpt-oss's release). Scales are float32 unless they are exponents.
     Matrices of a GGUF file become float32 if no single layout fits them all. `int8_activations` makes readers multiply
     int8 matrices by int8 activations (SmoothQuant).
+
+    We keep the keys of the source's generation_config.json that choose the next token, such as temperature.
 
     We copy the tokenizer files and the chat template from the source's folder, or write `files` (contents by path)
     instead. We do not copy a link that leads out of the source's folder, since a copy could publish a private file of
@@ -89,6 +93,7 @@ def write_huggingface(
     source = Path(checkpoint.path)
     folder = source if source.is_dir() else source.parent
     copied, notes = ([], []) if files else companions(folder)
+    tokens |= _sampling_keys(checkpoint, folder)
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
@@ -110,6 +115,14 @@ def write_huggingface(
                 if progress:
                     progress(name, tensor.bytes)
     return notes
+
+
+def _sampling_keys(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
+    """Return the keys of the source's generation_config.json that choose the next token."""
+    path = folder / "generation_config.json"
+    in_folder = checkpoint.format in ("safetensors", "mistral")
+    values = read_object(path) if in_folder and path.is_file() else {}
+    return {key: values[key] for key in (*SAMPLING, "do_sample") if key in values}
 
 
 def _joined(

@@ -71,7 +71,7 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
         "experts": config.experts > 0,
         "biases": config.qkv_bias or config.o_bias or config.ffn_bias,
         "norms of q and k": config.qk_norm,
-        "features that no Llama has": config.beyond_llama() != (),
+        "a feature that Llama models do not have": config.beyond_llama() != (),
         f"heads of width {config.head_dim} (only dim / heads)": config.head_dim * config.heads != config.dim,
         f"the begin token {checkpoint.bos} (only {layout.BOS})": checkpoint.bos not in (None, layout.BOS),
         "end tokens except 1 and 2": not checkpoint.stops <= layout.STOPS,

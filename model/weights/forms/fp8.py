@@ -31,7 +31,10 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class FP8(QuantizedMatrix):
-    """A matrix of e4m3 codes. A code's bits, shifted into a float16, are its value / 2^8, even if subnormal."""
+    """A matrix of e4m3 codes. If we shift a code's bits into a float16, it holds the code's value divided by 2^8.
+
+    This is also true for subnormal codes.
+    """
 
     __slots__ = ()
     form = "fp8"

@@ -12,7 +12,7 @@ from llamaspec.pallas_kernels.parts import int4
 
 
 class Int8(QuantizedMatrix):
-    """Integers from -128 to 127."""
+    """A matrix of 8-bit integer codes from -128 to 127."""
 
     __slots__ = ()
     form = "int8"
@@ -29,14 +29,14 @@ class Int8(QuantizedMatrix):
 
 
 class Int6(Int8):
-    """Integers from -32 to 31."""
+    """A matrix of 6-bit integer codes from -32 to 31, one per byte."""
 
     __slots__ = ()
     form = "int6"
 
 
 class Int5(Int8):
-    """Integers from -16 to 15."""
+    """A matrix of 5-bit integer codes from -16 to 15, one per byte."""
 
     __slots__ = ()
     form = "int5"
@@ -65,7 +65,7 @@ class _Integers4(QuantizedMatrix):
 
 
 class Int4(_Integers4):
-    """Integers from -8 to 7."""
+    """A matrix of 4-bit integer codes from -8 to 7, two per byte."""
 
     __slots__ = ()
     form = "int4"
@@ -75,7 +75,7 @@ class Int4(_Integers4):
 
 
 class Int8Min(QuantizedMatrix):
-    """Integers from -128 to 127, with minima."""
+    """A matrix of 8-bit integer codes from -128 to 127; each group has a minimum."""
 
     __slots__ = ()
     form = "int8_min"
@@ -87,14 +87,14 @@ class Int8Min(QuantizedMatrix):
 
 
 class Int5Min(Int8Min):
-    """Integers from 0 to 31, with minima."""
+    """A matrix of 5-bit integer codes from 0 to 31, one per byte; each group has a minimum."""
 
     __slots__ = ()
     form = "int5_min"
 
 
 class Int4Min(_Integers4):
-    """Integers from 0 to 15, with minima."""
+    """A matrix of 4-bit integer codes from 0 to 15, two per byte; each group has a minimum."""
 
     __slots__ = ()
     form = "int4_min"
@@ -102,7 +102,7 @@ class Int4Min(_Integers4):
 
 
 class Int4Words(Words):
-    """Integers from -8 to 7."""
+    """A matrix of 4-bit integer codes from -8 to 7, in the layout of the GPU's kernels."""
 
     __slots__ = ()
     form = "int4"
@@ -112,7 +112,7 @@ class Int4Words(Words):
 
 
 class Int4MinWords(Words):
-    """Integers from 0 to 15, with minima."""
+    """A matrix of 4-bit integer codes from 0 to 15 with minima, in the layout of the GPU's kernels."""
 
     __slots__ = ()
     form = "int4_min"
@@ -123,21 +123,21 @@ class Int4MinWords(Words):
 
 
 class Int6Words(Int4Words):
-    """Integers from -32 to 31."""
+    """A matrix of 6-bit integer codes from -32 to 31, in the layout of the GPU's kernels."""
 
     __slots__ = ()
     form = "int6"
 
 
 class Int5Words(Int4Words):
-    """Integers from -16 to 15."""
+    """A matrix of 5-bit integer codes from -16 to 15, in the layout of the GPU's kernels."""
 
     __slots__ = ()
     form = "int5"
 
 
 class Int5MinWords(Int4MinWords):
-    """Integers from 0 to 31, with minima."""
+    """A matrix of 5-bit integer codes from 0 to 31 with minima, in the layout of the GPU's kernels."""
 
     __slots__ = ()
     form = "int5_min"

@@ -105,7 +105,7 @@ class Talk:
         return generation
 
     def answer(self, text: str) -> list[int]:
-        """Encode an answer as a model would draw it, with the stop token at the end."""
+        """Encode an answer as a model would generate it, with the stop token at the end."""
         return [*self.tokenizer.encode(text, start=False), self.stop]
 
     @property

@@ -1,6 +1,6 @@
 """Adapter files in PEFT's layout: written files are read back, and bad files are refused in one line.
 
-Merging an adapter gives the product of applying it.
+A matrix that an adapter is merged into gives the same products as the matrix with the adapter applied.
 """
 
 import json
@@ -147,7 +147,7 @@ def test_merged_weights_are_rounded_once(dtype):
 @pytest.mark.parametrize("product", [dot, cpu_product])
 @pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
 def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
-    """Products of the stacked [q; k; v] with adapters for q and v are within LoRA's error bound.
+    """A product with the stacked matrix [q; k; v], and with adapters for q and v, is within LoRA's error bound.
 
     The matrices are floats or codes.
     """

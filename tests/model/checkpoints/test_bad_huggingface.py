@@ -192,7 +192,7 @@ def sharded(tmp_path) -> Path:
 
 
 def change_index(folder: Path, **changes: Any) -> str:
-    """Return a function that maps tensors to other shards in the index; it returns the path of the index."""
+    """Map tensors to other shards in the index, and return the path of the index."""
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= changes

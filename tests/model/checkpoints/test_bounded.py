@@ -76,7 +76,7 @@ def test_each_limit_stops_a_call(process, function, argument, what):
 
 
 def test_earlier_calls_do_not_affect_the_next_limit(process):
-    """Memory that an earlier call used does not count in the next call's limit."""
+    """Memory that earlier calls used does not count against the next call's limit."""
     most = str(BYTES // 2)
     for _ in range(3):
         assert process.refusal(ask_for, most) is None

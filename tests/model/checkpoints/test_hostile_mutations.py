@@ -120,7 +120,7 @@ KINDS += [f"llama2c {version}" for version in range(4)]
 class Change:
     """A change to a file.
 
-    Positions are taken modulo the header's length, or modulo the file's length for some changes.
+    Most kinds of change take positions modulo the header's length; the others take them modulo the file's length.
     """
 
     how: str

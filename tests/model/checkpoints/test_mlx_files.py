@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from llamaspec.model.cache import empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import exact_weights
+from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.mlx import read_mlx
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
@@ -118,7 +120,7 @@ def stored_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 def write(folder: Path, model: str, settings: Any = None, **changes: Any) -> dict[str, np.ndarray]:
     """Write a model of `MODELS` as mlx-lm writes it.
 
-    Each of `changes` replaces a tensor, or removes it if None. In its name, "/" stands for ".".
+    A keyword in `changes` names a tensor, with "/" in place of ".". Its value replaces the tensor; None removes it.
     """
     golden = GOLDENS["models"][model]
     tensors = stored_tensors(MODELS[model])
@@ -139,9 +141,9 @@ def assert_golden(model: str, logits: np.ndarray) -> None:
     np.testing.assert_allclose(logits[golden["positions"]], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def exact_logits(folder: Path, model: str) -> np.ndarray:
-    """Compute logits from the weights of a file by the definition."""
-    checkpoint, tokens = open_checkpoint(folder), np.array(GOLDENS["models"][model]["tokens"])
+def exact_logits(path: Path, model: str) -> np.ndarray:
+    """Compute logits by the definition from the weights of a file or folder."""
+    checkpoint, tokens = open_checkpoint(path), np.array(GOLDENS["models"][model]["tokens"])
     config = checkpoint.config
     return llama.forward(load_reference_params(checkpoint), tokens, llama.empty_cache(config), config=config)[0]
 
@@ -163,6 +165,17 @@ def test_a_model_of_mlx_lm_runs_from_its_codes(model, tmp_path):
     assert isinstance(params.layers[1].qkv.weight, QuantizedMatrix) and isinstance(params.embedding, Embedding)
     cache = empty_cache(checkpoint.config, batch=1, capacity=32, dtype=FLOAT32)
     assert_golden(model, np.asarray(FORWARD(params, tokens, cache, config=checkpoint.config, ops=CPU)[0])[0])
+
+
+@pytest.mark.parametrize("model", ["llama, tied", "qwen3-moe"])
+def test_a_model_of_mlx_lm_is_written_in_other_formats(model, tmp_path):
+    (tmp_path / "mlx").mkdir()
+    write(tmp_path / "mlx", model)
+    checkpoint = open_checkpoint(tmp_path / "mlx")
+    write_huggingface(checkpoint, tmp_path / "plain")
+    write_gguf(checkpoint, tmp_path / "model.gguf")
+    for written in ("plain", "model.gguf"):
+        assert_golden(model, exact_logits(tmp_path / written, model))
 
 
 @pytest.mark.parametrize("keys", [("quantization",), ("quantization_config",)])
@@ -229,6 +242,14 @@ def test_joined_experts_need_no_quantization(tmp_path):
 def test_invalid_quantized_tensors_are_refused(model, changes, what, tmp_path):
     write(tmp_path, model, **changes)
     assert mentions(refusal(tmp_path), what)
+
+
+def test_a_false_number_of_experts_is_refused_at_once(tmp_path):
+    write(tmp_path, "qwen3-moe")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"num_experts": 10_000, "num_hidden_layers": 10_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert mentions(refusal(tmp_path), "10000 layers experts 100000")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,10 @@ AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_t
 
 
 def test_auto_round_has_other_settings_for_single_modules(tmp_path):
-    """Modules are named, or matched by a regular expression. Modules with 16 bits are not quantized."""
+    """auto-round files may have other settings for single modules, given by name or by a regular expression.
+
+    A module with 16 bits is not quantized.
+    """
     modules = {
         r".*\.(?:gate|down)_proj.*": {"bits": 8},
         "model.layers.1.self_attn.o_proj": {"bits": 16},

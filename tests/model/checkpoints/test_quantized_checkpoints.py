@@ -435,7 +435,7 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
             "targets": targets[place],
         }
     groups = {"first": {"weights": None, "targets": ["Attention"]}} | dict(reversed(groups.items()))
-    mixed = {**LAYOUTS["packed 4"][0], "config_groups": groups}
+    mixed = {**LAYOUTS["packed 4"][0], "format": "mixed-precision", "config_groups": groups}
     stores = {place: LAYOUTS[layout][1] for place, layout in layouts.items()}
     meant = write_stored(
         tmp_path, mixed, lambda name, w: next(store for place, store in stores.items() if place in name)(w)
@@ -446,9 +446,21 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
     assert {tensor.codes.form for tensor in checkpoint.tensors.values() if tensor.codes} == {"fp8", "int8", "int4"}
 
 
+def test_exponents_may_have_a_dtype_of_their_own(tmp_path):
+    """Files store the exponents of MXFP4 as U8 or as F8_E8M0: the bytes are the same."""
+    settings, store = LAYOUTS["mxfp4"]
+
+    def with_own_dtype(_: str, w: np.ndarray) -> Layout:
+        stored, meant = store(w)
+        return stored | {"weight_scale": stored["weight_scale"].view(ml_dtypes.float8_e8m0fnu)}, meant
+
+    for name, weights in write_stored(tmp_path, settings, with_own_dtype).items():
+        np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
+
+
 @pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
 def test_model_optimizer_names_the_format_of_each_module(file, tmp_path):
-    """nvidia's releases with MIXED_PRECISION have NVFP4 in some modules, and FP8 in others."""
+    """A model with quant_algo MIXED_PRECISION, as nvidia releases them, has NVFP4 in some modules and FP8 in others."""
     kinds = {"down_proj": ("W4A16_NVFP4", 16), "gate_proj": ("NVFP4", 16), "up_proj": ("MXFP8", 32)}
 
     def store(name: str, w: np.ndarray) -> Layout:

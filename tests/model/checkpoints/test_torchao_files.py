@@ -174,7 +174,7 @@ def test_a_packing_format_may_be_a_string(packing, layout):
     ("kind", "key"), [("FqnToConfig", "fqn_to_config"), ("ModuleFqnToConfig", "module_fqn_to_config")]
 )
 def test_modules_have_types_of_their_own(kind, key, tmp_path):
-    """Types may be named for modules, and for the embedding; null means not quantized."""
+    """The configuration may name a type for single modules and for the embedding; null means not quantized."""
     exact = write(tmp_path, {})
     w = families.random_tensors(CONFIG)["model.embed_tokens.weight"]
     scale = (np.abs(w).max(axis=1, keepdims=True) / 127).astype(np.float32)

@@ -48,7 +48,7 @@ def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tens
 
 
 def story(folder: Path, *, characters: int = 200) -> Path:
-    """Write the first characters of doctor's default text: shorter, because each trial evaluates the whole text."""
+    """Write the first characters of doctor's default text. Every trial evaluates it, so a short text saves time."""
     path = folder / "story.txt"
     path.write_text(TEXT[:characters])
     return path
@@ -216,7 +216,10 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """Return doctor's faults in the tokenizer and the template, without its trials on a text, which take seconds."""
+    """Return the faults that doctor finds in the tokenizer and the template.
+
+    This skips doctor's trials on a text, which take seconds.
+    """
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
 
@@ -291,9 +294,9 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """A superblock with one group scale of 0 is no fault, since ggml may round a scale to 0.
+    """A superblock in which one group has the scale 0 is no fault, since ggml may round a scale to 0.
 
-    A superblock with d = 0 is one.
+    A superblock with d = 0, which makes all its scales 0, is a fault.
     """
 
     def one_scale(packed: np.ndarray) -> None:

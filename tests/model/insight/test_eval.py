@@ -59,7 +59,10 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_windows_do_not_matter_if_only_the_last_token_counts(seed, tokens, context, data):
-    """If logits depend only on the last token, loss and divergence equal sums over a table, for any windows."""
+    """Loss and divergence do not depend on the windows if logits depend only on the last token.
+
+    They equal sums over a table.
+    """
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))
@@ -135,7 +138,10 @@ def test_weights_that_overflow_are_reported():
 
 
 def loss_bound(golden: dict) -> float:
-    """Return twice the allowed error of logits (1e-5 of the largest: tests/model/test_model_against_reference.py)."""
+    """Return twice the error that logits may have, which is 1e-5 times the largest logit.
+
+    See tests/model/test_model_against_reference.py.
+    """
     return 2e-5 * golden["largest_logit"]
 
 
@@ -143,8 +149,8 @@ def loss_bound(golden: dict) -> float:
 def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path, backend):
     """Loss and divergence of a q4 model equal transformers' values within a bound.
 
-    A divergence averages log p - log q over p. Errors of e in the logits change it by 4 e, and change p by a factor of
-    e^2e.
+    The divergence averages log p - log q over p. If no logit is off by more than d, this difference is off by at most 4
+    d, and p by at most a factor of exp(2 d).
     """
     folder, text = data / "stories260K", tmp_path / "text"
     text.write_text(GOLDEN["text"])
@@ -235,7 +241,10 @@ def test_a_full_disk_is_one_line(monkeypatch):
 @pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
-    """`with_weights` replaces only the changed tensor and rereads no other, also if `base` is an equal copy."""
+    """`with_weights` replaces the one tensor that differs from `read_from`, and reads no other tensor again.
+
+    `read_from` may be a copy of the checkpoint that the model was loaded from.
+    """
     base, second = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
     model = load_backend(decoded(base))
     assert isinstance(model, JaxBackend)

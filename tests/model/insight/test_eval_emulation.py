@@ -1,4 +1,4 @@
-"""If activations are rounded as llama.cpp rounds them, our logits equal llama.cpp's (goldens/gguf.json)."""
+"""Our logits equal llama.cpp's if activations are rounded as llama.cpp rounds them (goldens/gguf.json)."""
 
 import base64
 from collections.abc import Callable
@@ -126,12 +126,12 @@ def test_remaining_differences_come_from_one_rounding_tie(file, monkeypatch, nam
 
 
 def test_the_tie_of_q5_0(file, monkeypatch):
-    """Feature 96 of one rmsnorm is at a rounding tie for us but not for llama.cpp, which explains the one different
-    position.
+    """One number at a rounding tie explains the only position at which our logits differ from llama.cpp's.
 
-    In the second layer the feature is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 float32 steps away. Times 127
-    / 2.277141, the largest of its block, these are -19.500002 and -19.499998, with the codes -20 and -19. From
-    llama.cpp's vector, our rounding and our matrix give llama.cpp's product; from our vector they do not.
+    It is feature 96 of an rmsnorm output in the second layer: -0.34963982 exactly, and -0.34963974 in llama.cpp, 3
+    float32 steps away. Multiplied by 127 / 2.277141, the divisor being the largest number of the block, these become
+    -19.500002 and -19.499998, which round to -20 and -19. From llama.cpp's vector, our rounding and our matrix give
+    llama.cpp's product; from our vector they do not.
     """
     type, name, position = make_gguf.TIE
     assert (type, name, position) == ("Q5_0", "blk.1.ffn_gate", FLIPPED["Q5_0"])
@@ -229,7 +229,10 @@ def test_a_rounding_array_rounds_only_its_multiplier():
 
 
 def test_a_rounding_array_multiplies_minima_by_sums():
-    """`RoundingArray` multiplies the minima by the sums that q8_1 stores, also for each expert's matrix."""
+    """A product with a `RoundingArray` multiplies the weights' minima by the sums of activations that q8_1 stores.
+
+    The array may hold one matrix per expert.
+    """
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
     numbers = ggml_activations.q8_1(x)
@@ -243,7 +246,7 @@ def test_a_rounding_array_multiplies_minima_by_sums():
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_activations_apply_to_every_quantized_matrix(name):
-    """Activations are rounded to q8_0 for every matrix of a q8 model, experts included, alike on both backends."""
+    """For every matrix of a q8 model, including the experts' matrices, both backends round the activations to q8_0."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [

@@ -87,9 +87,9 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """Check that in one of three runs, a process uses the planned memory within 5 % and 50 MB.
+    """Run a process up to three times, until its peak memory is within 5 % and 50 MB of the plan; fail if it never is.
 
-    Compilations that overlap sometimes took 70 MB more.
+    One run is not enough: compilations that overlap sometimes took 70 MB more.
     """
     peak = np.inf
     for _ in range(3):
@@ -236,7 +236,10 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """A plan says that a model fits exactly if loading would accept it. Both exclude memory in use before loading."""
+    """A plan says that a model fits exactly if loading would accept it.
+
+    Plan and loading both compare free memory with the memory that is needed in addition to what is in use already.
+    """
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 
@@ -323,7 +326,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
 def test_gpu_memory_of_other_programs_is_not_free(monkeypatch):
     """Memory that other programs hold on a GPU is not free.
 
-    JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.
+    Here JAX may use 60 GB of an 80 GB GPU, and holds 1 GB. Other programs hold so much that only 5 GB are free.
     """
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)

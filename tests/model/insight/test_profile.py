@@ -45,7 +45,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: pytest.MonkeyPatch):
-    """If kernels ran in CUDA graphs, a second run without graphs gives the time of each part.
+    """A second run without CUDA graphs gives the time of each part, if kernels ran in graphs in the first run.
 
     On a CPU both runs are equal.
     """
@@ -79,7 +79,10 @@ def test_kernels_in_cuda_graphs_have_no_instruction_names(h200: dict[str, Any]):
 
 
 def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
-    """The time of each part of the model is the sum of its kernels' times, which we read off the trace by hand."""
+    """The time of each part of the model is the sum of its kernels' times.
+
+    The expected sums assign each kernel to a part by its name and its place in the trace.
+    """
 
     def microseconds(span: str) -> tuple[dict[str | None, float], float]:
         ran, start, end = events_of(h200["graphs"], f"{span} 0")

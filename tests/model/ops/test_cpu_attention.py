@@ -57,7 +57,10 @@ def test_one_query_is_within_the_bound(noise, capacity, start, window):
 
 @pytest.mark.parametrize("seq", [1, 3])
 def test_no_row_is_read_past_the_span_in_use(seq: int):
-    """Attention reads no cache row after the span in use: a NaN there would reach the result, because 0 NaN is NaN."""
+    """Attention reads no cache row after the span in use.
+
+    A NaN there would reach the result even with weight 0, because 0 times NaN is NaN.
+    """
     rng = np.random.default_rng(0)
     capacity, start = 3 * PROMPT_SPANS.longest, PROMPT_SPANS.longest + 10
     q, k, v = (rng.standard_normal((rows, HEADS, HEAD_DIM), np.float32) for rows in (seq, capacity, capacity))
@@ -77,9 +80,9 @@ def test_one_query_copies_no_keys():
 
 @pytest.mark.parametrize("kv_heads", [2, 12])
 def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
-    """The dot writes scores with one row per query.
+    """For a prompt, XLA's dot writes the scores with one row per query.
 
-    One row per key would need a transpose that is slower than the dot.
+    If it wrote one row per key, attention would need a transpose that is slower than the dot.
     """
     heads, seq, rows = 12, 4, 192
     q, k, v = (np.zeros((n, of, HEAD_DIM), np.float32) for n, of in ((seq, heads), (rows, kv_heads), (rows, kv_heads)))

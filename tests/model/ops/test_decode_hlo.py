@@ -1,4 +1,4 @@
-"""XLA's CPU program of a decode step has the fast form for which `model.ops` writes its products."""
+"""XLA compiles a decode step for a CPU to the fast code for which `model.ops` writes its products in a special form."""
 
 import re
 from functools import partial

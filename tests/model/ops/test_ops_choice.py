@@ -92,7 +92,7 @@ def test_a_kernel_error_is_raised_without_fallback(untraced, monkeypatch, loop, 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_a_later_kernel_error_is_raised_too(untraced, monkeypatch, error):
-    """An error in a kernel that was found to support the model is raised; the op does not fall back to XLA."""
+    """An error in a kernel that was chosen for a model reaches the caller, without a fallback to XLA."""
     ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
     assert not any(reasons.values())
     jax.clear_caches()
@@ -239,7 +239,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_get_their_own_ops():
-    """If no kernel supports one layer's feed-forward matrices, only that layer's feed-forward ops fall back to XLA."""
+    """Only one layer's feed-forward ops fall back to XLA if no kernel supports this layer's feed-forward matrices."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)

@@ -34,7 +34,10 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass
 class Matrix:
-    """Draws a quantized matrix: codes from their whole range, scales from 2^-4 to 2^4, minima that cancel weights."""
+    """A recipe for quantized matrices: codes from their whole range, and scales from 2^-4 to 2^4.
+
+    Each minimum is minus the scale times a random code, so that weights may cancel to 0.
+    """
 
     form: Form
     zeros: bool
@@ -213,11 +216,11 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 @pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
 def test_products_of_few_vectors_do_not_depend_on_neighbors(monkeypatch, limit):
-    """A vector's product does not depend on the other vectors; if one block is enough, it equals the vector's single
-    product.
+    """A vector's product does not depend on the other vectors of the batch.
 
-    XLA compiles a loop over several blocks differently. The program decodes no codes ahead: it needs only the memory of
-    one vector's product and of one block's codes.
+    The product decodes the matrix in blocks of rows. If one block is enough, the result equals the product of the
+    vector by itself; XLA compiles a loop over several blocks differently. The program needs only the memory of one
+    vector's product and of one block's codes: it decodes no block ahead.
     """
     monkeypatch.setattr(products, "MOST_KEPT", limit)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
@@ -285,8 +288,8 @@ def test_products_of_many_bfloat16_vectors_are_bounded_and_independent(count: in
 def test_a_cpu_product_writes_only_partial_sums(form: Form | None, group: int, shape):
     """A product on a CPU writes only the partial sums that plans count: no float32 weights and no copied codes.
 
-    If the sums are too large for a cache, each one covers twice as many numbers: less than half a byte per weight of
-    NF4.
+    The partial sums take at most half a byte per weight, as much as NF4 codes. For matrices of 10,000 rows or more,
+    each sum covers twice as many numbers, and the sums take at most a quarter of a byte per weight.
     """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)

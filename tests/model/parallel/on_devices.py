@@ -369,7 +369,7 @@ def gradient(name: str) -> dict[str, Any]:
 def served(devices: int) -> dict[str, Any]:
     """Serve requests one by one, and then all at once with too few pages for all of them.
 
-    `paged` is true if a request was preempted and another one reused pages of the prefix cache.
+    In the result, `paged` is true if a request was preempted and another one reused pages of the prefix cache.
     """
     import threading
 
@@ -697,7 +697,7 @@ def command(*arguments: str) -> dict[str, Any]:
 
 
 def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Return a function per command. The commands share one folder, and a machine profile that is measured briefly."""
+    """Yield a function per command. The commands share one folder, and a machine profile that is measured briefly."""
     import tempfile
 
     from llamaspec.benchmarks.suites import multi_device as several
@@ -718,7 +718,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
 
 
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Return a function per case of a kind, in the order of the tables above."""
+    """Yield a function per case of a kind, in the order of the tables above."""
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))

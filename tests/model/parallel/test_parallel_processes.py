@@ -1,4 +1,4 @@
-"""Several processes run one model: they print one process's text, and report a lost process in one line."""
+"""Several processes run one model: they print what a single process prints, and report a lost process in one line."""
 
 import json
 import os
@@ -130,9 +130,9 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
 
 @pytest.mark.slow  # 20 s
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
-    """Two processes train the same bits as two devices, also in the optimizer: a sum of two numbers has only one order.
+    """Training on two processes gives the same bits as training on two devices of one process, also in the optimizer.
 
-    `test_parallel.py` checks the trained weights themselves.
+    A sum of two numbers has only one order. `test_parallel.py` checks the trained weights themselves.
     """
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
@@ -228,10 +228,10 @@ def ask_as_a_stranger(port: int) -> None:
 
 
 def test_processes_with_other_options_end_with_the_difference():
-    """Processes with different options end with a message that names the different option. A port scan does not count
-    as a process.
+    """Processes with different options end with a message that names the different option.
 
-    The processes here are threads, which end before processes start to watch each other.
+    A port scan does not count as a process. The processes here are threads, which end before processes start to watch
+    each other.
     """
     equal, different = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
 
@@ -249,8 +249,7 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Processes compare their commands and options, except for process numbers, addresses and the model's parent
-    folder.
+    """Processes compare their commands and options, except process numbers, addresses and the model's parent folder.
 
     Output files may differ, but processes that resume a training compare the files that they would read.
     """

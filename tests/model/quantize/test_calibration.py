@@ -104,7 +104,10 @@ def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("rows", "cols"), [(3, 64), (5, 192), (2, 320)])
 def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
-    """GPTQ in blocks of columns chooses the codes of plain GPTQ; no drawn weight is near a rounding tie."""
+    """GPTQ in blocks of columns chooses the codes of plain GPTQ; no drawn weight is near a rounding tie.
+
+    Codes are compared only in rows where plain GPTQ has no larger error than rounding to nearest.
+    """
     w, x = Noise(seed)(rows, cols, dtype=np.float64), correlated(seed, 2 * cols, cols)
     plain = gptq.quantize(w, x, bits=4, group=64, even=True)
     actual = gptq_codes(w, sums(x))
@@ -142,7 +145,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 def test_calibrated_errors_are_at_most_those_of_rounding_to_nearest(name, monkeypatch):
     """On the calibration inputs, no matrix has a larger error than with rounding to nearest.
 
-    Most have a smaller one.
+    Most matrices have a smaller error.
     """
     ratios, method = [], METHODS[name]
 
@@ -189,7 +192,10 @@ def sevens(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def exact_codes(w: np.ndarray, inputs: Inputs) -> Quantized:
-    """Quantize each weight exactly, to an integer of 64 to 127 times a power of 2, as weights of `sevens` allow."""
+    """Quantize each weight exactly: its own scale is a power of two, and its code is at most 127 in magnitude.
+
+    Such a code exists, because the weights of `sevens` have at most seven significant bits.
+    """
     magnitudes = np.where(w == 0, 1, np.abs(w))
     scales = 2.0 ** (np.floor(np.log2(magnitudes)) - 6)
     codes = (w / scales).astype(np.int8)
@@ -205,7 +211,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_calibration_factors_cancel(config, into_matrices, monkeypatch):
-    """If calibration uses powers of 2 and no rounding, it changes tensors, but the model computes the same logits."""
+    """Calibration with factors that are powers of 2, and without rounding, changes tensors but no logits."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
     checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))
@@ -250,9 +256,10 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """Check that GPTQ diverges less on unseen text than rounding to nearest.
+    """Check that on text outside the calibration text, GPTQ diverges less from the float model than plain rounding.
 
-    AWQ is not checked: it helps with outlier features, which such small models lack.
+    Plain rounding takes the nearest code. AWQ is not checked: it helps with outlier features, which such small models
+    lack.
     """
     seen, unseen = (windows_of(text(seed, 30), tokenizer, count=8, length=128) for seed in (1, 2))
     base = log_probabilities(checkpoint, unseen)
@@ -329,7 +336,8 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
     """After each step of calibration, memory holds the activations of only one layer.
 
-    For each window these are the inputs of the layer and of its second half; at most two more arrays exist.
+    For each window, these are the input of the layer and the input of its feed-forward half. At most two more arrays
+    exist.
     """
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)

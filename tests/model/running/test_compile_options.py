@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: products are not autotuned where we measured no loss of speed."""
+"""XLA's options for programs of one sequence: matrix products are not autotuned if this costs no measured speed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,10 +59,10 @@ def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, gr
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
-    """Programs of one sequence are compiled with these options; programs of several sequences use the platform's
-    defaults.
+    """On one GPU, a program of one sequence is compiled with the options `UNTUNED`.
 
-    `generate` and its benchmarks compile with `compile_programs`.
+    Programs of several sequences, or for several devices, use the platform's options. `generate` and its benchmarks
+    compile with `compile_programs`.
     """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     passed: list[dict[str, Any]] = []

@@ -83,7 +83,10 @@ def test_only_large_models_on_a_cpu_release_compiled_code(monkeypatch, shape, la
 
 
 def test_a_callback_runs_after_each_compilation():
-    """`compile_programs` calls `compiled` before weights are loaded, and again after the second decode program."""
+    """`compile_programs` calls the callback `compiled` after it has compiled a model's first programs.
+
+    It calls the callback again when the second decode program has been compiled.
+    """
     calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
@@ -110,7 +113,7 @@ FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 b
 
 
 def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
-    """If another program has filled the device, the error is one line.
+    """The error is one line if another program has filled the device.
 
     No plan can know this; only the device reports it.
     """

@@ -36,7 +36,8 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
 def test_a_memory_fraction_is_set_only_with_on_demand_allocation(bare, ahead, fraction, other_fraction):
     """A command sets a memory fraction only if JAX allocates on demand and the user has set no fraction.
 
-    JAX's own code reads the result: it refuses two fractions, and preallocates for any other string.
+    The test lets JAX's own code read the environment. That code refuses two fractions, and treats every value except
+    for false and 0 as a request to preallocate memory.
     """
     for name in FRACTIONS if other_fraction == "" else ():
         bare.setenv(name, "")

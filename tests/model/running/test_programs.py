@@ -1,6 +1,6 @@
-"""Two compiled programs serve all prompts and turns, and a third serves the other sampling method.
+"""A prefill and a decode program serve all prompts and turns; a third program serves the other sampling method.
 
-Weights are in memory once.
+The weights are in memory only once.
 """
 
 import io
@@ -40,7 +40,7 @@ def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """Return a list to which every program that XLA compiles from now on is added."""
+    """Yield a list to which every program that XLA compiles from now on is added."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -96,9 +96,9 @@ def ids_of(llama: Llama, temperature: float) -> list[int]:
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 @pytest.mark.parametrize("command", ["story", "chat"])
 def test_a_command_compiles_only_its_own_programs(run, compiled, monkeypatch, tmp_path, command, temperature):
-    """A command compiles only its decode program, and for a prompt one prefill program.
+    """A command compiles only its decode program and, if it has a prompt, one prefill program.
 
-    Their names differ in JAX's cache.
+    The greedy decode program and the sampling one have different names in JAX's cache.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
@@ -245,7 +245,7 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 
 @pytest.mark.slow  # 5 s
 def test_the_end_of_a_long_cache_takes_no_more_memory():
-    """A long cache needs no memory beyond the plan.
+    """Attention at the end of a long cache needs no memory beyond the plan.
 
     All scores of 64 queries, 32 heads and 32,768 keys would take 268 MB.
     """

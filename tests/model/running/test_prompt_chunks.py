@@ -81,7 +81,7 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
 ):
     """Several devices use the widest chunks for which the device with the least memory has room.
 
-    A plan that counts only narrow chunks would be too small.
+    The memory of wide chunks must be planned: a plan for narrow chunks only would be too small.
     """
     dtype = np.dtype(np.float32)
     layout = Layout(1, 200, 8, 1, dtype, wide=(16, 32))

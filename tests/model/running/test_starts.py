@@ -1,4 +1,4 @@
-"""How a command starts: the times of its phases add up, and a second start loads stored programs without tracing."""
+"""Start of a command: the times of its phases add up, and a second start loads stored programs without tracing."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 @pytest.fixture
 def traced() -> Iterator[list[str]]:
-    """Return a list to which every function that JAX traces from now on is added."""
+    """Yield a list to which every function that JAX traces from now on is added."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):

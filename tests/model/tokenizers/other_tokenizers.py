@@ -30,11 +30,11 @@ class OtherTokenizers:
         self._requests, self._answers = process.stdin, process.stdout
 
     def llama_cpp(self, file: Path, *texts: str, special: bool = False) -> list[list[int]]:
-        """Return a function that encodes texts as llama.cpp does."""
+        """Encode texts as llama.cpp does; return the ids of each text."""
         return self._ask(llama_cpp=str(file), texts=texts, special=special)
 
     def transformers(self, folder: Path, *texts: str) -> list[list[int]]:
-        """Return a function that encodes texts as transformers does."""
+        """Encode texts as transformers does; return the ids of each text."""
         return self._ask(transformers=str(folder), texts=texts)
 
     def _ask(self, **request: Any) -> list[list[int]]:

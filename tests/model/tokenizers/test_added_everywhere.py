@@ -1,6 +1,6 @@
 """Added tokens of every kind in texts of all of Unicode: at the start, in the middle, doubled, and next to white space.
 
-Ids equal those of transformers and llama.cpp, which run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
+We compare ids with transformers and llama.cpp. Both run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
 """
 
 import json
@@ -83,7 +83,7 @@ def tokenizer_model(folder: Path, **config: Any) -> None:
     for name in MARKERS:
         proto.pieces.add(piece=name, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     (folder / "tokenizer.model").write_bytes(proto.SerializeToString())
-    # transformers' class finds normalized tokens in a text in which each space is "▁" already, unlike other programs.
+    # transformers' class replaces each space by "▁" before it finds normalized tokens, unlike other programs.
     added = decoder(len(proto.pieces), [name for name, flags in ADDED.items() if "normalized" not in flags])
     stated = {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": added, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))

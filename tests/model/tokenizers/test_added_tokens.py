@@ -209,7 +209,10 @@ WHITE_NAMES = ["\n\n", "  ", "\t"]
 @example("a\n\n <|end|>", False)
 @example("<|user|>\n\na", True)
 def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized):
-    """A token that absorbs white space leaves added tokens of white space that are found before normalization."""
+    """A control token with `lstrip` or `rstrip` absorbs white space next to it, as in the tokenizers library.
+
+    It does not absorb an added token that consists of white space and is found before normalization.
+    """
     spec = json.loads(tiny_tokenizers.chatml(special=()))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     spec["added_tokens"] = [
@@ -262,7 +265,7 @@ MARKERS = [
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
     """Control tokens are recognized by name, whatever their type in the file.
 
-    Text does not spell them, and `end` stops.
+    Plain text is never encoded to a control token, and generation stops at the token `end`.
     """
     begin, end = names
     keys = with_added(make(), dict.fromkeys(names, MISTAKES[mistake] or NORMAL))

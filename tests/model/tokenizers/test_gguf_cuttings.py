@@ -1,4 +1,4 @@
-"""How byte-level tokenizers of GGUF files split a text: the pre-tokenizer's name decides, and ids equal llama.cpp's."""
+"""Byte-level tokenizers of GGUF files split a text by the pre-tokenizer that the file names, as llama.cpp does."""
 
 import json
 from collections.abc import Iterator

@@ -188,7 +188,7 @@ BYTE_LEVEL = {
 @example([], ["<s>"] * 4)
 @example(["a", " b", "\n"], ["<think>", "<s>", "<s>", "<s>"])
 def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
-    """With add_prefix_space, a text, and what follows an added or control token, gets a space in front."""
+    """With add_prefix_space, a space is put before a text, and before the text after an added or control token."""
     data = json.loads(tiny_tokenizers.chatml(special=("<s>",)))
     data["added_tokens"].append(added(257, "<think>"))
     data["pre_tokenizer"] = sequence(cuts, "pretokenizers")
@@ -364,7 +364,7 @@ def test_a_decoder_that_panics_gives_one_line(capfd):
 
 
 def test_other_output_to_stderr_is_kept(capfd):
-    """If other code prints to stderr during a call of the library, its lines appear after the call."""
+    """Lines that other code prints to stderr during a call of the library appear after the call."""
     with without_panic_lines():
         os.write(2, b"one\n\nthread '<unnamed>' panicked at src/lib.rs:1:2:\na\nb\nnote: run with `RUST_BACKTRACE=1`\n")
         os.write(2, b"two\n")

@@ -38,7 +38,10 @@ def write(folder: Path, raw: bytes, **files: object) -> Path:
 
 
 def test_added_tokens_are_tokens(trained, tmp_path):
-    """Tokens in added_tokens.json are tokens. OpenHermes 2.5 defines <|im_start|> only in that file."""
+    """Tokens that only added_tokens.json defines are found in a text.
+
+    OpenHermes 2.5 defines <|im_start|> only in that file.
+    """
     before = load_tokenizer(write(tmp_path, trained))
     added = {"<|im_end|>": 450, "<|im_start|>": 451, "<s>": 1}
     tokenizer = load_tokenizer(write(tmp_path, trained, added_tokens=added))

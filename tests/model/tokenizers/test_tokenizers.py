@@ -111,7 +111,10 @@ def tokenizer(request, folder):
 
 
 def round_trip(tokenizer, text: str) -> str:
-    """Return the text that decoding gives back: Metaspace takes a leading space for the space that it adds itself."""
+    """Return the text that decoding gives after encoding `text`.
+
+    Metaspace drops one leading space, because it takes this space for the one that it adds itself.
+    """
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text
 

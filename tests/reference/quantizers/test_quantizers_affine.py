@@ -48,7 +48,10 @@ def test_the_error_is_bounded(weights, shape_and_block, bits):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_the_error_is_bounded_for_every_small_denormal(bits):
-    """The error bound also holds if a block's largest weight is a few denormal steps, which draws rarely reach."""
+    """The error bound also holds if a block's largest weight is a small multiple of float32's smallest denormal.
+
+    Random draws rarely reach such weights.
+    """
     tops = np.arange(1, 4097)[:, None] * 2.0**-149
     fractions = np.array([1, -1, 0.5, 0.25, -0.7, 0.99])
     w = (np.floor(tops / 2.0**-149 * fractions) * 2.0**-149).astype(np.float32)

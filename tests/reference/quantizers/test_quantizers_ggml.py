@@ -63,7 +63,10 @@ def too_large(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_what_c_makes_infinite_is_refused(name):
-    """We refuse weights for which C stores an infinite scale: a million exceeds 8 or 16 times float16's 65504."""
+    """We refuse weights for which C stores an infinite scale.
+
+    Weights near 2^20 would need a scale or a minimum beyond 65504, the largest float16 number.
+    """
     beyond = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", *TERNARY)
     assert too_large(name) == (["normal, 3, 20"] if name in beyond else [])
     for key in too_large(name):
@@ -80,7 +83,10 @@ def test_weights_are_those_of_ggml(name):
 
 
 def test_every_power_of_mxfp4():
-    """MXFP4 decodes all 256 exponents as ggml does: 255 means 2^128, beyond float32, and not NaN."""
+    """MXFP4 decodes all 256 exponents as ggml does.
+
+    The exponent 255 means 2^128, which overflows float32; it does not mean NaN.
+    """
     ones = np.full((256, 1, 32), 2, np.uint8)
     powers = MXFP4.dequantize(Quantized(ones, np.arange(256, dtype=np.uint8)[:, None]))[:, 0]
     with np.errstate(over="ignore"):
@@ -192,7 +198,10 @@ def test_the_error_of_mxfp4_is_bounded(weights):
 @pytest.mark.parametrize("below", [1, 2, 8, 64])
 @pytest.mark.parametrize("power", [-100, -3, 0, 1, 5, 60, 127])
 def test_mxfp4_just_below_a_power_of_two(power, below):
-    """2^power (1 - below 2^-24) gets the exponent that log2 in float32 gives; very near the power, log2 rounds up."""
+    """A block's exponent is right if its largest weight is 2^power (1 - below * 2^-24), just below a power of two.
+
+    It is computed from log2 in float32, which rounds up to `power` if the weight is near enough.
+    """
     top = np.ldexp(1 - below * 2.0**-24, power)
     q = MXFP4.quantize(np.full((1, 32), top))
     exact = np.log2(top)
@@ -252,8 +261,8 @@ def largest_floor(q: Superblocks) -> float:
 def test_superblocks_get_better_with_bits(kind, seed):
     """Each K type has less than half of the mean squared error of the previous type.
 
-    This is no theorem, since the types differ in more than their codes. With outliers, only the largest weights may
-    count. For them Q4_K is little better than Q3_K, which has smaller groups.
+    This is no theorem, since the types differ in more than the number of bits. If there are outliers, they dominate the
+    error; for them, Q4_K is little better than Q3_K, which has smaller groups.
     """
     w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]
@@ -276,7 +285,10 @@ def test_fixed_points(name, weights):
 )
 @example(name="MXFP4", kind="student", seed=0, power=4)
 def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
-    """Weights times a power of two get scales times that power, unless a float16 scale is denormal or overflows."""
+    """Multiplying weights by a power of two multiplies the decoded weights by it exactly.
+
+    The test leaves out superblocks with a float16 scale so small that it could be denormal.
+    """
     w = Weights(kind, seed)(1, 256) * np.float32(2.0**-4)
     w[0, ::16] += np.copysign(np.float32(2.0**-2), w[0, ::16])  # no group is small
     q = TYPES[name].quantize(w)

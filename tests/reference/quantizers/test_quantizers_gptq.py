@@ -55,9 +55,9 @@ def test_the_output_is_that_of_llm_compressor(case):
 
 @given(weights=weights, seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8), damp=st.sampled_from([0.01, 0.1]))
 def test_the_errors_account_for_the_output(weights, seed, bits, damp):
-    """The columns' errors E explain the output error: W - W^ = E U, and ||E||^2 is the damped output error.
+    """GPTQ's errors E of single columns explain the output error: W - W^ = E U, and ||E||^2 is the damped output error.
 
-    |e_i| U_ii is at most half a step unless a code is clipped.
+    |e_i| U_ii, the change of column i when it is quantized, is at most half a step unless a code is clipped.
     """
     w, x = weights(3, COLS), correlated(seed, 64)
     q = gptq.quantize(w, x, bits=bits, group=8, damp=damp)
@@ -128,7 +128,7 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
 def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
-    """If inputs are permuted before grouping, as desc_act does, the same weights result, permuted."""
+    """Permuting the inputs and g_idx in the same way, as desc_act does, permutes the decoded weights."""
     random = np.random.RandomState(seed)
     order = random.permutation(64)
     q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))

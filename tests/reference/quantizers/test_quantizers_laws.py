@@ -180,7 +180,11 @@ def draw(kind: str, seed: int, cols: int) -> np.ndarray:
 
 
 def tied(seed: int, cols: int) -> np.ndarray:
-    """Draw weights at ties: nine numbers for eight levels, or zero halfway between two codes of 2, 4 or 8 bits."""
+    """Draw weights at ties, in one of two ways.
+
+    Either the weights have nine equally spaced values, one more than 3-bit codes have; or, in each block, zero lies
+    halfway between two codes of 2, 4 or 8 bits.
+    """
     last = (3, 15, 255)[seed % 3]
     w = np.tile(np.arange(cols) % 9 / 8, (ROWS, 1)).astype(np.float32)
     if seed % 4 == 0:
@@ -191,7 +195,10 @@ def tied(seed: int, cols: int) -> np.ndarray:
 
 
 def wide(seed: int, cols: int) -> np.ndarray:
-    """Draw blocks of 16 weights: the first up to 1, the others from 2^-20 to 2^-10, the extremes of 8-bit scales."""
+    """Draw blocks of 16 weights: up to 1 in the first block, and from about 2^-20 to 2^-10 in the others.
+
+    Such blocks need both very large and very small 8-bit scales.
+    """
     random = np.random.RandomState(seed)
     w = random.uniform(0.5, 1, (ROWS, cols)) * np.copysign(1, random.standard_normal((ROWS, cols)))
     exponents = np.repeat(random.uniform(-20, -10, (ROWS, cols // 16)), 16, axis=1)

@@ -1,14 +1,16 @@
 """For each family of quantizers, an average over weights for which more bits are never worse.
 
-For a single weight it is false: 3 bits represent a 3-bit grid exactly, 4 bits do not. It is true
+For a single weight, more bits can be worse: 3 bits represent a 3-bit grid exactly, 4 bits do not. More bits are never
+worse
 
 -   for a random weight, if its density does not rise away from zero (`symmetric`, `affine`), or is uniform
     over the whole range (`hqq`, Q4_1 and Q5_1);
 -   for every weight, if the coarser grid is part of the finer one (`mx`, Q4_0 and Q5_0, masks);
 -   for the sum over a row, if that sum is the minimum (`kmeans`).
 
-A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine). Here they are
-lattices with so many points that a sum over them is closer to the integral than the two sides are to each other.
+A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine). The tests replace
+a uniform density by a lattice. It has so many points that its sum is closer to the integral than the two sides of the
+inequality are to each other.
 """
 
 import itertools
@@ -46,10 +48,11 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 def test_symmetric_integers(top, reaches, negative):
     r"""More bits do not increase the error for the largest weight m and others uniform on [-a, a], for a <= m.
 
-    G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2, and then within s^3 / (36 sqrt 3)
-    of a s^2 / 12. With s' <= s / 2 for a bit more, G_s(a) - G_s'(a) >= 0.026 a s^2 if a >= s / 2. A sum over parts of
-    width h is off by at most a h s / 4, since the slope of the squared error is at most s: for both sides, and 1024
-    parts of a, by 0.375 a h s <= 0.024 a s^2 down to s = m / 63, the last but one. Below s / 2 no error is larger.
+    G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2. For larger a it differs from a s^2
+    / 12 by at most s^3 / (36 sqrt 3). One more bit gives a step s' <= s / 2, so G_s(a) - G_s'(a) >= 0.026 a s^2 if a >=
+    s / 2. The test sums over parts of width h, which is off by at most a h s / 4, since the slope of the squared error
+    is at most s: for both sides, and 1024 parts of a, by 0.375 a h s. This is at most 0.024 a s^2 for all steps but the
+    smallest, that is, for s >= m / 63. For a below s / 2, no error is larger.
     """
     w = np.concatenate([[-top if negative else top], *(lattice(-top * part, top * part) for part in reaches)])[None]
     read = [symmetric.dequantize(symmetric.quantize(w, bits=bits, block=w.shape)) for bits in range(2, 9)]
@@ -62,8 +65,8 @@ def test_symmetric_integers(top, reaches, negative):
 def test_affine_integers(top, below, reaches):
     """More bits do not increase the error if the other weights are uniform between zero and a point within the range.
 
-    As for symmetric integers, on either side of zero: z is an integer, so zero is on the grid, and a rounded z leaves
-    out at most half a step at an end. s' < s / 2 again.
+    The proof for symmetric integers applies to each side of zero: z is an integer, so zero is on the grid. If z is
+    rounded, the grid leaves out at most half a step at one end. Again s' < s / 2.
     """
     ends = -top * below, top
     pieces = [lattice(0, ends[up] * part) for part, up in reaches]
@@ -78,7 +81,7 @@ def test_hqq(lo, width):
 
     Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
     it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
-    (h / 2)^p / (1 + p) per weight, for both sides together less than half of the difference.
+    (h / 2)^p / (1 + p) per weight. For the two numbers of bits together, this is less than half of their difference.
     """
     w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
     read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
@@ -98,8 +101,8 @@ def test_q4_1_and_q5_1(lo, width):
 def test_q4_0_and_q5_0(weights):
     """Q5_0 is no worse than Q4_0 for each weight: Q4_0's levels are every second level of Q5_0.
 
-    d is the largest weight times a power of two. The slack is the rounding of d to float16, for a code up to 16, and
-    float32's roundings of w / d.
+    d is the largest weight times a power of two. The test allows for the rounding of d to float16, times a code up to
+    16, and for float32's roundings of w / d.
     """
     w = weights(4, 64) * np.float32(2.0 ** -max(weights.exponent - 6, 0))
     four, five = (np.abs(ggml.decode(ggml.encode(w, name), name) - w) for name in ("Q4_0", "Q5_0"))

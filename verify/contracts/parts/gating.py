@@ -49,7 +49,9 @@ def gating_contract(
             Law("a gate of 0 gives 0", _zero),
         ],
         large=Large(
-            {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
+            {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)},
+            beside={"rows": [3], "ffn": [17]},
+            empty=["rows"],
         ),
     )
 

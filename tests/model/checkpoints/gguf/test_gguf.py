@@ -133,7 +133,7 @@ scalings = st.builds(
 def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
     """RoPE scaling survives a round trip through GGUF's factors.
 
-    If no pair is fully scaled, the factors are refused.
+    Factors are refused if no RoPE pair rotates slowly enough to be scaled by the full factor.
     """
     factors = to_factors(scaling, head_dim=head_dim, theta=theta)
     exact = frequencies(head_dim, theta=theta, scaling=scaling)

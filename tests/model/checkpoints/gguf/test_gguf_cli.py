@@ -43,9 +43,9 @@ def test_quantized_files(run, tmp_path):
 @pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """Both backends give the same story from a quantized GGUF file and from one in floats.
+    """Both backends give the same story from a quantized GGUF file and from its decoded weights in a second file.
 
-    JAX runs the former from codes.
+    JAX keeps the quantized file's weights as codes.
     """
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)

@@ -57,7 +57,7 @@ Types = Callable[[str], str]  # maps a matrix's name to its type
 
 
 def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Draw blocks with random bytes as codes and numbers of `SPECIAL` as scales."""
+    """Draw blocks with random bytes as codes, and with scales drawn from `SPECIAL`."""
     kind, rng = ggml.TYPES[type], np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (int(np.prod(shape)) // kind.weights, kind.bytes)).astype(np.uint8)
     for at in FLOATS[type]:
@@ -74,7 +74,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a GGUF file; `types` gives a type for a matrix's name, and `blocks` draws the matrix in this type."""
+    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws the matrix in this type."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
@@ -96,7 +96,7 @@ def mixed(name: str) -> str:
 
 
 def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
-    """Return a function that stacks the exact weights of the named tensors."""
+    """Stack the exact weights of the named tensors."""
     parts = [part for name in names for part in exact_parts(checkpoint.tensors[name])]
     return np.concatenate(parts).astype(np.float32)
 
@@ -210,7 +210,7 @@ def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path):
 def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, dtype):
     """An embedding stays quantized, and only the rows of the prompt's tokens are decoded.
 
-    A tied head shares its codes.
+    A tied head uses the codes of the embedding, without a copy.
     """
     checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=tied).write(tmp_path / "x.gguf"))
     params = load_params(checkpoint, dtype=np.dtype(dtype), positions=1)
@@ -234,9 +234,9 @@ ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items()) if type in ggm
 @pytest.mark.sampled(1)  # 5 to 8 s each
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
-    """Logits differ from the reference by at most 1e-5 of the largest.
+    """Logits differ from the reference's by less than 1e-5 times the largest logit.
 
-    test_quantized_products.py bounds each product.
+    test_quantized_products.py bounds the error of each product.
     """
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], intermediate_size=256, vocab_size=32)
     config = checkpoint.config
@@ -256,9 +256,9 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 @pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
 def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types):
-    """Kernels refuse rows under 1,024 columns while they are traced.
+    """For rows of fewer than 1,024 columns, tracing a kernel raises an error, and XLA's ops run instead.
 
-    XLA's ops then read the codes in the kernels' layout.
+    They read the codes in the kernels' layout.
     """
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))

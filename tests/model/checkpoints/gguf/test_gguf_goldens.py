@@ -52,10 +52,10 @@ def llama_cpp_logits(name: str) -> np.ndarray:
 @pytest.mark.sampled(4)  # 17 cases, 8 s
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
-    """Our logits differ from llama.cpp's by less than 0.06, since llama.cpp rounds activations. A wrong weight changes
-    more.
+    """Our logits differ from llama.cpp's by less than 0.06, because llama.cpp rounds activations and we do not.
 
-    With the same rounding the logits agree: tests/model/insight/test_eval_emulation.py.
+    A wrong weight would change the logits more. With the same rounding, they agree:
+    tests/model/insight/test_eval_emulation.py.
     """
     path = make_file(tmp_path, name, GOLDENS["logits"][name]["sha256"])
     assert distance(logits_of(path), llama_cpp_logits(name)) < 0.06
@@ -88,7 +88,7 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
     """The greedy story of each GGUF type that we write equals llama.cpp's.
 
-    JAX runs only one type, since each type compiles for seconds.
+    With JAX, only one type runs, because compiling takes seconds for each type.
     """
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]

@@ -102,9 +102,9 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """Our products of llama.cpp's own inputs and matrices equal llama.cpp's, since no number is at a rounding tie.
+    """For llama.cpp's own inputs and matrices, our products equal llama.cpp's, since no number is at a rounding tie.
 
-    The bound allows for float32 sums of exact integer sums: one rounding per product, and a few of the scales.
+    The bound counts float32 roundings: one for each column in a sum, and a few of the scales.
     """
     make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
     live.quantize_file(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
@@ -130,7 +130,7 @@ def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
 
 
 def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
-    """Return the offset to subtract from each weight in a product, because the stored codes are unsigned."""
+    """Return the difference between each weight's scale times its unsigned code and the weight; 0 for signed codes."""
     if type not in TYPES:
         return np.zeros(())
     q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))
