@@ -31,6 +31,7 @@ class Examination:
     compared: int = 0  # numbers that have a bound
     place: str = ""  # the number nearest to its hard bound, in words
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
+    explained: str = ""  # why a number beyond its alarm is no finding
     points: tuple[Point, ...] = ()
 
     @property
@@ -122,6 +123,7 @@ def _judged(
         verdict.finding,
         verdict.compared,
         place=verdict.place,
+        explained=verdict.explained,
         points=verdict.points,
     )
     if examination.violated:

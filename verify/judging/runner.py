@@ -56,6 +56,7 @@ class Report:
     nearest: Examination = field(default_factory=lambda: Examination({}))  # the draw nearest to its hard bound
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bound used, by draw and value
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
+    explained: str = ""  # why a number beyond its alarm is no finding
     weaker: str = ""  # the weaker contract, in words
     contiguous: bool = False  # all arrays were contiguous, because the candidate needs that
     timing: Timing | None = None  # if --time was given and the contract holds
@@ -147,6 +148,7 @@ def verify(
         nearest=search.nearest,
         shares_used=search.shares_used,
         differs=search.differs,
+        explained=search.explained,
         weaker=contract.weaker,
         points=search.points,
         shapes=None if shapes is None else len(search.shapes),
@@ -166,7 +168,7 @@ class _Search:
         self.fault: BaseException | None = None  # ended the search; not the candidate's fault
         self.worst = self.nearest = Examination({})
         self.shares_used: dict[str, dict[str, float]] = {}
-        self.differs = ""
+        self.differs = self.explained = ""
         self.points: list[Point] = []
         self.shapes: set[str] = set()
         self.smallest: Examination | None = None  # the smallest counterexample so far
@@ -288,6 +290,7 @@ class _Search:
     def _note(self, examination: Examination) -> None:
         """Record the largest share of the bound that each kind of input array used."""
         self.differs = self.differs or examination.differs
+        self.explained = self.explained or examination.explained
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
         self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)
