@@ -123,7 +123,7 @@ def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatc
         rate = cached["device"]["flops"]["float32"] / work["flops_per_token"]
         assert work["tokens_per_second"] == pytest.approx(rate)
     text = run("inspect", "stories", "--plan", "--context", "100")[1]
-    assert "highest possible" in text and "a cache of 1,099,511.6 MB" in text
+    assert "1,099,511.6 MB" in text
 
 
 def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
