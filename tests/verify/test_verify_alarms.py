@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct, NoVerdict
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.draws.draw import Values
 from llamaspec.verify.judging.examination import examine
@@ -113,3 +113,32 @@ def test_an_error_beyond_that_of_a_running_sum_is_suspicious():
 def test_json_has_no_infinity():
     report = judged("softmax", lambda x: np.full_like(x, np.nan), examples=3)
     json.dumps(as_json([report]), allow_nan=False)
+
+
+def test_out_of_memory_is_not_judged():
+    def greedy(x):
+        if x.shape[1] > 1000:
+            raise MemoryError("too large")
+        return IMPLEMENTATIONS["softmax"].function(x)
+
+    report = judged("softmax", greedy)
+    assert report.outcome == "within bounds"
+    (line,) = [line for line in counterexample(report, CONTRACTS["softmax"]) if "not judged" in line]
+    assert re.search(r"\d+ draws, because the candidate ran out of memory", line)
+    with pytest.raises(NoVerdict, match="ran out of memory"):
+        judged("softmax", greedy, examples=3, only={"n": [1025], "rows": [1]})
+
+
+def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
+    def without_window(q, k, v, lengths):
+        return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
+
+    report = judged("attention_decode", without_window, examples=40, only={"lengths": [(5,)], "head_dim": [8]})
+    assert report.outcome == "within bounds"
+    assert sum(report.not_judged.values()) > 0
+    assert any("does not take window" in line for line in counterexample(report, CONTRACTS["attention_decode"]))
+
+
+def test_a_keyword_that_an_op_needs_is_not_left_out():
+    report = judged("rmsnorm", lambda x, weight: x, examples=3)
+    assert report.outcome == "violated"
