@@ -56,7 +56,7 @@ STEPS = plain(step_product)
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether `coded_gemm` can multiply the codes of `weight` by the vectors `x`.
 
-    In this case, XLA computes the rest of the op.
+    The kernel needs more than `MOST_ONE_BY_ONE` vectors. If it can, XLA computes the rest of the op, such as the norm.
     """
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)
@@ -94,7 +94,10 @@ def check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
 
 
 def multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
-    """Call `multiplied` for the matrix, or for each part of a `Stacked`, for a kernel that reads several matrices."""
+    """Call `multiplied` for a matrix, or for each part of a `Stacked`.
+
+    A kernel that reads several matrices takes the parts as a tuple.
+    """
     if isinstance(weight, Stacked):
         return tuple(multiplied(part, x) for part in weight.parts)
     return multiplied(weight, x)
