@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from llamaspec.model.ops.products import dot
 from llamaspec.model.ops.xla import plain
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.forms.fp8 import FP8
 from llamaspec.model.weights.forms.integers import Int8, Int8Min
@@ -121,6 +122,8 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
 def operand(weight: Matrix) -> MatrixOperand:
     """Convert a matrix to the operand type of the kernels, without a copy. Raises Unsupported if no kernel reads it."""
     assert not isinstance(weight, Stacked)  # only the matrix of q, k and v can be a `Stacked`
+    if isinstance(weight, Adapted):
+        raise Unsupported("kernels read no matrix with an adapter")
     if not isinstance(weight, QuantizedMatrix):
         return weight
     if isinstance(weight, FP8):
