@@ -41,7 +41,7 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model on either backend that computes logits."""
+    """A model that computes logits, on the JAX backend or on the reference backend."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
         """Yield the logits [rows, vocab] after each of `ids` except the first `after`, some rows at a time."""
