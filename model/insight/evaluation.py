@@ -250,7 +250,7 @@ def comparison(
 ) -> Comparison:
     """Compare a model and its base by the logits that predict `targets`.
 
-    Both logits come in parts of the same lengths.
+    The logits of both models come in parts of the same lengths.
     """
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)
