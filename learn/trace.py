@@ -81,7 +81,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one token. Mappings by layer contain the requested layers."""
+    """The trace of one token. `guesses` and `attention` have only the layers that the caller requested."""
 
     tokens: list[int]
     position: int

@@ -43,7 +43,7 @@ def random_checkpoint(config: Config) -> Checkpoint:
 
 
 def write_random_model(config: Config, folder: Path) -> None:
-    """Write a model of these sizes in bfloat16, with the tokenizer of the built-in model.
+    """Write a model with the sizes of `config` in bfloat16, with the tokenizer of the built-in model.
 
     The weights repeat after `PERIOD` numbers, so the disk limits the speed of writing.
     """

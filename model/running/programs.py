@@ -1,8 +1,9 @@
-"""The compiled programs of a model. Two programs serve prompts and completions of every length.
+"""The compiled programs of a model, for prompts and completions of every length.
 
-One program prefills a chunk of a prompt, and one decodes, either at temperature 0 or at a higher one. The other kind of
-decoding is a third program, because a branch between the two would cost a GPU 25 us per token. A GPU also has programs
-for wider chunks of a prompt. We compile these and the third program at their first use.
+One program prefills a chunk of a prompt, and another one decodes. There are two decoding programs, one for temperature
+0 and one for higher temperatures, because a branch between the two in one program would cost a GPU 25 us per token. A
+GPU also has programs that prefill wider chunks. Before the first completion, we compile the prefill of the usual chunk
+and the decoding that this completion needs. We compile each of the other programs when it is first used.
 """
 
 from collections.abc import Callable, Iterator, Sequence

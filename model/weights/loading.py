@@ -57,10 +57,11 @@ def load_params(
     """Load all tensors of `checkpoint` onto the default device: quantized tensors as codes, all others in `dtype`.
 
     `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint with the same shapes, and
-    its parameters: the result shares the arrays of the tensors that both checkpoints have. `checked=True` means that
-    the caller has called `check_weights`; otherwise we check each part of a tensor after reading it, and raise the same
-    errors. `readers` is the number of threads; each thread loads one array at a time. Copies to a GPU may still be
-    running when `load_params` returns. `device` describes the default device; None: ask JAX.
+    its parameters: if all tensors of an array are equal in both checkpoints (the same reader of the same file), the
+    result contains that array, and nothing is read. `checked=True` means that the caller has called `check_weights`;
+    otherwise we check each part of a tensor after reading it, and raise the same errors. `readers` is the number of
+    threads; each thread loads one array at a time. Copies to a GPU may still be running when `load_params` returns.
+    `device` describes the default device; None: ask JAX.
     """
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()

@@ -283,7 +283,10 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse the arrays that a contract's own narrowing gives as strings. We check no domain: it may exceed them."""
+    """Parse the arrays that a contract's own narrowing gives as strings.
+
+    Does not check that values are within the domain of a draw: a contract may narrow a draw to values outside it.
+    """
 
     def read(choice: Any) -> Any:
         try:
