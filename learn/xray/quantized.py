@@ -63,11 +63,10 @@ def tellings(
     stops: frozenset[int],
     schemes: Mapping[str, ExplainedScheme] = SCHEMES,
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield greedy continuations of `prompt` in float64: first by the model itself, then with each scheme.
+    """Yield greedy continuations of `prompt` in float64: by the unquantized model, and then by each scheme.
 
-    Each item is a name ("" for the model itself), the ids of the new tokens, and a divergence. This is the mean KL
-    divergence of the quantized model from the model itself, in nats per token, over `prompt` and the model's own
-    continuation.
+    Each tuple has the name of the scheme, "" for the unquantized model; the ids; and the mean KL divergence from the
+    unquantized model, in nats per token of the prompt and the unquantized model's continuation.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)

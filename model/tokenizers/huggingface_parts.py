@@ -98,10 +98,9 @@ def check_pattern(pattern: str, name: str, path: str) -> None:
     Such an expression repeats a group that contains a repeat.
 
     >>> check_pattern(r"[(+]+(?:\\(a+|b)?", "normalizer", "tokenizer.json")
-    >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")
+    >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: a regular expression in normalizer \
-    repeats a group that contains a repeat: "(?:a+|b)*"
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: ... contains a repeat: "(?:a+|b)*"
     """
     if len(pattern) > LONGEST_PATTERN:
         raise refused(path, f"a regular expression in {name} has more than {LONGEST_PATTERN:,} characters")
