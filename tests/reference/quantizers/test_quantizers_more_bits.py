@@ -38,7 +38,10 @@ def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """Assert that no error exceeds the previous one, except by rounding of sums, and of scales at the range's ends."""
+    """Assert that no error exceeds the previous one, up to rounding.
+
+    The sums are rounded. If the range's ends are weights of magnitude `ends`, rounding the scales moves them, too.
+    """
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):
         assert after <= before * (1 + 4 * POINTS * U) + slack
@@ -46,13 +49,15 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 
 @given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
 def test_symmetric_integers(top, reaches, negative):
-    r"""More bits do not increase the error for the largest weight m and others uniform on [-a, a], for a <= m.
+    r"""More bits do not increase the error if the largest weight is m, and the others are uniform on [-a, a], a <= m.
 
-    G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2. For larger a it differs from a s^2
-    / 12 by at most s^3 / (36 sqrt 3). One more bit gives a step s' <= s / 2, so G_s(a) - G_s'(a) >= 0.026 a s^2 if a >=
-    s / 2. The test sums over parts of width h, which is off by at most a h s / 4, since the slope of the squared error
-    is at most s: for both sides, and 1024 parts of a, by 0.375 a h s. This is at most 0.024 a s^2 for all steps but the
-    smallest, that is, for s >= m / 63. For a below s / 2, no error is larger.
+    Let s be the step, and G_s(a) the integral of the squared error from 0 to a. For a <= s / 2, every weight becomes 0,
+    so no step gives a larger error. For larger a, G_s(a) differs from a s^2 / 12 by at most s^3 / (36 sqrt 3). One more
+    bit gives a step s' <= s / 2, so G_s(a) - G_s'(a) >= 0.026 a s^2.
+
+    The test replaces an integral by a sum over 1024 parts of width h = a / 1024. The slope of the squared error is at
+    most s, so the sum for s is off by at most a h s / 4. The sums for s and s' together are off by at most 0.375 a h s.
+    This is at most 0.024 a s^2 if s >= m / 63, which holds for all steps except the smallest.
     """
     w = np.concatenate([[-top if negative else top], *(lattice(-top * part, top * part) for part in reaches)])[None]
     read = [symmetric.dequantize(symmetric.quantize(w, bits=bits, block=w.shape)) for bits in range(2, 9)]
