@@ -170,9 +170,14 @@ class Llama:
     ) -> Generation:
         """Continue `ids` in a session, and reuse the session's cache for the first ids that it already contains.
 
-        `prompt` is the text that the ids end with, or "" if the completion begins a text. `stops` are the ids that end
-        the completion, by default the model's own. We call `interrupted` between bursts, and end the generation once it
-        returns True. `channels` separates the answer from reasoning. The other arguments are as in `generate`.
+        - `prompt` is the text at the end of `ids`, after the last control token. "" means that the completion begins a
+          text: then we remove the space that some tokenizers put before the first word.
+        - `stops` are the ids that end the completion; None: the model's own.
+        - `interrupted` is called again and again, each time after a few tokens were drawn. Once it returns True, the
+          generation ends.
+        - `channels` separates the answer from reasoning.
+
+        The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)

@@ -138,8 +138,8 @@ def operand(weight: Matrix) -> MatrixOperand:
         scales = weight.scales[:, 0] if one_a_row else weight.scales
         return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.low_bits)
     raise Unsupported(
-        f"kernels read {weight.form} weights only in the layout of model/weights/gpu_codes.py, which needs columns in "
-        f"multiples of {int4.BLOCK} (got {weight.cols}), and no zero points that belong to whole rows"
+        f"kernels read {weight.form} weights only in the layout of model/weights/gpu_codes.py: the number of columns "
+        f"must be a multiple of {int4.BLOCK} (got {weight.cols}), and zero points per row are not supported"
     )
 
 
