@@ -28,8 +28,8 @@ moves x by at most half a step, d / 2. In q8_0, rounding to float16 changes d by
 denormal in float16. A code of up to 127 multiplies this error. In q8_k, at most four results are rounded to float32,
 and they are at most 127.
 
-Sign: every format is odd in x, i.e. -x is rounded to -x^. Fixed point: rounding x^ again gives x^, except in q8_k,
-where d is rounded twice. Powers of two: 2^k x is rounded to 2^k x^, while d, or the number in float16, is not denormal.
+Q(x) = x^. Sign: Q(-x) = -Q(x) for every format. Fixed point: Q(Q(x)) = Q(x), except in q8_k, where d is rounded twice.
+Powers of two: Q(2^k x) = 2^k Q(x), while d, or the number in float16, is not denormal.
 """
 
 from collections.abc import Callable

@@ -17,17 +17,16 @@ in float32, so that a number slightly below 2^k gives k. A weight gets the neare
 smaller magnitude (the OCP rounds to even). The code of -0 does not occur. If max |w| is below 2^-125, the C code does
 not define e; here e is 0.
 
-Below, w^ is the weight after quantizing and dequantizing w.
+Below, Q(w) = w^ is the weight after quantizing and dequantizing w.
 
 Guaranteed for MXFP4: |w - w^| <= max(|w| / 4, d / 4) and max |w| < 8 d. Reasons: The step is d / 2 for |w| up to 2 d, d
 from 2 d to 4 d, and 2 d from 4 d to 6 d. So half a step is at most d / 4 or |w| / 4. A weight between 6 d and 8 d
-becomes 6 d, and |w| - 6 d < |w| / 4. Fixed point: quantizing w^ gives w^ again. Sign: -w becomes -w^, so MXFP4 is odd.
-Powers of two: the weights 2^k w have the same codes as w, and e + k, unless log2 rounds up for only one of the two
-blocks.
+becomes 6 d, and |w| - 6 d < |w| / 4. Fixed point: Q(Q(w)) = Q(w). Sign: Q(-w) = -Q(w). Powers of two: the weights 2^k w
+have the same codes as w, and e + k, unless log2 rounds up for only one of the two blocks.
 
 Guaranteed for IQ4_NL: every weight gets the level nearest to w / d, up to float32 rounding. No formula bounds d. Sign:
--w becomes -w^, because d changes its sign with w*. w^ need not be a fixed point. Powers of two: the weights 2^k w have
-the same codes as w, and the scale 2^k d, while both scales are normal.
+Q(-w) = -Q(w), because d changes its sign with w*. Fixed point: not guaranteed, Q(Q(w)) may differ from Q(w). Powers of
+two: the weights 2^k w have the same codes as w, and the scale 2^k d, while both scales are normal.
 """
 
 from dataclasses import dataclass

@@ -28,8 +28,9 @@ errors of a group is at most the sum for a group of zeros. Groups with s = 0 hav
 superblock if d or e is too large for float16.
 
 Powers of two: the weights 2^k w have the same codes, s and m as w, with 2^k d and 2^k e, while all of these are normal.
-Sign: Q3_K and Q6_K are odd in w, because -w has the scale -d. The others are not odd, because m is never negative.
-Fixed point: there is none in general, because the search for the dequantized weights may find another step.
+Sign: Q(-w) = -Q(w) in Q3_K and Q6_K, where Q(w) are the dequantized weights, because -w has the scale -d. The other
+types do not have this law, because m is never negative. Dequantized weights are not a fixed point, because a second
+search may find another step.
 """
 
 import itertools

@@ -18,11 +18,11 @@ Guaranteed: the sum is at most the sum for the initial z, because the initial z 
 the nearest one, because it is computed from the stored s and z. So a weight within the range of the grid moves by at
 most s / 2. If all weights of a group are equal, or if s underflows, s = 1 and z = -min.
 
-Sign: HQQ is not odd, because z and 2^bits - 1 - z round differently. Powers of two: 2^k w may have other codes than w,
-because beta has the unit of |w|^(p - 2). Fixed point: quantizing w^ usually gives w^ again, if s is normal and the
-first and the last code of the group are used. It does not if z has moved by half a code. More bits do not increase the
-expected error of evenly spread weights, because these fill whole steps from min to max, and then no z has a smaller sum
-than the first.
+Sign: Q(-w) may differ from -Q(w), where Q(w) = w^, because z and 2^bits - 1 - z round differently. Powers of two: 2^k w
+may have other codes than w, because beta has the unit of |w|^(p - 2). Fixed point: quantizing w^ usually gives w^
+again, if s is normal and the first and the last code of the group are used. It does not if z has moved by half a code.
+More bits do not increase the expected error of evenly spread weights, because these fill whole steps from min to max,
+and then no z has a smaller sum than the first.
 """
 
 from typing import NamedTuple

@@ -23,8 +23,8 @@ widest gap is 0.304 for NF4, and 1/3 for FP4. 0 is a level, so zeros are exact. 
 block is also exact in FP4, and in NF4 as well, because 1 and -1 are levels.
 
 While a is normal, two laws hold. Fixed point: quantizing w^ gives the same codes and a. Powers of two: the weights 2^k
-w have the same codes as w, and 2^k a. Sign: NF4 is not odd (-w need not become -w^). FP4 is odd, unless w / a is midway
-between two levels.
+w have the same codes as w, and 2^k a. Sign, with Q(w) = w^: in NF4, Q(-w) may differ from -Q(w). In FP4, Q(-w) = -Q(w),
+unless w / a is midway between two levels.
 """
 
 from dataclasses import dataclass, field

@@ -18,9 +18,9 @@ Reasons: Half a step is s / 2. Rounding s changes q s by at most 8 t s, because 
 |z|. The last term collects the float32 errors: 15 u s each for w - lo and its quotient, 30 u s because the last code
 may not reach the largest weight, u (8 s + |z|) for z, and u (24 s + |z|) if w has more bits than float32.
 
-Sign: the format is not odd, because codes count from the smallest weight. Quantized weights are not a fixed point,
-because s and z are rounded. Powers of two: the weights 2^k w have the same codes as w, with 2^k s and 2^k z, while s is
-above its minimum.
+Sign: Q(-w) may differ from -Q(w), where Q(w) = q s + z, because codes count from the smallest weight. Quantized weights
+are not a fixed point, because s and z are rounded. Powers of two: the weights 2^k w have the same codes as w, with 2^k
+s and 2^k z, while s is above its minimum.
 """
 
 from typing import NamedTuple
