@@ -206,7 +206,8 @@ devices_option = click.option(
     "--devices",
     type=COUNT,
     metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1, or all devices of all processes]",
+    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
+    "devices]",
 )
 parallel_option = click.option(
     "--parallel",

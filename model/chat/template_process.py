@@ -126,7 +126,7 @@ class TemplateWorker:
 
 
 class Workers:
-    """Keeps workers between renderings, until `close`. Threads may render at the same time, each with a worker."""
+    """Keeps workers between renderings, until `close`. Threads may render in parallel, each with its own worker."""
 
     def __init__(self):
         """Start no process yet. The first rendering of each template starts one."""

@@ -41,7 +41,7 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model on either backend that computes logits."""
+    """A model that computes logits, on the JAX backend or on the reference backend."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
         """Yield the logits [rows, vocab] after each of `ids` except the first `after`, some rows at a time."""
@@ -208,7 +208,7 @@ class Recorded:
 
 @contextmanager
 def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
-    """Keep the `scored_logits` of a base model while we compare several models with it.
+    """Store the `scored_logits` of a base model while the body compares several models with it.
 
     Up to `IN_MEMORY` bytes stay in memory; more than that go to a temporary file. Raises CheckpointError on a full
     disk.
@@ -250,7 +250,7 @@ def comparison(
 ) -> Comparison:
     """Compare a model and its base by the logits that predict `targets`.
 
-    Both logits come in parts of the same lengths.
+    The logits of both models come in parts of the same lengths.
     """
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)

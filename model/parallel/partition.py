@@ -130,7 +130,7 @@ class Program(NamedTuple):
 
     @property
     def jitted(self) -> Any:
-        """The jitted function of global arrays. It donates the cache."""
+        """The program as a jitted function, which takes global arrays and donates the cache."""
         mesh, weights, cache = self.partition.mesh, self.partition.weights, self.partition.cache
         arguments, results = {
             prefill: (4, cache),
@@ -162,7 +162,7 @@ def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, leng
 
 
 def _agreeing(run: Callable) -> Callable:
-    """Make all processes take the same number of steps: the smallest that any process asks for.
+    """Wrap a decoding program so that all processes take the same number of steps: the smallest that any asks for.
 
     Processes may ask for different numbers, because each process measures by its own clock how long a token takes.
     """

@@ -25,7 +25,10 @@ def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encode
 
 
 def scales_for(tops: Tops, largest: Float64[Array, ""]) -> tuple[Tops, Tops]:
-    """Compute the scales `tops` / `largest`, rounded once, and their reciprocals; the reciprocal of 0 is 0 here."""
+    """Compute the scales `tops` / `largest`, rounded once, and their reciprocals; the reciprocal of 0 is 0 here.
+
+    `tops` are the largest magnitudes of groups, and `largest` is the level for such a magnitude.
+    """
     scales = (tops.astype(jnp.float64) / largest).astype(jnp.float32)
     reciprocals = jnp.where(scales == 0, 0, 1 / scales.astype(jnp.float64)).astype(jnp.float32)
     return scales, reciprocals
