@@ -200,7 +200,10 @@ def test_a_link_named_like_an_unfinished_file_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("layers", [123, 379])
 def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
-    """A llama2.c file has the number of layers where a safetensors file has JSON, and 379 begins with the byte "{"."""
+    """A llama2.c file loads even if its number of layers is 379, which is stored with "{" as its first byte.
+
+    At this place, a safetensors file has JSON, which begins with "{".
+    """
     sizes = llama2c_files.Sizes(dim=8, ffn=4, layers=layers)
     assert open_checkpoint(llama2c_files.write(tmp_path / "x.bin", 0, sizes=sizes)).config.layers == layers
 

@@ -460,7 +460,7 @@ def test_exponents_may_have_a_dtype_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
 def test_model_optimizer_names_the_format_of_each_module(file, tmp_path):
-    """A model with quant_algo MIXED_PRECISION, as nvidia releases them, has NVFP4 in some modules and FP8 in others."""
+    """With quant_algo MIXED_PRECISION, quantized_layers names the format of each module, as in NVIDIA's releases."""
     kinds = {"down_proj": ("W4A16_NVFP4", 16), "gate_proj": ("NVFP4", 16), "up_proj": ("MXFP8", 32)}
 
     def store(name: str, w: np.ndarray) -> Layout:

@@ -198,7 +198,7 @@ def header_of(path: Path) -> dict:
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
-    """doctor says that a model has no tokenizer, and exits with 1, as generate and serve refuse the model."""
+    """doctor reports a missing tokenizer and exits with 1, because generate and serve refuse such a model."""
     families.write_checkpoint(tmp_path, families.FAMILIES["qwen3"])
     done = run_llamaspec("doctor", str(tmp_path))
     assert done.code == 1 and "the model has no tokenizer" in done.out

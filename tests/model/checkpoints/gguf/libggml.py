@@ -49,7 +49,7 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the inputs and the products of each matrix in llama.cpp, float32 [seq, features] each."""
+        """Return each matrix's inputs and products in llama.cpp by tensor name, both float32 [seq, features]."""
         products, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
@@ -58,7 +58,7 @@ class Libggml:
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Copy the GGUF file `file` to `to` with llama.cpp's quantizer, all matrices in one type."""
+        """Quantize all matrices of the GGUF file `file` to `type` with llama.cpp, and write the result to `to`."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:
