@@ -1,4 +1,4 @@
-"""`model.chat.chat` computes only the new tokens of each turn, with scripted answers and with real models."""
+"""`model.chat.chat` computes only the new tokens of each turn, both for scripted answers and for real models."""
 
 import dataclasses
 import json

@@ -365,7 +365,7 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
 
 
 class Model(Llama):
-    """A model with only the attributes that a chat reads before it computes."""
+    """A model that has only the attributes that a chat reads before it computes logits."""
 
     context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 

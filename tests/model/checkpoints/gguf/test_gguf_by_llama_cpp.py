@@ -39,7 +39,10 @@ FileMaker = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def model_file(request, tmp_path_factory) -> FileMaker:
-    """Return a function that makes the GGUF file of a model and type once, with the codes that llama.cpp chose."""
+    """Return a function that writes the GGUF file of a model in a type, with the codes that llama.cpp chose.
+
+    A second call for the same model and type returns the same file.
+    """
     folder = tmp_path_factory.mktemp("gguf")
 
     def path(model: str, type: str) -> Path:

@@ -74,7 +74,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws the matrix in this type."""
+    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws a matrix's blocks in this type."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
@@ -96,7 +96,7 @@ def mixed(name: str) -> str:
 
 
 def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
-    """Stack the exact weights of the named tensors."""
+    """Read the exact weights of the named tensors, and stack them along the rows."""
     parts = [part for name in names for part in exact_parts(checkpoint.tensors[name])]
     return np.concatenate(parts).astype(np.float32)
 

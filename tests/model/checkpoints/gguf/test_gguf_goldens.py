@@ -86,9 +86,9 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 @pytest.mark.sampled(1)  # 2 to 7 s each
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """The greedy story of each GGUF type that we write equals llama.cpp's.
+    """For each GGUF type that we write, the greedy story equals llama.cpp's.
 
-    With JAX, only one type runs, because compiling takes seconds for each type.
+    With JAX, only one type is tested, because compiling takes seconds for each type.
     """
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]

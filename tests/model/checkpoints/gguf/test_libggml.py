@@ -1,6 +1,6 @@
-"""libggml and llama.cpp give what the reference defines, on weights and files that have no goldens.
+"""libggml and llama.cpp agree with the reference, on weights and files that have no goldens.
 
-libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
+LLAMASPEC_OTHER_PYTHON lists Pythons; libggml runs in the first one that has llama_cpp and gguf.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Our encoder writes the same bytes as ggml, but refuses a scale beyond float16, which C stores as infinity."""
+    """Our encoder writes the same bytes as ggml. It refuses a scale beyond float16, which ggml stores as infinity."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
 
 @given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
-    """ggml's decoded weights are the exact weights, rounded once to float32."""
+    """The weights that ggml decodes equal the exact weights, rounded once to float32."""
     kind = READABLE[name]
     blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
