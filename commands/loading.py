@@ -95,7 +95,10 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
-    """Open a model, fit it to its tokenizer if it has one (`of_model.fitted`), and print the notes on stderr."""
+    """Open a model, and print its notes on stderr, as `open_model` does.
+
+    If the model has a tokenizer, adds its eos_token and clears unused rows of the embedding (`of_model.fitted`).
+    """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
@@ -103,7 +106,10 @@ def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
 
 
 def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
-    """Open a model and its tokenizer, fit the model to it (`of_model.fitted`), and print the notes on stderr."""
+    """Open a model and its tokenizer, and print the model's notes on stderr, as `open_model` does.
+
+    Adds the tokenizer's eos_token to the model's, and clears unused rows of the embedding (`of_model.fitted`).
+    """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
 

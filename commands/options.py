@@ -206,7 +206,8 @@ devices_option = click.option(
     "--devices",
     type=COUNT,
     metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1, or all devices of all processes]",
+    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
+    "devices]",
 )
 parallel_option = click.option(
     "--parallel",
@@ -265,7 +266,7 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 def max_new_tokens(default: int) -> Callable:
     """Make the option `--max-new-tokens`.
 
-    The longest of the generated stories has about 315 tokens, so the default of `story` must be higher.
+    A story of the built-in model may have about 315 tokens, so `story` needs a higher `default`.
     """
     text = "Stop after N tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, metavar="N", help=text)

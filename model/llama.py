@@ -131,9 +131,10 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result to get tokens as they are drawn.
 
-        `stop` are strings or names of control tokens. Each ends the completion, and is not part of it. The same seed
-        gives the same text on either backend; None draws a seed, which is in `Generation.seed`. Raises ValueError for a
-        request out of range or a prompt longer than the context, before anything is computed.
+        `stop` is a string or the name of a control token, or several of them. Each ends the completion, and is not part
+        of it. The same seed gives the same text on either backend. If `seed` is None, we draw a seed and store it in
+        `Generation.seed`. Raises ValueError for a request out of range or a prompt longer than the context, before
+        anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)
@@ -169,9 +170,14 @@ class Llama:
     ) -> Generation:
         """Continue `ids` in a session, and reuse the session's cache for the first ids that it already contains.
 
-        `prompt` is the text that the ids end with, or "" if the completion begins a text. `stops` are the ids that end
-        the completion, by default the model's own. We call `interrupted` between bursts, and end the generation once it
-        returns True. `channels` separates the answer from reasoning. The other arguments are as in `generate`.
+        - `prompt` is the text at the end of `ids`, after the last control token. "" means that the completion begins a
+          text: then we remove the space that some tokenizers put before the first word.
+        - `stops` are the ids that end the completion; None: the model's own.
+        - `interrupted` is called again and again, each time after a few tokens were drawn. Once it returns True, the
+          generation ends.
+        - `channels` separates the answer from reasoning.
+
+        The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)

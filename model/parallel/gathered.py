@@ -87,7 +87,7 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Gather a stack of matrices.
+    """Gather the rows of stacked matrices from all devices.
 
     `part` has this device's rows of each matrix, and `rows` the number of rows of each matrix.
     """

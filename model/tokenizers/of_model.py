@@ -18,15 +18,15 @@ FEW = 16  # number of tokens that a tokenizer may always have beyond a model's r
 
 
 class OtherVocabulary(CheckpointError):
-    """The error if the sizes of a tokenizer's and a model's vocabulary are too different."""
+    """Error: the vocabulary of a tokenizer and the vocabulary of a model have too different sizes."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
     """Open the tokenizer at the path `tokenizer`; for None, open the model's own tokenizer.
 
     The model's own tokenizer is inside its GGUF file, or else next to the model. The sizes of the two vocabularies may
-    differ a little. The model may have unused rows, or the tokenizer may have a few tokens for which the model has no
-    rows: ordinary text does not need these tokens, and the model refuses their ids. Raises CheckpointError if there is
+    differ a little. The model may have unused rows. The tokenizer may have a few tokens for which the model has no
+    rows; ordinary text does not need these tokens, and the model refuses their ids. Raises CheckpointError if there is
     no tokenizer, or if the sizes differ by more.
     """
     model = Path(checkpoint.path)
@@ -44,8 +44,8 @@ def fitted(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
     """Return a copy of `checkpoint` with two changes for `tokenizer`.
 
     1. Generation also ends at the tokenizer's eos_token, even if config.json states other ids. vLLM does the same.
-    2. Rows of the embedding and the head that belong to no token read as 0 if they are not finite, and a note says so.
-       Some programs do not initialize such rows.
+    2. If a row of the embedding or the head belongs to no token and is not finite, it reads as 0. `Checkpoint.notes`
+       gets a note about such rows, which some programs do not initialize.
     """
     eos, vocab = tokenizer.eos, checkpoint.config.vocab
     stops = checkpoint.stops | ({eos} if eos is not None and eos < vocab else set())

@@ -51,24 +51,25 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def stated_tokens(folder: Path) -> dict[str, str | None]:
-    """Return the strings of named tokens, such as bos_token, as files in `folder` state them, for chat templates.
+    """Return the strings of bos_token and other special tokens, by key, from files in `folder`; templates use them.
 
-    The string is None if a file sets the key to null. Raises `CheckpointError` if a file cannot be used.
+    A string is None if a file sets its key to null. Raises `CheckpointError` if a file cannot be used.
     """
     named, _ = special_tokens(folder)
     return {key: token and token.content for key, token in named.items()}
 
 
 def special_tokens(folder: Path) -> tuple[dict[str, SpecialToken | None], list[SpecialToken]]:
-    """Return the special tokens that files in `folder` state: a dictionary of tokens by key, and a list of others.
+    """Return the special tokens that files in `folder` state: some by key in a dictionary, the others in a list.
 
     The dictionary first has the keys in `NAMED_TOKENS`, such as bos_token, then other keys that end in "_token" and
     have a string. If extra_special_tokens is an object, its items follow. The list is extra_special_tokens, or else
     additional_special_tokens.
 
-    We read tokenizer_config.json. Keys of special_tokens_map.json replace its keys, but we do not read
-    special_tokens_map.json if tokenizer_config.json has added_tokens_decoder. Source: transformers 5.24,
-    tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError` if a file cannot be used.
+    We read tokenizer_config.json. If special_tokens_map.json has the same key, its value replaces the value from
+    tokenizer_config.json. But we do not read special_tokens_map.json if tokenizer_config.json has added_tokens_decoder.
+    Source: transformers 5.24, tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError`
+    if a file cannot be used.
     """
     path, stated = folder / "tokenizer_config.json", read_config(folder)
     files = [(path, stated)]
@@ -130,7 +131,7 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 
 
 def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str | None) -> int | None:
-    """Return the id of eos_token by the files in `folder`; the id of the name `default` if no file has this key.
+    """Return the id of eos_token, as files in `folder` state it; if no file has the key, of the token `default`.
 
     Returns None if the files set eos_token to null, or if the vocabulary lacks the token.
     """
@@ -139,11 +140,14 @@ def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Read add_prefix_space of tokenizer_config.json: true if texts get a space in front; None if it has no effect.
+    """Read add_prefix_space of tokenizer_config.json: whether texts get a space in front.
 
-    The key has an effect on the tokenizer classes that transformers builds anew from the vocabulary. Other tokenizers
-    follow their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`,
-    and `__init__` of these classes. Raises `CheckpointError` if the key is not true or false.
+    Returns None if the key is absent or has no effect.
+
+    transformers builds some tokenizer classes anew from the vocabulary, and the key affects only these classes. Other
+    tokenizers follow their own file. Source: transformers 5.24, models/auto/tokenization_auto.py,
+    `AutoTokenizer.from_pretrained`, and `__init__` of these classes. Raises `CheckpointError` if the key is not true or
+    false.
     """
     config = read_config(folder)
     stated = config.get("add_prefix_space")
@@ -161,7 +165,9 @@ def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
 
 
 def prefix_scheme(folder: Path, prefix: bool) -> str:
-    """Choose Metaspace's prepend_scheme: "never" without `prefix`, else "always" or "first".
+    """Choose Metaspace's prepend_scheme: "never", "first" or "always".
+
+    It is "never" if `prefix` is False, "always" for a Llama tokenizer with legacy set to true, and otherwise "first".
 
     With "always", a text after a control token also gets a space in front.
     """

@@ -1,4 +1,6 @@
-"""Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU. The result is rounded once.
+"""Ops that kernels fuse: a product with a matrix, and a norm before it, or a bias, a residual, RoPE or SwiGLU after it.
+
+The result is rounded once.
 
 We carry errors from step to step (running error analysis), so the bound covers all steps. Between the norm and the
 product, a kernel may round numbers to the dtype of x for its matrix units; nowhere else.
@@ -208,7 +210,7 @@ def _gate_of_zeros(trial: Trial) -> Claim | None:
 
 
 def _values_do_not_turn(trial: Trial) -> Claim:
-    """Append at position 0: the stored values must equal the values stored at the original position."""
+    """Repeat the call with all positions 0: the stored values must equal the values from the first call."""
     positions = trial.arguments["positions"]
     rows = np.arange(len(positions))
     again = trial.again(positions=np.zeros_like(positions))[2]

@@ -66,8 +66,8 @@ def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."
 def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
     """Return the codes of a quantized matrix; None for a matrix of floats.
 
-    If `heads` is positive, the matrix holds the rows of `heads` heads with interleaved RoPE pairs, and we reorder each
-    head's rows to halves. If `heads` is 0, rows keep their order.
+    If `heads` is positive, the matrix is a q or k projection with this number of heads, and its RoPE pairs are
+    interleaved. We then reorder each head's rows to halves. If `heads` is 0, rows keep their order.
     """
     if entry.type not in FORMS:
         return None
@@ -96,7 +96,7 @@ def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | CodesWithMinima:
     """Unpack rows of ggml's type `name` to codes, scales and minima.
 
-    All are exact in float32: if a scale is the product of two stored scales, the product has at most 18 bits.
+    float32 holds all of these exactly. If a scale is the product of two stored scales, the product has at most 18 bits.
     """
     kind = ggml.READABLE[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))

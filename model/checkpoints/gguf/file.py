@@ -29,7 +29,7 @@ Value = int | float | bool | str | list[str] | np.ndarray
 class Metadata:
     """The keys and values of a GGUF file; a method for each type returns a value, or raises `CheckpointError`.
 
-    The error names the file and the key: the key is missing, or its value does not have the type of the method.
+    The error names the file and the key. It says that the key is missing, or that its value has another type.
     """
 
     def __init__(self, values: Mapping[str, Value], path: str):
@@ -92,8 +92,8 @@ class Header(NamedTuple):
 def read_header(file: MappedFile) -> Header:
     """Read the header of a GGUF file.
 
-    Raises `CheckpointError` if the header is invalid, if tensors overlap, or if bytes are missing, left over or between
-    two tensors.
+    Raises `CheckpointError` if the header is invalid, if tensors overlap, if the file is too short, or if it has bytes
+    that belong to no tensor.
     """
     cursor = _Cursor(file)
     version, tensors, keys = _read_counts(cursor)
@@ -250,7 +250,8 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
     """Read the table entry of a tensor; return it, and the position at which the next tensor must begin.
 
-    The tensor's data must begin at the position `end`, where the previous tensor ends.
+    `end` is the position where the previous tensor ends; the tensor's data must begin there. Positions count from the
+    start of the data. `alignment` pads the end of each tensor. `title` names the tensor in error messages.
 
     We count both positions from the start of the data, and pad the ends of tensors to `alignment`.
     """
