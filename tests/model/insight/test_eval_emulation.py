@@ -210,7 +210,7 @@ def test_jax_emulates_too(file, name):
 
 @given(noise=noises)
 def test_a_product_is_that_of_the_reference(noise):
-    """A product with rounded activations is within its usual error bound: both sides round the same vector."""
+    """A product with rounded activations is within its usual error bound. Both backends round the same vector."""
     x, w = noise(2, 256), noise(3, 256)
     for to in ("q8_0", "q8_k", "int8"):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
@@ -234,7 +234,7 @@ def test_a_rounding_array_rounds_only_its_multiplier():
 def test_a_rounding_array_multiplies_minima_by_sums():
     """A product with a `RoundingArray` multiplies the weights' minima by the sums of activations that q8_1 stores.
 
-    The array may hold one matrix per expert.
+    The array may hold the matrices of several experts.
     """
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
