@@ -61,9 +61,10 @@ class TemplateWorker:
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
-        """Ask for a rendering. Returns the answer, which may be cut short, and the exit status of the worker's child.
+        """Ask for a rendering. Returns the answer, which may be cut short, and the child's exit status.
 
-        Raises WorkerEnd if the worker itself has ended, and TimeoutError if the worker took too long and was killed.
+        The child is the process that the worker forked for this rendering. Raises WorkerEnd if the worker itself has
+        ended, and TimeoutError if the worker took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:

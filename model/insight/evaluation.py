@@ -176,7 +176,7 @@ def scored_logits(
 ) -> Iterator[Rows]:
     """Yield the logits that predict every token of a text except the first, in order, some rows at a time.
 
-    `context` is at most the model's capacity. Raises ValueError if `context` or `stride` is out of range.
+    `context` must be at most the model's capacity. Raises ValueError if `context` or `stride` is out of range.
     """
     done = 0
     for window in windows(len(text.ids), context=context, stride=choose_stride(stride, context)):

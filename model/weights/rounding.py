@@ -58,9 +58,9 @@ Integers = Int32[Array, "rows groups group"]
 def minifloat(
     blocks: Blocks, exponents: Integers, steps: Integers, to: Minifloat
 ) -> Shaped[Array, "rows groups group"]:
-    """Assemble codes from the signs of `blocks` and the magnitudes `steps` * 2^(exponents - mantissa bits).
+    """Assemble codes of the format `to` from the signs of `blocks` and from magnitudes.
 
-    See `Minifloat.encode`.
+    The magnitudes are `steps` * 2^(exponents - mantissa bits). See `Minifloat.encode`.
     """
     # A normal number has at least 2^mantissa_bits steps. In the sum, these steps carry 1 into the exponent field.
     codes = (exponents - (1 - to.bias) << to.mantissa_bits) + steps
