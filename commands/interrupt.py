@@ -93,7 +93,7 @@ class Interrupts:
 
 
 class CommandHandler:
-    """A signal handler for a command that continues after the signal. It calls `act` with the signal number."""
+    """A signal handler that calls `act` with the signal number, for a command that continues after the signal."""
 
     def __init__(self, act: Callable[[int], object]):
         self._act = act
