@@ -73,7 +73,8 @@ def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None
 def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
     """Say which options for the next token generation_config.json sets, except the options `without`.
 
-    Options that are off in our defaults as well are left out. The string is empty if no option is left.
+    An option is left out if the file turns it off and our default is off as well. Returns an empty string if no option
+    is left.
     """
     from llamaspec.model.generation_config import NAME, OFF
     from llamaspec.model.options import SAMPLING

@@ -346,9 +346,9 @@ def load_backend(
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU. Elsewhere it is bfloat16, unless every
-    matrix of `run` is stored in float32. Norms do not count, because many files store them in float32. `run` is the
-    checkpoint to run, or None for a model with random weights.
+    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU. On other devices it is bfloat16, unless
+    every matrix of `run` is stored in float32. Norms do not count, because many files store them in float32. `run` is
+    the checkpoint to run, or None for a model with random weights.
     """
     if dtype:
         return np.dtype(dtype)

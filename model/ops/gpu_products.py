@@ -57,7 +57,8 @@ STEPS = plain(step_product)
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether `coded_gemm` can multiply the codes of `weight` by the vectors `x`.
 
-    The kernel needs more than `MOST_ONE_BY_ONE` vectors. If it can, XLA computes the rest of the op, such as the norm.
+    The kernel needs more than `MOST_ONE_BY_ONE` vectors. It computes only the product: XLA computes the rest of an op,
+    such as the norm.
     """
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)

@@ -22,8 +22,8 @@ from llamaspec.reference.config import Config
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
     """Return the sharding of each tensor by name.
 
-    Matrices are sharded by rows if `devices` divides the rows of every matrix in their stack. Each device has a copy of
-    all other tensors.
+    A stack of matrices (see `tensors.stacks`) is sharded by rows if `devices` divides the rows of each of its matrices.
+    Each device has a copy of all other tensors.
     """
     layouts = {}
     for stack in stacks(config):
