@@ -212,9 +212,9 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Return whether the template writes a message's second call.
+        """Return whether the template writes both tool calls of a message that has two.
 
-        Llama's template refuses it; other templates drop it.
+        Llama's template refuses such a message, and some other templates drop the second call.
         """
         with_tools = offered is not None
         if with_tools not in self._two_calls:
@@ -300,8 +300,9 @@ def called_arguments(text: str) -> dict[str, Any]:
 
 
 def completions(text: str) -> list[str]:
-    """Return ways to complete a JSON object that was cut: close it at its end, before its last comma, or after its last
-    opening bracket.
+    """Return texts that complete a JSON object that was cut off, for a caller that tries them in order.
+
+    They close the object after its last character, before its last comma, and after its last opening bracket.
 
     >>> completions('{"a": [1, "b')
     ['{"a": [1, "b"]}', '{"a": [1]}', '{"a": []}']

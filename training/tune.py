@@ -156,7 +156,7 @@ def check_examples(path: str | Path, examples: Sequence[Example], context: int) 
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
-    """Return a digest of a model: of its configuration, and of some numbers of each tensor."""
+    """Return a digest of a model: its configuration, and a sample of the numbers in each tensor."""
     sums = [json.dumps(asdict(checkpoint.config), default=str, sort_keys=True).encode()]
     for name, tensor in checkpoint.tensors.items():
         numbers = tensor.read().reshape(-1)

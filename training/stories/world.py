@@ -20,7 +20,7 @@ class Question(NamedTuple):
 
 @dataclass
 class World:
-    """The state of a story: where the hero is, who has which thing, the words for all that, and the text so far."""
+    """The state of a story: where the hero is, who has which thing, the words for templates, and the text so far."""
 
     choices: Choices
     hero: Character
