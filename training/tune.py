@@ -1,8 +1,8 @@
 """Fine-tuning: training a model's weights, or a low-rank adapter for them, on examples.
 
 DIR/step-00000100.safetensors                            the last two checkpoints: trained tensors and optimizer
-DIR/adapter_config.json, adapter_model.safetensors       at the end, of an adapter, in PEFT's format
-DIR/model/                                               at the end, of all weights, in the dtypes of the base model
+DIR/adapter_config.json, adapter_model.safetensors       at the end: the adapter, in PEFT's format
+DIR/model/                                               at the end, without an adapter: the model, in its own dtypes
 """
 
 import json

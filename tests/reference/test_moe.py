@@ -20,7 +20,7 @@ def draw_layer(noise, experts):
 
 
 def opinions(x, gate, up, down):
-    """Return every expert's output for every token, and the magnitudes that its error bound is a multiple of.
+    """Return every expert's output for every token, and magnitudes: its error bound is a multiple of its magnitude.
 
     Both arrays are [experts, tokens, dim].
     """

@@ -86,7 +86,7 @@ def test_hqq(lo, width):
 
     Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
     it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
-    (h / 2)^p / (1 + p) per weight. For the two numbers of bits together, this is less than half of their difference.
+    (h / 2)^p / (1 + p) per weight. The two errors together are less than half of the difference between the two sums.
     """
     w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
     read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
@@ -122,7 +122,7 @@ CHAINS = [(E2M1, E2M3), (E2M1, E3M2), (E3M2, E4M3), (E3M2, E5M2)]
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].bits} to {chain[1].bits} bits")
 @given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-140, 127)))
 def test_microscaling(chain, weights):
-    """The larger format is no worse for each weight: it has all numbers of the smaller one, both divided by 2^emax."""
+    """The larger format is no worse for each weight: divided by 2^emax, it has all numbers of the smaller format."""
     w = weights(2, 64)
     small, large = (np.abs(mx.dequantize(mx.quantize(w, to=to), to=to) - w) for to in chain)
     assert np.all(large <= small)
