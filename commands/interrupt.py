@@ -36,8 +36,8 @@ class Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt for SIGINT, and SystemExit for other signals. During an import, end the process.
 
-        A C++ library may abort if a handler raises while it is imported. We ignore further signals, so that the removal
-        of half-written files is not interrupted.
+        During an import we raise nothing, because a C++ library may abort if a handler raises while the library is
+        imported. We ignore further signals, so that they do not interrupt the removal of half-written files.
         """
         for signal_number in SIGNALS:
             signal.signal(signal_number, signal.SIG_IGN)
@@ -51,9 +51,9 @@ class Interrupts:
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Read signal numbers from `pipe`.
+        """Read signal numbers from `pipe`, in the watcher thread.
 
-        Shortly after a signal, end the process, unless a command handles the signal.
+        If the process still runs shortly after a signal, end it, unless a command handles this signal itself.
         """
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
@@ -67,7 +67,7 @@ class Interrupts:
         os.close(pipe)
 
     def skip_teardown(self) -> None:
-        """End the process at once if it received SIGINT. JAX's own shutdown would take another second."""
+        """End the process now if it received SIGINT, without JAX's own shutdown, which takes a second."""
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)
@@ -93,7 +93,7 @@ class Interrupts:
 
 
 class CommandHandler:
-    """A signal handler for a command that continues after the signal. It calls `act` with the signal number."""
+    """A signal handler that calls `act` with the signal number, for a command that continues after the signal."""
 
     def __init__(self, act: Callable[[int], object]):
         self._act = act
@@ -181,9 +181,9 @@ def still_watched() -> Iterator[None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Turn off echo, so that keys that the user types during an answer do not appear inside the answer.
+    """Turn off the terminal's echo inside this context.
 
-    The next prompt may show those keys.
+    Keys that the user types during an answer then do not appear inside the answer. The next prompt may show them.
     """
     import termios
 
@@ -229,7 +229,7 @@ def _in_background(terminal: int) -> bool:
 
 @contextmanager
 def handled_by(act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in the main thread at each SIGINT, instead of ending the process."""
+    """Let each SIGINT inside this context call `act` in the main thread, instead of ending the process."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield
@@ -243,9 +243,9 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
-    """At the first signal among `numbers`, call `act` in the main thread with the number of that signal.
+    """Let the first signal inside this context, one of `numbers`, call `act` instead of ending the process.
 
-    A second signal ends the process as usual.
+    `act` runs in the main thread, and gets the number of the signal. A second signal ends the process as usual.
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]

@@ -45,7 +45,7 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
-    """Choose the options for the next token: first the user's, then generation_config.json's, then our defaults.
+    """Choose each sampling option from the user's options, else from generation_config.json, else from our defaults.
 
     The string says which options the file sets; it is empty if the file sets none. Raises click.UsageError for an
     option out of range, CheckpointError for a file that cannot be used.
@@ -64,16 +64,17 @@ def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
 
 
 def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None:
-    """Read the options for the next token in a model's generation_config.json, unless the user's options forbid it."""
+    """Read the sampling options in a model's generation_config.json, unless the user's options forbid it."""
     from llamaspec.model.generation_config import stated_sampling
 
     return None if options["no_generation_config"] else stated_sampling(model)
 
 
 def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
-    """Say which options for the next token generation_config.json sets, except the options `without`.
+    """Say which sampling options generation_config.json sets, except the options `without`.
 
-    Options that are off in our defaults as well are left out. The string is empty if no option is left.
+    An option is left out if the file turns it off and our default is off as well. Returns an empty string if no option
+    is left.
     """
     from llamaspec.model.generation_config import NAME, OFF
     from llamaspec.model.options import SAMPLING
@@ -95,7 +96,10 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
-    """Open a model, and print its notes on stderr. If there is a tokenizer, fit the model to it (`of_model.fitted`)."""
+    """Open a model, and print its notes on stderr, as `open_model` does.
+
+    If the model has a tokenizer, adds its eos_token and clears unused rows of the embedding (`of_model.fitted`).
+    """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
@@ -103,9 +107,9 @@ def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
 
 
 def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
-    """Open a model and its tokenizer, and fit the model to the tokenizer (`of_model.fitted`).
+    """Open a model and its tokenizer, and print the model's notes on stderr, as `open_model` does.
 
-    Prints the notes of the model on stderr.
+    Adds the tokenizer's eos_token to the model's, and clears unused rows of the embedding (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of

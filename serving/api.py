@@ -91,7 +91,9 @@ class Api:
         """Start to answer a completion request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         if body.best_of not in (None, body.n or 1):
-            raise Refusal("best_of: expected the value of n, {body.n or 1}, got {body.best_of}", param="best_of")
+            raise Refusal(
+                f"best_of: expected the same number as n ({body.n or 1}), got {body.best_of}", param="best_of"
+            )
         logprobs = body.logprobs
         prompts = await self._prompts_of(body)
         rules = await self._rules(self._for_texts, body)

@@ -102,7 +102,7 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
     if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
         raise ValueError("prune is for training all weights, without lora and quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
-        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
+        raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
         check_at_least_one(accumulate=recipe.accumulate)
     if recipe.context is not None:
@@ -334,7 +334,7 @@ def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
     if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
         raise ValueError("prune is for training all weights, without lora and quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
-        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
+        raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
         return -(-recipe.batch // recipe.accumulate)
     return 1 if platform == "cpu" else min(8, recipe.batch)

@@ -43,7 +43,7 @@ OUTPUTS: dict[tuple[str, str], tuple[str, Axes]] = {
 
 
 class Rerun:
-    """Runs the definitions of each op with the recorded inputs of one token, and keeps the executed lines."""
+    """Runs the definitions of each op with the recorded inputs of one token, and keeps results and executed lines."""
 
     def __init__(self, recording: Recording, position: int):
         self._recording, self._position = recording, position
@@ -131,7 +131,7 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Compute q or k of a token before RoPE, in float64 [heads head_dim], with the inverse rotation."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim]. Rotates the exact result back."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)

@@ -168,4 +168,4 @@ def test_a_bad_request_for_rewards_is_one_line(model, tmp_path):  # noqa: F811
     )
     data = ("--data", str(questions(tmp_path)))
     assert "the model's context is 64" in refusal(*command, *data, "--answer-tokens=80")
-    assert "--group goes with --method reward" in refusal("tune", str(model), *data, "--group=2", "--out=x")
+    assert "--group needs --method reward" in refusal("tune", str(model), *data, "--group=2", "--out=x")

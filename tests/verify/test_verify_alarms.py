@@ -1,4 +1,4 @@
-"""The judge accepts right kernels. It raises no false alarm, gives no verdict without a reason, and causes no warning."""
+"""The judge accepts right kernels: no false alarm, no verdict without a reason, and no warning from the judge."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def judged(op: str, candidate: Callable, *, dtype: str = "float32", examples: in
 
 
 def test_the_judge_does_not_warn_in_float16():
-    """The judge doubles vectors, which may overflow float16. NumPy must not warn of it: the candidate is not at fault."""
+    """The judge prints no NumPy warning if it doubles a float16 vector and the result overflows."""
 
     def product(x, weight):
         return (x.astype(np.float32) @ weight.astype(np.float32).T).astype(x.dtype)

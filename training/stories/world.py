@@ -61,7 +61,7 @@ class World:
         self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))
 
     def ask_about(self, section: str, **replacements: str) -> None:
-        """Ask the questions in a section of questions.toml. `replacements` are templates for further braces."""
+        """Ask the questions in a section of questions.toml. `replacements` has a template for each further {name}."""
 
         def replaced(template: str) -> str:
             for name, replacement in replacements.items():
@@ -80,7 +80,7 @@ class World:
     def put(self, thing: str, holder: str, *, taken_from: str | None) -> None:
         """Move a thing. Raises ValueError if `taken_from` does not hold it."""
         if self.holders.get(thing) != taken_from:
-            raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
+            raise ValueError(f"{thing}: expected the holder {taken_from}, got {self.holders.get(thing)}")
         self.holders[thing] = holder
 
 

@@ -75,7 +75,7 @@ class Carried(NDArrayOperatorsMixin):
         return self.moved(lambda part: part[index])
 
     def __bool__(self) -> bool:
-        raise TypeError("a rounding could decide which branch is taken: cannot derive a bound")
+        raise TypeError("rounding could change which branch is taken: cannot derive a bound")
 
     def astype(self, dtype: Any, **_: Any) -> "Carried":
         """Return the array unchanged: the operation that made it has already added the error of its rounding."""
@@ -103,7 +103,7 @@ class Carried(NDArrayOperatorsMixin):
         return _extreme(np.min, self, axis=axis, keepdims=keepdims)
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Carried":
-        """Apply `move`, which only moves elements, to values, errors and sums of magnitudes."""
+        """Apply `move`, which only moves elements, to the values, errors and sizes."""
         return self.like(move(self.value), move(self.error), move(self.size))
 
     def like(self, value: Any, error: Any, size: Any = None) -> "Carried":
@@ -113,7 +113,7 @@ class Carried(NDArrayOperatorsMixin):
     def operand(self, value: Any) -> "Carried":
         """Convert `value` to a `Carried` with this array's rounding.
 
-        A constant that float32 cannot hold has an error.
+        If float32 cannot hold a constant exactly, the result has an error.
         """
         if isinstance(value, Carried):
             return value
@@ -304,19 +304,19 @@ class Undecided:
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function is not np.where:
-            raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{function.__name__}")
+            raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for np.{function.__name__}")
         return _where(*arguments, **options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, *_: Any, **options: Any) -> Any:
-        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
+        raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
 
     def __bool__(self) -> bool:
-        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for a branch")
+        raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for a branch")
 
 
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
-        raise TypeError("a rounding could decide np.where: cannot derive a bound for a condition that is rounded")
+        raise TypeError("rounding could change the condition of np.where: cannot derive a bound")
     carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
     a, b = known.operand(a), known.operand(b)

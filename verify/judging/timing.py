@@ -112,7 +112,7 @@ def timed(
 
 
 class _Turn:
-    """One set of inputs, and the last result of each candidate that we judged for it."""
+    """One set of inputs, and for each candidate the last result that we judged for these inputs."""
 
     def __init__(self, contract: Contract, precision: Precision, draw: Draw, *, seed: int):
         reseeded = {name: replace(v, seed=seed) if isinstance(v, Values) else v for name, v in draw.items()}
@@ -129,7 +129,8 @@ class _Turn:
         for name, arrays in unjudged.items():
             finding = judge(arrays, expected, self.precision).finding
             if finding and finding.kind != "suspicious":
-                raise NoVerdict(f"{name}: not timed, because a timed call was wrong: {finding.kind}: {finding.message}")
+                wrong = f"{finding.kind}: {finding.message}"
+                raise NoVerdict(f"{name}: not timed, because a timed call returned a wrong result: {wrong}")
         self._judged.update(unjudged)
 
 

@@ -135,7 +135,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Render the tables, and a list of the cases left out."""
+    """Render the machine and the tables, and list the skipped cases with the reasons."""
     lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):
@@ -151,7 +151,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw the shares of the measured copy bandwidth, for decoding and for memory-bound kernels."""
+    """Draw the speeds of decoding and of memory-bound kernels, as shares of the measured copy bandwidth."""
     rows: dict[str, dict[str, float]] = {}
     for row in report["sections"].get("models", []):
         if row["what"].startswith("decode, greedy"):
@@ -170,7 +170,7 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
 
 
 def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Update the table of tiles with faster tiles. A product in several cases gets the tile of the first case.
+    """Update the table of tiles with the faster tiles of a report. If a product has several, the first one counts.
 
     >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
     {'a': [16, 4], 'b': [8, 8]}

@@ -115,6 +115,7 @@ def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatc
     )
     assert empty["tokens_per_second"] == pytest.approx(2 / floor)
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 40)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 1 << 24)  # the measured arrays would take a quarter of memory
     code, out, err = run("inspect", "--plan", "--context", "100", "--json")
     assert code == 0, err
     cached = json.loads(out)
@@ -238,7 +239,7 @@ def test_on_a_gpu_only_arrays_count():
 def test_a_plan_fits_where_loading_would_go_on():
     """A plan says that a model fits exactly if loading would accept it.
 
-    Plan and loading both compare free memory with the memory that is needed in addition to what is in use already.
+    Both compare the free memory with the memory that is needed in addition to what the process uses already.
     """
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)

@@ -109,9 +109,9 @@ def program(ops: Ops, call: OpCall) -> str:
 
 
 def lowered(call: OpCall) -> str:
-    """Lower XLA's op of a call.
+    """Lower the XLA op that a call names, with the call's arguments.
 
-    A lambda wraps it, so that the name of the op's function does not appear in the result.
+    A lambda wraps the op, so that the name of its function does not appear in the result.
     """
     op = getattr(XLA, call.op)
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
@@ -177,7 +177,7 @@ def test_harmless_config_fields_do_not_change_the_xla_op(name, unchanged):
 
 @dataclass(frozen=True)
 class Newer(Config):
-    """A config with a switch that no kernel knows."""
+    """A config with a feature that no kernel supports."""
 
     nonlinearity: str = "silu"
 
