@@ -108,7 +108,7 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
     fixed["attend"] = {"config": TINY, "window": None}
 
     def has_kernel(ops: Ops, name: str) -> bool:
-        """Return whether a traced op contains the wait for the previous kernel, which only our kernels contain."""
+        """Return whether the op `name` runs as one of our kernels. Only they wait for the previous kernel to end."""
         program = jax.make_jaxpr(partial(getattr(ops, name), **fixed.get(name, {})))(*calls[name])
         return "griddepcontrol_wait" in str(program)
 

@@ -270,9 +270,9 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_shared_memory_limits_a_multiprocessor_to_its_share_of_blocks(op, rows, cols, dtype, runs):
-    """Thread blocks use enough shared memory that a multiprocessor holds only its even share of the blocks.
+    """Thread blocks ask for so much shared memory that a multiprocessor has room for only its even share of the blocks.
 
-    Otherwise the first blocks would fill a few multiprocessors and slow them down (docs/lessons-gpu.md).
+    Otherwise the first blocks would all go to a few multiprocessors, which would be slow (docs/lessons-gpu.md).
     """
 
     if dtype == "int4":

@@ -49,7 +49,7 @@ def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tens
 
 
 def story(folder: Path, *, characters: int = 200) -> Path:
-    """Write the first characters of doctor's default text. Every trial evaluates it, so a short text saves time."""
+    """Write the first characters of doctor's default text to a file. doctor evaluates a short text faster."""
     path = folder / "story.txt"
     path.write_text(TEXT[:characters])
     return path
@@ -295,7 +295,7 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """If one group of a superblock has the scale 0, this is no fault, because ggml may round a scale to 0.
+    """One group's scale of 0 in a superblock is no fault, because ggml may round a scale to 0.
 
     A superblock with d = 0 is a fault, because all its scales are 0.
     """

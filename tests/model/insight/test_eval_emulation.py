@@ -199,7 +199,10 @@ def jax_logits(checkpoint: Checkpoint, roundings_by_name: dict[str, str]) -> np.
 @pytest.mark.sampled(1)  # 4 to 5 s each
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "mxfp4", "Q5_0", "Q5_1", "Q4_K", "bfloat16"])
 def test_jax_emulates_too(file, name):
-    """JAX's emulated logits equal the reference's at one or more positions; a tie may change the other positions."""
+    """With rounded activations, JAX's logits equal the reference's at one or more positions.
+
+    At the other positions, a number at a rounding tie may change the logits.
+    """
     path = file(name)
     checkpoint = open_checkpoint(path)
     actual = jax_logits(checkpoint, roundings(checkpoint, "ggml"))

@@ -87,9 +87,10 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """Run a process up to three times, until its peak memory is within 5 % and 50 MB of the plan; fail if it never is.
+    """Check that the peak memory of a process differs from the plan by at most 5 % plus 50 MB.
 
-    One run is not enough: compilations that overlap sometimes took 70 MB more.
+    If a run takes more, the process runs again, up to three times, because compilations that overlap sometimes took 70
+    MB more.
     """
     peak = np.inf
     for _ in range(3):

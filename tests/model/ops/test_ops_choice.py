@@ -1,4 +1,7 @@
-"""The table of ops is built once, states why ops are not kernels, and falls back to XLA only on `Unsupported`."""
+"""A model's table of ops is built once. It states why an op is not a kernel.
+
+An op runs as XLA ops instead of a kernel only if the kernel raises `Unsupported`.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
