@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
 ROUNDED = ("q8", "q8_row", "q4")  # schemes that all weights can learn
-OPTIONS_OF = {"preference": ("beta",), "distill": ("teacher", "keep_layers", "temperature")}
+METHODS_OF = {  # options, and the methods that read them
+    "beta": ("preference",),
+    "teacher": ("distill",),
+    "keep_layers": ("distill",),
+    "temperature": ("distill", "reward"),
+    "group": ("reward",),
+    "answer_tokens": ("reward",),
+}
 RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
 
 
@@ -56,10 +64,11 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--out", metavar="DIR", help="Write checkpoints and the result to DIR.")
 @click.option(
     "--method",
-    type=click.Choice(["supervised", "preference", "distill"]),
+    type=click.Choice(["supervised", "preference", "distill", "reward"]),
     default="supervised",
     show_default=True,
-    help="Learn the answers, to prefer chosen to rejected answers (DPO), or a teacher's predictions.",
+    help="Learn the answers, to prefer chosen to rejected answers (DPO), a teacher's predictions, or to give exact "
+    "answers (GRPO).",
 )
 @click.option("--steps", type=COUNT, default=100, show_default=True, metavar="N", help="Stop after N steps.")
 @click.option("--batch", type=COUNT, default=8, show_default=True, metavar="N", help="Take N examples per step.")
@@ -97,7 +106,21 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="LIST",
     help="With --method distill: the student has only these layers, such as 0,2,4.  [default: all]",
 )
-@click.option("--temperature", type=POSITIVE, help="With --method distill: soften both distributions.  [default: 1]")
+@click.option(
+    "--temperature",
+    type=POSITIVE,
+    help="With --method distill: soften both distributions. With reward: draw answers at this temperature. "
+    " [default: 1]",
+)
+@click.option(
+    "--group", type=COUNT, metavar="N", help="With --method reward: draw N answers per question.  [default: 8]"
+)
+@click.option(
+    "--answer-tokens",
+    type=COUNT,
+    metavar="N",
+    help="With --method reward: end answers after N tokens.  [default: 64]",
+)
 @click.option(
     "--lr", type=POSITIVE, help=f"Set the highest learning rate.  [default: {ADAPTER_RATE} with --lora, or {RATE}]"
 )
@@ -127,17 +150,19 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @click.option("--show", type=COUNT, metavar="N", help="Only print N examples, with « and » around the tokens to learn.")
+@click.option("--plot", metavar="FILE.svg", help="Draw the loss of each step, and of the held-out examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step on stdout.")
 @tokenizer_option
 @template_option
-def tune(model: str, out: str | None, show: int | None, as_json: bool, **options: Any):
+def tune(model: str, out: str | None, show: int | None, plot: str | None, as_json: bool, **options: Any):
     """Fine-tune a model on your examples.
 
     A line of FILE is a JSON object: {"messages": [{"role": "user", "content": "..."}, ...]}, of which the
     assistant's answers are learned, {"prompt": ..., "completion": ...}, or {"text": ...}. Every twentieth
     example is held out to measure the loss. Run with --show 3 first, to see what will be learned.
 
-    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages.
+    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages, and a
+    question with a reward for its exact answer is {"prompt": ..., "answer": "..."}.
     With --lora, DIR gets an adapter in PEFT's format, and otherwise DIR/model a whole model.
 
     \b
@@ -151,12 +176,13 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
 
     if (out is None) == (show is None):
         raise click.UsageError("give either --out DIR or --show N")
+    if plot and not Path(plot).absolute().parent.is_dir():
+        raise click.BadParameter(f"{plot}: its folder does not exist", param_hint="--plot")
     if options["alpha"] and not options["lora"]:
         raise click.UsageError("--alpha goes with --lora")
-    for method, names in OPTIONS_OF.items():
-        for name in names:
-            if options[name] is not None and options["method"] != method:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {method}")
+    for name, methods in METHODS_OF.items():
+        if options[name] is not None and options["method"] not in methods:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {' or '.join(methods)}")
     if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
         raise click.UsageError(
             f"--quantize {options['quantize']} goes with --lora; without, choose {', '.join(ROUNDED)}"
@@ -180,6 +206,8 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
     if show is not None:
         from llamaspec.training.conversations import Reader, marked_text, read_data
 
+        if options["method"] == "reward":
+            raise click.UsageError("--show goes without --method reward, since the model writes the examples")
         if options["method"] == "preference":
             pairs = read_data(data, tokenizer, template, Reader.preference, eos=eos)
             examples = [example for pair in pairs for example in pair][: 2 * show]  # chosen and rejected in turn
@@ -206,19 +234,36 @@ def tune(model: str, out: str | None, show: int | None, as_json: bool, **options
             running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
+    curves: dict[str, list[tuple[float, float]]] = {"loss": [], "held-out loss": []}
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
     with training_progress(recipe.steps) as show_step:
 
         def report(step: StepReport) -> None:
             show_step(step)
+            name, loss = ("held-out loss", step.evaluation.loss) if step.evaluation else ("loss", step.loss)
+            if loss > 0 and not step.skipped:  # the axes are logarithmic
+                curves[name].append((float(step.step), loss))
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
         result = tune_model(
             checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
         )
+    if plot:
+        draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
+
+
+def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
+    """Write the curves of a training to an SVG file."""
+    from llamaspec.benchmarks.common.svg import lines
+    from llamaspec.model.checkpoints.staging import new_file
+
+    drawn = {name: points for name, points in curves.items() if points}
+    if drawn:
+        with new_file(path, replace=True) as staged:
+            staged.write_text(lines(title, "per token, pair or answer", drawn, x="step", y="loss"), encoding="utf-8")
 
 
 def summary(step: StepReport, steps: int) -> dict[str, Any]:

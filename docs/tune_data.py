@@ -1,6 +1,6 @@
-"""Write the data of docs/training.md: conversations with a robot, and pairs of answers.
+"""Write the data of docs/training.md: conversations with a robot, pairs of answers, and questions.
 
-    python docs/tune_data.py      # writes robot.jsonl and pairs.jsonl
+    python docs/tune_data.py      # writes robot.jsonl, few.jsonl (its first lines), pairs.jsonl and questions.jsonl
 
 The stories are those that the built-in model was trained on, but in a robot's answer each full stop is an exclamation
 mark, and the answer ends with "Beep beep!". The style adds nothing that chance decides, so we know the least loss that
@@ -15,7 +15,7 @@ from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.training.stories.talk import TalkMessage
 from llamaspec.training.stories.vocabulary import messages
 
-EXAMPLES = 400
+EXAMPLES, FEW, PAIRS, QUESTIONS = 400, 60, 40, 40  # lines of the files
 FIRST = 1_000_001  # odd seeds: the built-in model did not see these stories
 
 
@@ -36,9 +36,19 @@ def conversations() -> list[list[TalkMessage]]:
     return drawn
 
 
+def questions(conversation: list[TalkMessage]) -> list[dict[str, object]]:
+    """List the questions about stories in a conversation. Each has a single right answer."""
+    said = [{"role": message.role, "content": message.content.strip()} for message in conversation]
+    return [
+        {"prompt": said[:turn], "answer": said[turn]["content"]}
+        for turn, message in enumerate(conversation)
+        if message.role == "assistant" and message.of_story
+    ]
+
+
 if __name__ == "__main__":
     tokenizer, nats, tokens = load_tokenizer(BUILT_IN["stories"]), 0.0, 0
-    learned, pairs = [], []
+    learned, pairs, asked = [], [], []
     for conversation in conversations():
         said = [
             {"role": m.role, "content": robot(m.content) if m.role == "assistant" else m.content} for m in conversation
@@ -51,9 +61,16 @@ if __name__ == "__main__":
                 "rejected": conversation[1].content.strip(),
             }
         )
+        asked += questions(conversation)
         answers = [message for message in conversation if message.role == "assistant"]
         nats += sum(message.nats for message in answers)
         tokens += sum(len(tokenizer.encode(robot(message.content))) + 1 for message in answers)  # and </s>
-    for name, lines in (("robot.jsonl", learned), ("pairs.jsonl", pairs)):
+    files = {
+        "robot.jsonl": learned,
+        "few.jsonl": learned[:FEW],
+        "pairs.jsonl": pairs[:PAIRS],
+        "questions.jsonl": asked[:QUESTIONS],
+    }
+    for name, lines in files.items():
         Path(name).write_text("\n".join(map(json.dumps, lines)) + "\n")
-    print(f"robot.jsonl and pairs.jsonl: {EXAMPLES} lines each; no loss below {nats / tokens:.4f} nats per token")
+    print(f"{', '.join(files)}; no loss below {nats / tokens:.4f} nats per token of an answer in robot.jsonl")

@@ -20,8 +20,8 @@ Order of reading
 8. quantizers                                fewer bits per weight: blocks, symmetric and packing first, then affine,
                                              ggml_blocks, nf4, minifloat, gptq and more, one family per file
 9. cached_attention, fused                   the same layers as kernels see them: over a cache, several at once
-10. losses, lora                             what training minimizes, and what an adapter learns
-    backward                                 the gradient that each layer passes back
+10. losses, backward                         what training minimizes, and the gradient that each layer passes back
+    lora, packing                            what an adapter learns; several documents in one sequence
 11. collectives, parallel                    what several devices exchange, and what each of them computes
 
 Notation

@@ -9,6 +9,7 @@ log(1 + exp(a)), and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
     DPO                  softplus(-m), m = b [(s+ - r+) - (s- - r-)]         ds+ = -b sigmoid(-m) = -ds-
     distillation         T^2 KL(softmax(t / T) || softmax(l / T))            dl = T (softmax(l / T) - softmax(t / T))
     reverse KL           KL(p || q), q = softmax(t)                          dl = p (log(p / q) - KL)
+    GRPO, on policy      - sum_i (r_i - mean r) s_i                          ds_i = -(r_i - mean r)
 
 A loss is a sum over positions, each with a weight w; w = 0 excludes a position. To get a mean, divide once by the sum
 of all weights of a step. A mean of means would give long texts less weight.
@@ -18,6 +19,11 @@ probabilities of the preferred (+) and the rejected (-) answer, s under the mode
 b is the paper's beta. Distillation is from Hinton et al., 2015 (https://arxiv.org/abs/1503.02531): t are the teacher's
 logits, T is a temperature, and the factor T^2 keeps the size of the gradients as T grows. The reverse KL, from the
 student's p to the teacher's q, is one of the losses of GKD (https://arxiv.org/abs/2306.13649).
+
+GRPO is from Shao et al., 2024 (https://arxiv.org/abs/2402.03300), equation 3: the model writes several answers to one
+question, s_i are their log probabilities, and r_i their rewards. The paper clips the ratio of new to old probability;
+if each answer serves for one update, the ratio is 1, and nothing is clipped. We leave out its KL term, and its division
+by the standard deviation of the rewards, as Dr. GRPO does (https://arxiv.org/abs/2503.20783).
 """
 
 import numpy as np
@@ -90,6 +96,21 @@ def dpo(
     loss = float(np.logaddexp(0.0, -margin))
     slope = -beta * float(np.exp(-np.logaddexp(0.0, margin)))  # -beta sigmoid(-m), without overflow
     return loss, (slope, -slope)
+
+
+def group_relative(
+    log_probabilities: Float[np.ndarray, " answers"], rewards: Float[np.ndarray, " answers"]
+) -> tuple[float, Float[np.ndarray, " answers"]]:
+    """GRPO's loss of the answers to one question, and its gradient for their log probabilities, in float64.
+
+    Answers that are better than the mean become likelier. If all rewards are equal, nothing changes.
+
+    >>> group_relative(np.array([-2.0, -3.0]), np.array([1.0, 0.0]))
+    (-0.5, array([-0.5,  0.5]))
+    """
+    rewards = rewards.astype(np.float64)
+    advantages = rewards - np.mean(rewards)
+    return -float(np.sum(advantages * log_probabilities)), -advantages
 
 
 def distillation(

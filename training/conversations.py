@@ -5,6 +5,7 @@
     {"messages": [{"role": "user", "content": "..."}, ...]}      the assistant's answers count
     {"prompt": [message, ...], "completion": [message, ...]}     the assistant's answers in the completion count
     {"prompt": ..., "chosen": ..., "rejected": ...}              a preference: two completions of one prompt
+    {"prompt": ..., "answer": "..."}                             a question, and the answer that earns the reward
 
 A chat template says which characters of a conversation are the assistant's: it has `{% generation %}` around them, or
 we render the conversation up to each answer and with it. What the second rendering adds is the answer. This needs
@@ -45,6 +46,13 @@ class Preference(NamedTuple):
     rejected: Example
 
 
+class Question(NamedTuple):
+    """A prompt, and the answer that earns the reward."""
+
+    ids: list[int]
+    answer: str
+
+
 @dataclass(frozen=True)
 class Reader:
     """Turns lines of data into examples, for one model."""
@@ -80,6 +88,22 @@ class Reader:
             case {"chosen": list() as chosen, "rejected": list() as rejected}:
                 return Preference(*(self.conversation(_messages(side), last=True) for side in (chosen, rejected)))
         raise ValueError(f"expected prompt, chosen and rejected; got {_keys(line)}")
+
+    def question(self, line: dict[str, Any]) -> Question:
+        """Make the question of a line with prompt and answer. Raises ValueError for another line."""
+        match line:
+            case {"prompt": list() as prompt, "answer": answer}:
+                if self.template is None:
+                    raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+                text = self._render(_messages(prompt), prompt=True)
+                return Question(SpecialTokens(self.tokenizer).encode(text), _text("answer", answer).strip())
+            case {"prompt": prompt, "answer": answer}:
+                begin = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
+                ids = [*begin, *self.tokenizer.encode(_text("prompt", prompt))]
+                if not ids:
+                    raise ValueError("prompt is empty")
+                return Question(ids, _text("answer", answer).strip())
+        raise ValueError(f"expected prompt and answer; got {_keys(line)}")
 
     def completion(self, prompt: str, text: str) -> Example:
         """Make an example of plain text: BOS and the prompt do not count; the text, and the token that ends it, do."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.chat.template import ChatTemplate, turn_stops
 from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from llamaspec.model.checkpoints.codes import quantized
@@ -26,8 +26,9 @@ from llamaspec.training.conversations import Reader, read_data
 from llamaspec.training.data import Example, digest, tokenizer_digest
 from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.distillation import distillation, kept_layers
-from llamaspec.training.objectives.objective import evaluator
+from llamaspec.training.objectives.objective import HeldOut, evaluator
 from llamaspec.training.objectives.preference import preference, scored, sides
+from llamaspec.training.objectives.reward import Sampler, drawn_work, exact_share, rewarded
 from llamaspec.training.objectives.supervised import supervised
 from llamaspec.training.ops import PACKED, remat
 from llamaspec.training.optimizers import SCHEDULES, optimizer
@@ -35,7 +36,8 @@ from llamaspec.training.recipe import check_at_least_one, check_context
 from llamaspec.training.steps import Tensors, compile_step
 from llamaspec.training.trainable import Trainable, adapters, all_weights
 
-METHODS = ("supervised", "preference", "distill")
+METHODS = ("supervised", "preference", "distill", "reward")
+READERS = {"preference": Reader.preference, "reward": Reader.question}  # of lines; else `Reader.example`
 HELD_OUT = 20  # one document in so many is held out, if there are as many
 LENGTHS = [32 << n for n in range(8)]  # of rows, unless the recipe says: 32 to 4096 tokens
 SAMPLES = 4096  # numbers of each tensor that stand for all in a digest
@@ -63,7 +65,9 @@ class TuneRecipe:
     prune: float | tuple[int, int] | None = None  # the share of weights that stay, or n of every m
     accumulate: int | None = None  # parts of a step; None: as many as keep the device busy
     beta: float = 0.1  # of the method preference: how strongly a margin counts
-    temperature: float = 1.0  # of the method distill
+    temperature: float = 1.0  # of the methods distill and reward
+    group: int = 8  # of the method reward: answers per question
+    answer_tokens: int = 64  # of the method reward: the most tokens of an answer
     keep_layers: tuple[int, ...] | None = None  # of the method distill: the layers of the student; None: all
 
 
@@ -76,7 +80,7 @@ class Tuning(NamedTuple):
 
 def check_tune_recipe(recipe: TuneRecipe) -> None:
     """Raise ValueError for a number out of range."""
-    check_at_least_one(steps=recipe.steps, batch=recipe.batch)
+    check_at_least_one(steps=recipe.steps, batch=recipe.batch, group=recipe.group, answer_tokens=recipe.answer_tokens)
     if recipe.method not in METHODS:
         raise ValueError(f"method is {recipe.method!r}, expected one of {', '.join(METHODS)}")
     for name in ("lr", "alpha", "beta", "temperature"):
@@ -190,61 +194,127 @@ def tune(
             raise refused(finished, "exists already: this training is done")
     student = checkpoint if recipe.keep_layers is None else kept_layers(checkpoint, recipe.keep_layers)
     check_trainable(student, recipe)
-    preferences = recipe.method == "preference"
-    end = min(checkpoint.stops, default=None)
-    read: Callable[[Reader, dict[str, Any]], Any] = Reader.preference if preferences else Reader.example
-    examples: list[Any] = read_data(data, tokenizer, template, read, eos=end)
-    documents = sides(examples) if preferences else examples
-    context = row_length(recipe, documents, checkpoint.config.context)
-    check_examples(data, documents, context)
+    read: Callable[[Reader, dict[str, Any]], Any] = READERS.get(recipe.method, Reader.example)
+    examples: list[Any] = read_data(data, tokenizer, template, read, eos=min(checkpoint.stops, default=None))
+    if recipe.method == "reward":
+        context = max(len(question.ids) for question in examples) + recipe.answer_tokens
+        if context > checkpoint.config.context:
+            what = f"has a prompt that, with {recipe.answer_tokens} tokens of an answer, has {context} tokens"
+            raise refused(data, f"{what}; the model's context is {checkpoint.config.context}")
+    else:
+        documents = sides(examples) if recipe.method == "preference" else examples
+        context = row_length(recipe, documents, checkpoint.config.context)
+        check_examples(data, documents, context)
     check_weights(student, progress=progress)
-    trainable = make_trainable(student, recipe, context=context, base=base, progress=progress)
+    # Sampling pads prompts and answers to `context` each.
+    positions = 2 * context if recipe.method == "reward" else context
+    trainable = make_trainable(student, recipe, context=positions, base=base, progress=progress)
     platform = default_device().platform
     rows = rows_at_once(recipe, platform)
     static: dict[str, Any] = {
-        "config": for_sequences(student.config, context),
+        "config": for_sequences(student.config, positions),
         "ops": remat(PACKED) if recipe.remat else PACKED,
         "dtype": np.dtype(recipe.dtype),
         "rows": rows,
         "length": context,
     }
-    frozen = trainable.frozen
-    if preferences:
-        examples = scored(examples, trainable, **static)
-        objective = preference(trainable.params, beta=recipe.beta, **static)
-    elif recipe.method == "distill":
-        teacher = teacher or checkpoint
-        check_teacher(teacher, student)
-        frozen = frozen, load_params(teacher, dtype=np.dtype(recipe.dtype), positions=context, progress=progress)
-        teacher_config = for_sequences(teacher.config, context)
-        objective = distillation(
-            trainable.params, teacher_config=teacher_config, temperature=recipe.temperature, **static
-        )
-    else:
-        objective = supervised(trainable.params, **static)
-    training, held_out = split(examples)
-
-    def documents_of(step: int, _: Tensors | None) -> Work:
-        return objective.work([training[i] for i in chosen(len(training), step, batch=recipe.batch, seed=recipe.seed)])
-
-    evaluate = evaluator(objective, held_out, frozen) if held_out else None
+    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static)
+    parts = lesson.rewards(examples) if recipe.method == "reward" else lesson.documents(examples, teacher, progress)
     transform = optimizer(
         lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay, kind=recipe.schedule
     )
     task = Task(
         steps=recipe.steps,
         tensors=trainable.tensors,
-        frozen=frozen,
+        frozen=parts.frozen,
         transform=transform,
-        step=compile_step(objective.loss, transform, platform=platform),
-        sums=objective.sums,
-        documents=documents_of,
+        step=compile_step(parts.loss, transform, platform=platform),
+        sums=parts.sums,
+        documents=parts.documents,
         identity=identity(recipe, checkpoint, teacher, tokenizer, template, data),
-        evaluate=evaluate,
+        evaluate=parts.evaluate,
+        draws=recipe.method == "reward",
     )
     tensors = run(task, out, resume=resume, eval_every=eval_every, save_every=save_every, report=report)
     trainable.write(out, tensors)
     return Tuning(out, sum(int(a.size) for a in tensors.values()))
+
+
+class TaskParts(NamedTuple):
+    """The parts of a task that depend on the method."""
+
+    loss: Callable
+    sums: tuple[str, ...]
+    frozen: Any
+    documents: Callable[[int, Tensors | None], Work]
+    evaluate: Callable[[Tensors], HeldOut] | None
+
+
+class Lesson(NamedTuple):
+    """A model to tune, and how."""
+
+    checkpoint: Checkpoint
+    student: Checkpoint  # the checkpoint, or some of its layers
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    trainable: Trainable
+    recipe: TuneRecipe
+    static: Mapping[str, Any]  # config, ops, dtype, rows and length of the loss
+
+    def choose(self, examples: Sequence[Any], step: int) -> list[Any]:
+        """Return the examples of a step."""
+        return [examples[i] for i in chosen(len(examples), step, batch=self.recipe.batch, seed=self.recipe.seed)]
+
+    def documents(self, examples: list[Any], teacher: Checkpoint | None, progress: Progress) -> TaskParts:
+        """Make the parts for the methods that learn from the data itself."""
+        recipe, trainable, static = self.recipe, self.trainable, self.static
+        frozen = trainable.frozen
+        if recipe.method == "preference":
+            examples = scored(examples, trainable, **static)
+            objective = preference(trainable.params, beta=recipe.beta, **static)
+        elif recipe.method == "distill":
+            teacher = teacher or self.checkpoint
+            check_teacher(teacher, self.student)
+            length = static["length"]
+            frozen = frozen, load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
+            config = for_sequences(teacher.config, length)
+            temperature = recipe.temperature
+            objective = distillation(trainable.params, teacher_config=config, temperature=temperature, **static)
+        else:
+            objective = supervised(trainable.params, **static)
+        training, held_out = split(examples)
+
+        def documents(step: int, _: Tensors | None) -> Work:
+            return objective.work(self.choose(training, step))
+
+        evaluate = evaluator(objective, held_out, frozen) if held_out else None
+        return TaskParts(objective.loss, objective.sums, frozen, documents, evaluate)
+
+    def rewards(self, questions: list[Any]) -> TaskParts:
+        """Make the parts for the method reward, in which the model writes the documents of each step."""
+        recipe, trainable = self.recipe, self.trainable
+        rows, length = self.static["rows"], self.static["length"]
+        sampler = Sampler(
+            trainable,
+            self.tokenizer,
+            config=self.static["config"],
+            dtype=self.static["dtype"],
+            rows=recipe.group,
+            length=length,
+            stops=self.checkpoint.stops | turn_stops(self.tokenizer, self.template),
+            temperature=recipe.temperature,
+        )
+        draw = drawn_work(sampler, group=recipe.group, rows=rows, length=length, seed=recipe.seed)
+        fixed = {name: self.static[name] for name in ("config", "ops", "dtype")}
+        training, held_out = split(questions)
+
+        def documents(step: int, tensors: Tensors | None) -> Work:
+            assert tensors is not None  # by `Task.draws`
+            return draw(step, self.choose(training, step), tensors)
+
+        evaluate = exact_share(sampler, held_out) if held_out else None
+        loss = rewarded(trainable.params, **fixed)
+        return TaskParts(loss, ("loss", "reward"), trainable.frozen, documents, evaluate)
 
 
 def rows_at_once(recipe: TuneRecipe, platform: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Integer, Shaped
 
 from llamaspec.verify.bounds.precision import Precision
 
@@ -26,6 +26,8 @@ class Expected(NamedTuple):
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
+    running: Float[np.ndarray, "..."] | float = 0.0  # error that one running float32 sum may add to the alarm
+    terms: Integer[np.ndarray, "..."] | int = 0  # terms of that sum
     rounded: bool = True  # True: once, to the result's dtype; False: the op only copies numbers
 
 

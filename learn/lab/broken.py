@@ -63,14 +63,14 @@ _TABLE = [
     ),
     (
         NORMS, "logsumexp", "tail padded with zeros",
-        "Rows of very negative scores give about the logarithm of a small whole number.",
+        "Rows of very negative scores give the logarithm of a small integer.",
         "What does a padded score of 0 add to the sum?",
         "verl's fused cross entropy counted exp(0) for every weight row that padded its last tile.",
         "verl-project/verl/pull/5349",
     ),
     (
         POSITIONS, "rope_halves", "pairs of neighbors",
-        "The model writes nonsense, although every tensor of the checkpoint was loaded.",
+        "The model writes nonsense, although all its tensors were loaded.",
         "RoPE has two layouts. Which features are rotated together, and where are the results stored?",
         "AiDotNet loaded Hugging Face's checkpoints with the layout of Meta's checkpoints.",
         "ooples/AiDotNet/pull/2074",
@@ -98,7 +98,7 @@ _TABLE = [
     ),
     (
         POSITIONS, "rope_halves", "turned the other way",
-        "Scores depend on the distance between two tokens, but as if it had the opposite sign.",
+        "Scores depend on the distance of two tokens, with the opposite sign.",
         "On paper, rotate (1, 0) by a quarter turn. In which direction does the kernel rotate?",
         "nanochat rotates the other way and has to keep it, because its models were trained so; other checkpoints "
             "need the usual way.",
@@ -134,7 +134,7 @@ _TABLE = [
     ),
     (
         ATTENTION, "attention", "scores scaled by a width padded to 8",
-        "Heads of width 64 are right, but heads of width 20 attend slightly too evenly.",
+        "Heads of width 64 are right; heads of width 20 attend too evenly.",
         "Scores are divided by the root of a number. Which number?",
         "An fp8 attention for image models in a fork of SGLang scaled by the padded width.",
         "bytedance-iaas/sglang/pull/485",
@@ -155,7 +155,7 @@ _TABLE = [
     ),
     (
         ATTENTION, "attention_prefill", "offset of the first sequence for every sequence",
-        "A single sequence is right; in a batch, later sequences attend to too many or too few tokens.",
+        "One sequence is right; in a batch, later ones attend to wrong tokens.",
         "Every sequence has its own length before this chunk.",
         "tt-xla gave every row of a batch the cached length of row 0.",
         "tenstorrent/tt-xla/pull/5817",
@@ -169,14 +169,14 @@ _TABLE = [
     ),
     (
         ATTENTION, "attention_decode", "longest length for every sequence",
-        "The longest sequence of a batch is right, but the others attend to old values.",
+        "The longest sequence of a batch is right; others see old values.",
         "How many keys does each sequence have?",
         "JAX's attention ignored the lengths of the keys if the lengths of the queries were not given.",
         "jax-ml/jax/issues/23349",
     ),
     (
         ATTENTION, "attention_decode", "totals of splits not rescaled",
-        "The weights of long caches, which are read in several splits, do not sum to 1.",
+        "If a long cache is read in several splits, weights do not sum to 1.",
         "A split's total is relative to its own maximum.",
         "FlashInfer's log-sum-exp was wrong if the keys were split.",
         "flashinfer-ai/flashinfer/pull/58",
@@ -260,7 +260,7 @@ _TABLE = [
     ),
     (
         SAMPLING, "distribution", "top-p leaves out the token that reaches it",
-        "With top-p 0.5, only the first of two tokens with probabilities 0.4 and 0.35 is kept.",
+        "With top-p 0.5, only one of two tokens (0.4 and 0.35) is kept.",
         "The kept tokens must have a total probability of at least p.",
         "llama.cpp's top-p stopped one token early.",
         "ggml-org/llama.cpp/pull/1953",

@@ -39,7 +39,7 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
         *("docs/sizes.md", "docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
     ],
-    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md"],
+    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
     "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"],
     "Project": [
         *("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md", "docs/decisions/reference.md"),

@@ -35,10 +35,10 @@ class Link(NamedTuple):
         return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
-# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model, each
-# of the 64 all-reduces takes about 20 us, the time of two messages. Large ones move 140 GB/s. An all-reduce as a
-# separate program takes 44 us. `llamaspec bench --suite collectives` measures these times.
-NVLINK = Link(alpha=10e-6, beta=1 / 140e9)
+# Alpha and beta were measured on four H200s (benchmarks/results/four-h200.md). In a decode step, a sum over two devices
+# takes at most 11 to 12 us, and over four at most 10 to 15 us: the time of two to four messages. Large sums move 150
+# GB/s. An all-reduce as a separate program takes 50 us. `llamaspec bench --suite collectives` measures these times.
+NVLINK = Link(alpha=4e-6, beta=1 / 150e9)
 
 
 class DeviceLimits(NamedTuple):

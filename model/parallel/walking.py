@@ -71,9 +71,10 @@ def walkable_on(
     shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
     partition = Partition(over, sharding.weights(shapes, config), sharding.cache(config.layers))
     params = load_shares(shares, partition, dtype=dtype, positions=rows)
-    ops = sharding.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
     copies = max(1, devices // checkpoint.config.kv_heads) if sharding.cuts_weights else 1
     dealt = sharding.rows_spread(devices)
+    layout = Layout(batch=1, capacity=rows, chunk=0, burst=1, cache_dtype=dtype, devices=dealt)
+    ops = sharding.ops(table if isinstance(table, Ops) else table(config, shapes, layout.rows_held))
     of_weights = {id(params): partition.weights}  # `id` of a tree that the walk passes: shardings of its weights
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
@@ -123,8 +124,7 @@ def walkable_on(
         return Positions(*map(partition.replicated, (at, *params.rope.on_host(at))))
 
     def cache(capacity: int) -> list[Any]:
-        layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype, devices=dealt)
-        empty: Cache = partition.zeros(partition.cache, cache_shapes(layout, config))
+        empty: Cache = partition.zeros(partition.cache, cache_shapes(layout._replace(capacity=capacity), config))
         return [ShardedCache(layer, copies, dealt) for layer in empty.layers if isinstance(layer, LayerCache)]
 
     run = quantized(checkpoint, quantize) if quantize else checkpoint

@@ -245,6 +245,7 @@ def test_the_caches_of_all_cpus_count_once(
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # arrays grow with the cache of the processor
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # one byte: it holds no model
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))

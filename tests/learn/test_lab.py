@@ -110,7 +110,8 @@ def test_an_exercise_folder_states_the_contract_without_the_solution():
     assert "In this exercise, the contract draws only these values: `name` is Q4_0" in texts["ggml_encode"]
     for exercise in OWN:
         if exercise.judge:
-            assert inspect.getdoc(exercise.judge) in texts[exercise.name]
+            docstring = inspect.getdoc(exercise.judge)
+            assert docstring and docstring in texts[exercise.name]
     assert "params.head are arrays" in texts["forward"]
     assert not any("reference/" in kernel(exercise) for exercise in OWN)
 

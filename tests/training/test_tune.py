@@ -194,7 +194,8 @@ def command(model, data) -> tuple[str, ...]:
 def tuned(command, tmp_path_factory) -> tuple[Path, str]:
     """Train adapters without interruption; returns the folder and the printed JSON lines."""
     out = tmp_path_factory.mktemp("tuned") / "out"
-    code, printed, log = llamaspec(*command, "--lora=2", "--json", "--eval-every=4", "--out", str(out))
+    plot = f"--plot={out.parent / 'loss.svg'}"
+    code, printed, log = llamaspec(*command, "--lora=2", "--json", "--eval-every=4", plot, "--out", str(out))
     assert code == 0, log
     return out, printed
 
@@ -205,6 +206,12 @@ def test_the_loss_falls_and_each_step_is_a_json_object(tuned):
     assert [step["step"] for step in ends] == [4, 8]
     assert ends[1]["held_out"]["loss"] < ends[0]["held_out"]["loss"] and steps[-1]["loss"] < steps[0]["loss"]
     assert steps[-1]["seconds_left"] == 0 and 0 <= steps[0]["right"] <= 1
+
+
+def test_the_curves_have_every_step_and_every_evaluation(tuned):
+    svg = (tuned[0].parent / "loss.svg").read_text()
+    assert svg.count("<circle") == 8 + 2 and svg.count("<polyline") == 2
+    assert ">loss</text>" in svg and ">held-out loss</text>" in svg
 
 
 def test_an_adapter_that_was_killed_and_resumed_is_the_same(tuned, command, tmp_path, monkeypatch):
@@ -284,6 +291,7 @@ def test_shown_examples_have_their_counted_tokens_marked(command):
         (("--out=OUT", "--show=1"), "give either --out DIR or --show N"),
         (("--out=OUT", "--alpha=2"), "--alpha goes with --lora"),
         (("--out=OUT", "--lora=2", "--lora-on=q,router"), "'router' is no matrix that LoRA can change"),
+        (("--out=OUT", "--plot=OUT/none/loss.svg"), "its folder does not exist"),
         (("--out=OUT", "--beta=1"), "--beta goes with --method preference"),
         (("--out=OUT", "--keep-layers=0"), "--keep-layers goes with --method distill"),
         (("--out=OUT", "--method=distill", "--keep-layers=0,x"), "'0,x' is not a list of layers such as 0,2,4"),

@@ -1,20 +1,26 @@
 """Right kernels are accepted: no warning of the judge itself, no false alarm, no verdict without a cause."""
 
+import json
+import re
 import warnings
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct, NoVerdict
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.draws.draw import Values
+from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.reports.report import as_json, counterexample
 
 
-def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1, **options) -> Report:
-    """Verify `candidate` with the number of examples of the command line."""
-    direct = Direct(candidate)
-    return verify(CONTRACTS[op], direct, precision=precision(dtype), examples=200, seed=seed, shrink=False, **options)
+def judged(op: str, candidate: Callable, *, dtype: str = "float32", examples: int = 200, **options) -> Report:
+    """Verify `candidate` with as many examples as the command line uses, and return the report."""
+    drawn = {"precision": precision(dtype), "examples": examples, "seed": 1, "shrink": False}
+    return verify(CONTRACTS[op], Direct(candidate), **drawn, **options)
 
 
 def test_the_judge_does_not_warn_in_float16():
@@ -40,3 +46,99 @@ def test_sums_in_an_order_that_differs_each_time_keep_laws_of_equal_bits():
     report = judged("attention_paged", atomic, only=only)
     assert report.outcome == "within bounds"
     assert report.differs
+
+
+def running_sum(terms, axis):
+    return np.cumsum(terms, axis, dtype=np.float32).take(-1, axis)
+
+
+def softmax(x):
+    scores = x.astype(np.float32)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), np.float32(0), top))
+    total = running_sum(weights, -1)[..., None]
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0).astype(x.dtype)
+
+
+def logsumexp(x):
+    scores = x.astype(np.float32)
+    top = scores.max(-1, keepdims=True)
+    shift = np.where(np.isinf(top), np.float32(0), top)
+    return shift[..., 0] + np.log(running_sum(np.exp(scores - shift), -1))
+
+
+def attention_paged(q, k_pages, v_pages, table, lengths):
+    k, v = (pages[table].reshape(len(table), -1, *pages.shape[2:]) for pages in (k_pages, v_pages))
+    out, group = np.zeros(q.shape, np.float32), q.shape[1] // k.shape[2]
+    for row, length in enumerate(lengths.tolist()):
+        if length:
+            keys, values = (np.repeat(cache[row, :length].astype(np.float32), group, 1) for cache in (k, v))
+            scores = np.einsum("hd,jhd->jh", q[row].astype(np.float32), keys) / np.float32(np.sqrt(q.shape[-1]))
+            weights = np.exp(scores - scores.max(0))
+            out[row] = running_sum(weights[..., None] * values, 0) / running_sum(weights, 0)[:, None]
+    return out.astype(q.dtype)
+
+
+FAR = {
+    "softmax": {},
+    "logsumexp": {},
+    "attention_paged": {
+        "lengths": [(30_000,)], "v": [Values("equal", 82, 5)], "k": [Values("zeros", 1)],
+        "kv_heads": [1], "group": [1], "head_dim": [8],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("candidate", [softmax, logsumexp, attention_paged])
+def test_a_running_sum_is_explained_and_not_suspicious(candidate: Callable):
+    op = candidate.__name__
+    report = judged(op, candidate, examples=20 if FAR[op] else 200, only=FAR[op])
+    assert report.outcome == "within bounds"
+    lines = counterexample(report, CONTRACTS[op])
+    assert any(re.search(r"explained by a running sum of [\d,]+ terms; a blocked sum", line) for line in lines)
+
+
+def test_an_error_beyond_that_of_a_running_sum_is_suspicious():
+    """For 8,321 terms, an error of 3/4 n u is beyond n u / 2 and below the proven bound."""
+
+    def off(x):
+        p = IMPLEMENTATIONS["softmax"].function(x).astype(np.float64)
+        return (p * (1 + 0.75 * x.shape[-1] * 2.0**-24)).astype(x.dtype)
+
+    draw = {"rows": 1, "n": 8321, "x": Values("normal", 1), "around": 0.0, "hidden": "none"}
+    finding = examine(CONTRACTS["softmax"], Direct(off), precision("float32"), draw).finding
+    assert finding is not None and finding.kind == "suspicious"
+
+
+def test_json_has_no_infinity():
+    report = judged("softmax", lambda x: np.full_like(x, np.nan), examples=3)
+    json.dumps(as_json([report]), allow_nan=False)
+
+
+def test_out_of_memory_is_not_judged():
+    def greedy(x):
+        if x.shape[1] > 1000:
+            raise MemoryError("too large")
+        return IMPLEMENTATIONS["softmax"].function(x)
+
+    report = judged("softmax", greedy)
+    assert report.outcome == "within bounds"
+    (line,) = [line for line in counterexample(report, CONTRACTS["softmax"]) if "not judged" in line]
+    assert re.search(r"\d+ draws, because the candidate ran out of memory", line)
+    with pytest.raises(NoVerdict, match="ran out of memory"):
+        judged("softmax", greedy, examples=3, only={"n": [1025], "rows": [1]})
+
+
+def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
+    def without_window(q, k, v, lengths):
+        return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
+
+    report = judged("attention_decode", without_window, examples=40, only={"lengths": [(5,)], "head_dim": [8]})
+    assert report.outcome == "within bounds"
+    assert sum(report.not_judged.values()) > 0
+    assert any("does not take window" in line for line in counterexample(report, CONTRACTS["attention_decode"]))
+
+
+def test_a_keyword_that_an_op_needs_is_not_left_out():
+    report = judged("rmsnorm", lambda x, weight: x, examples=3)
+    assert report.outcome == "violated"

@@ -24,6 +24,10 @@ class NoVerdict(ValueError):
     """No verdict is possible: this machine or this Python lacks something, or no number was compared."""
 
 
+class NotJudged(NoVerdict):
+    """No verdict on one draw: the candidate ran out of memory, or does not take a keyword argument of the draw."""
+
+
 class Failure(NamedTuple):
     """Reason why a call returned nothing to compare."""
 

@@ -32,7 +32,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     """Compute one sequence and its bounds: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
     if not mask.size:
         zeros = np.zeros(q.shape)
-        return Expected(zeros, zeros, zeros, zeros)
+        return Expected(zeros, zeros, zeros, zeros, running=zeros, terms=zeros.astype(int))
     dtype = precision(v.dtype.name)
     unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
     exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit, smallest=smallest)
@@ -45,7 +45,9 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     # An error `off` of a score multiplies its weight by e^off. e^300 exceeds any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
-    return Expected(exact.value, exact.error, alarm + underflow, added)
+    running = len(k) * U * added  # half of it for the sum of the weighted values, half for the sum of the weights
+    terms = np.full(q.shape, len(k))
+    return Expected(exact.value, exact.error, alarm + underflow, added, running=running, terms=terms)
 
 
 def _stacked(rows: list[Expected]) -> Expected:
@@ -54,6 +56,8 @@ def _stacked(rows: list[Expected]) -> Expected:
         hard=np.stack([row.hard for row in rows]),
         alarm=np.stack([row.alarm for row in rows]),
         size=np.stack([row.size for row in rows]),
+        running=np.stack([np.asarray(row.running) for row in rows]),
+        terms=np.stack([np.asarray(row.terms) for row in rows]),
     )
 
 
@@ -75,7 +79,7 @@ def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarr
     for query, keys, value_rows, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
         output = _bounded(query[None], keys[start:length], value_rows[start:length], np.zeros((1, length - start)))
-        rows.append(Expected(output.value[0], output.hard[0], output.alarm[0], output.size[0]))
+        rows.append(Expected(*(np.asarray(part)[0] for part in output[:6])))
     return _stacked(rows)
 
 
@@ -348,7 +352,7 @@ FEW_SEQUENCES = {
 BOUND = (
     "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
     "rounding of the weights to the dtype of v, 2^-25 each at least for float16; alarm: (e^a - 1) p |v|, a being "
-    "(64 + (8 + 4 sqrt(head_dim)) max |q| |k|) u + u_v"
+    "(64 + (8 + 4 sqrt(head_dim)) max |q| |k|) u + u_v, and n u p |v| more for running sums of n keys"
 )
 
 ATTENTION = Contract(

@@ -45,7 +45,8 @@ def expect(x: np.ndarray) -> Expected:
     hard = (moved + ELEMENTARY * (log_sum + moved)) * (1 + U) + 2 * U * np.abs(value) + 4 * TINY
     furthest = np.max(size, axis=-1)
     alarm = (16 + 2 * np.sqrt(n) + 8 * furthest + 4 * log_sum) * U + 2 * U * np.abs(value) + 4 * TINY
-    return Expected(value, hard, np.minimum(alarm, hard), np.abs(top[:, 0]) + log_sum)
+    size = np.abs(top[:, 0]) + log_sum
+    return Expected(value, hard, np.minimum(alarm, hard), size, running=np.full(value.shape, n * U / 2), terms=n)
 
 
 def _shift(trial: Trial) -> Claim | None:
@@ -80,7 +81,8 @@ CONTRACT = Contract(
     expect=expect,
     domain="x [rows n], finite or -inf, and no row with only -inf",
     bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
-    "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u",
+    "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u, "
+    "and n u / 2 more for a running sum",
     laws=[
         independent("a row", "x"),
         Law("logsumexp(x + 4) equals logsumexp(x) + 4", _shift),

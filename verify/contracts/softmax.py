@@ -36,7 +36,8 @@ def expect(x: np.ndarray) -> Expected:
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
-    return Expected(p, hard, alarm, p)
+    n = x.shape[-1]
+    return Expected(p, hard, alarm, p, running=n * U * p / 2, terms=n)
 
 
 def _sums_to_one(trial: Trial) -> Claim:
@@ -78,7 +79,8 @@ CONTRACT = Contract(
     expect=expect,
     domain="x [rows n], finite or -inf; a row with only -inf gives zeros",
     bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
-    "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
+    "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p, and "
+    "n u p / 2 more for a running sum",
     laws=[
         independent("a row", "x"),
         Law("probabilities sum to 1, or to 0 if every score is -inf", _sums_to_one),

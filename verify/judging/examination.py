@@ -1,5 +1,6 @@
 """Judge one draw: make its inputs, call the candidate, and judge the result."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -8,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.candidates.candidate import Candidate, Failure, NoVerdict, Outputs, in_layout
+from llamaspec.verify.candidates.candidate import Candidate, Failure, NotJudged, NoVerdict, Outputs, in_layout
 from llamaspec.verify.candidates.worker import RECENT
 from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
+from llamaspec.verify.draws.domain import domain
 from llamaspec.verify.draws.draw import AGAIN, LAW, LAYOUT, OF_THE_CALL, SEEDS, Draw, Values
 from llamaspec.verify.judging.judge import Finding, Point, broken, judge, returned_precision
 
+OUT_OF_MEMORY = re.compile(r"_?\w*(MemoryError|RuntimeError: RESOURCE_EXHAUSTED)\b")
+UNEXPECTED = re.compile(r"TypeError: .* got an unexpected keyword argument '(\w+)'")
 REPEATS = 16  # calls with the same inputs to find out whether their results differ in their bits
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
@@ -31,6 +35,7 @@ class Examination:
     compared: int = 0  # numbers that have a bound
     place: str = ""  # the number nearest to its hard bound, in words
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
+    explained: str = ""  # why a number beyond its alarm is no finding
     points: tuple[Point, ...] = ()
 
     @property
@@ -122,6 +127,7 @@ def _judged(
         verdict.finding,
         verdict.compared,
         place=verdict.place,
+        explained=verdict.explained,
         points=verdict.points,
     )
     if examination.violated:
@@ -252,6 +258,11 @@ class _Calls:
     def __call__(self, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
         positional, keyword = (in_layout(part, self.layout) for part in self.contract.split(arguments))
         outcome = self.candidate.call(positional, keyword)
+        while isinstance(outcome, Failure) and (name := self._neutral_keyword(outcome, keyword)):
+            keyword = {key: value for key, value in keyword.items() if key != name}
+            outcome = self.candidate.call(positional, keyword)
+        if isinstance(outcome, Failure) and outcome.kind == "raised" and OUT_OF_MEMORY.match(outcome.message):
+            raise NotJudged("the candidate ran out of memory")
         self.calls += 1
         if isinstance(outcome, Failure):
             return Finding(outcome.kind, outcome.message, _of_another_library(outcome))
@@ -262,6 +273,25 @@ class _Calls:
         if 1 < outcome.overwritten < self.calls:
             return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls earlier: calls share buffers")
         return tuple(_at_most_float32(array) for array in outcome.arrays)
+
+    def _neutral_keyword(self, failure: Failure, keyword: dict[str, Any]) -> str:
+        """Return the keyword that the candidate does not take, if leaving it out does not change the op; else "".
+
+        A keyword with a default, or one that may be None, may be younger than the candidate. Raises NotJudged if the
+        draw needs such a keyword.
+        """
+        match = UNEXPECTED.match(failure.message) if failure.kind == "raised" else None
+        name = match[1] if match else ""
+        if name not in keyword:
+            return ""
+        default = inspect.signature(self.contract.definition).parameters[name].default
+        drawn = self.contract.draws.get(name)
+        if default is inspect.Parameter.empty and (drawn is None or None not in domain(drawn).drawn):
+            return ""
+        neutral = None if default is inspect.Parameter.empty else default
+        if keyword[name] != neutral:
+            raise NotJudged(f"the candidate does not take {name}, which is {neutral} in all other draws")
+        return name
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:

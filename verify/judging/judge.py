@@ -46,6 +46,7 @@ class Verdict(NamedTuple):
     finding: Finding | None
     compared: int = 0
     place: str = ""
+    explained: str = ""  # why a number beyond its alarm is no finding
     points: tuple[Point, ...] = ()  # the number nearest to its bound in each of `PARTS` of each result
 
 
@@ -63,6 +64,7 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
             alarm=max(worst.alarm, verdict.alarm),
             compared=worst.compared + verdict.compared,
             points=worst.points + verdict.points,
+            explained=worst.explained or verdict.explained,
             place=verdict.place if verdict.hard > worst.hard or not worst.place else worst.place,
         )
     return worst
@@ -84,17 +86,36 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
     with np.errstate(invalid="ignore"):
         error = np.where((got == exact) | overflow | np.isposinf(hard), 0.0, np.abs(got - exact))
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
+    running = alarm + np.broadcast_to(expected.running, value.shape) * (1 + returned.unit)
+    explained = (near > 1) & (error <= running)
+    unexplained = np.where(explained, 0.0, near)
     at = _worst(over)
     finding = None
     place = _difference(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
         finding = Finding(kind, _difference(which, at, actual, value, hard, "bound"), _condition(expected, at))
-    elif near[_worst(near)] > 1:
-        at = _worst(near)
+    elif unexplained[_worst(unexplained)] > 1:
+        at = _worst(unexplained)
         finding = Finding("suspicious", _difference(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
-    return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
+    why = _running_sum(near, expected.terms) if np.any(explained) else ""
+    points = _points(exact, error, hard, over)
+    return Verdict(_largest(over), _largest(near), finding, compared, place, explained=why, points=points)
+
+
+def _running_sum(near: np.ndarray, terms: np.ndarray | int) -> str:
+    """Explain errors beyond the alarm by the number of terms of a sum.
+
+    A running sum of n terms has an error of up to n u, and a sum of sqrt(n) blocks one of up to 2 sqrt(n) u.
+    """
+    at = _worst(near)
+    count = int(np.broadcast_to(terms, near.shape)[at])
+    times = max(2, round(np.sqrt(count) / 2))
+    return (
+        f"{near[at]:.2g} times the alarm, explained by a running sum of {count:,} terms; a blocked sum would be about "
+        f"{times} times as exact"
+    )
 
 
 def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:

@@ -5,6 +5,7 @@ After a wrong result, search for the smallest draw that shows it.
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.candidates.candidate import Candidate, NoVerdict
+from llamaspec.verify.candidates.candidate import Candidate, NotJudged, NoVerdict
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed, parsed, shares
 from llamaspec.verify.draws.draw import OF_THE_CALL, Draw, Values
@@ -56,6 +57,8 @@ class Report:
     nearest: Examination = field(default_factory=lambda: Examination({}))  # the draw nearest to its hard bound
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bound used, by draw and value
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
+    explained: str = ""  # why a number beyond its alarm is no finding
+    not_judged: Mapping[str, int] = field(default_factory=dict)  # draws that have no verdict, by the reason
     weaker: str = ""  # the weaker contract, in words
     contiguous: bool = False  # all arrays were contiguous, because the candidate needs that
     timing: Timing | None = None  # if --time was given and the contract holds
@@ -131,7 +134,7 @@ def verify(
         first = ", ".join(f"{name}={value}" for name, value in search.first.items() if name not in OF_THE_CALL)
         raise NoVerdict(
             f"{contract.name} {precision.name}: no verdict, because the results of {number} had no number to compare "
-            f"(first example: {first})"
+            f"(first example: {first})" + "".join(f"; {reason}" for reason in search.not_judged)
         )
     return Report(
         op=contract.name,
@@ -147,6 +150,8 @@ def verify(
         nearest=search.nearest,
         shares_used=search.shares_used,
         differs=search.differs,
+        explained=search.explained,
+        not_judged=search.not_judged,
         weaker=contract.weaker,
         points=search.points,
         shapes=None if shapes is None else len(search.shapes),
@@ -162,11 +167,12 @@ class _Search:
         self.end = monotonic() + seconds
         self.examples = 0
         self.compared = 0
+        self.not_judged: Counter[str] = Counter()  # draws, by the reason
         self.first: Draw = {}
         self.fault: BaseException | None = None  # ended the search; not the candidate's fault
         self.worst = self.nearest = Examination({})
         self.shares_used: dict[str, dict[str, float]] = {}
-        self.differs = ""
+        self.differs = self.explained = ""
         self.points: list[Point] = []
         self.shapes: set[str] = set()
         self.smallest: Examination | None = None  # the smallest counterexample so far
@@ -263,7 +269,13 @@ class _Search:
         if self.examples and monotonic() > self.end:  # always judge at least one draw
             self.cut_short = not shrinking
             raise _StopDrawing
-        examination = self._judge(draw)
+        try:
+            examination = self._judge(draw)
+        except NotJudged as error:
+            if not shrinking:
+                self.not_judged[str(error)] += 1
+                self.first = self.first or draw
+            return
         if not shrinking:
             self.examples += 1
             self.first = self.first or draw
@@ -288,6 +300,7 @@ class _Search:
     def _note(self, examination: Examination) -> None:
         """Record the largest share of the bound that each kind of input array used."""
         self.differs = self.differs or examination.differs
+        self.explained = self.explained or examination.explained
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
         self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)

@@ -66,6 +66,9 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
             lines.append(f"  skipped laws, because they need other draws: {'; '.join(unchecked)}")
     if report.differs:
         lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
+    lines += [f"  not judged: {count} draws, because {reason}" for reason, count in report.not_judged.items()]
+    if report.explained and report.outcome == "within bounds":
+        lines.append(f"  {report.explained}")
     if finding is None:
         return [*lines, *_nearness(report)]
     if report.worst.draw:
@@ -221,7 +224,12 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "cut_short": report.cut_short,
                 "not_taken": report.not_taken,
                 "not_deterministic": report.differs,
-                "of_the_bound": {name: dict(used) for name, used in report.shares_used.items()},
+                "explained": report.explained,
+                "not_judged": dict(report.not_judged),
+                "of_the_bound": {
+                    name: {kind: _finite(share) for kind, share in used.items()}
+                    for name, used in report.shares_used.items()
+                },
                 "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
                 "timing": _timing(report.timing),

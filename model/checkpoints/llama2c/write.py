@@ -74,7 +74,7 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
         "a feature that Llama models do not have": config.beyond_llama() != (),
         f"heads of width {config.head_dim} (only dim / heads)": config.head_dim * config.heads != config.dim,
         f"the begin token {checkpoint.bos} (only {layout.BOS})": checkpoint.bos not in (None, layout.BOS),
-        "end tokens except 1 and 2": not checkpoint.stops <= layout.STOPS,
+        f"the end tokens {sorted(checkpoint.stops)} (only 1 and 2)": not checkpoint.stops <= layout.STOPS,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -241,8 +241,9 @@ def test_the_built_in_formats_that_are_chosen():
 def test_an_option_that_no_template_reads_is_refused():
     template = ChatTemplate("t", "{{ enable_thinking }}", named={"tool_use": "{{ effort }}"})
     check_options(template, ["enable_thinking", "effort"])
-    with pytest.raises(ValueError, match=r'^t: reads no option "thinking"'):
+    with pytest.raises(ValueError, match=r'^t: .*"thinking"') as caught:
         check_options(template, ["effort", "thinking"])
+    assert not mentions(str(caught.value), "effort")
     with pytest.raises(ValueError, match="messages"):
         check_options(template, ["messages"])
 

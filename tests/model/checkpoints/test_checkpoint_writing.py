@@ -22,6 +22,7 @@ from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from llamaspec.reference.rope import LinearScaling, frequencies
 from tests.support import families, llama2c_files
 from tests.support.llama2c_files import Sizes
+from tests.support.refusals import mentions
 
 WRITERS = pytest.mark.parametrize("write", [write_huggingface, write_llama2c, write_gguf])
 
@@ -179,12 +180,13 @@ def names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def refused_in_one_line(folder: Path, *, what: str) -> Iterator[None]:
-    """Check that the block raises a one-line CheckpointError that matches `what` and leaves the folder unchanged."""
+def refused_in_one_line(folder: Path, *, words: str) -> Iterator[None]:
+    """Check that the block raises a one-line CheckpointError that `mentions` words and leaves the folder unchanged."""
     before = names(folder)
-    with pytest.raises(CheckpointError, match=what) as caught:
+    with pytest.raises(CheckpointError) as caught:
         yield
-    assert "\n" not in str(caught.value)
+    message = str(caught.value).replace(f"{folder}/", "")  # the name of the test's folder could contain the words
+    assert "\n" not in message and mentions(message, words), message
     assert names(folder) == before
 
 
@@ -194,7 +196,7 @@ def test_what_exists_is_not_overwritten(tmp_path, write, kind):
     source = llama2c_checkpoint(tmp_path)
     place = tmp_path / "place"
     {"file": place.touch, "directory": place.mkdir, "dangling link": lambda: place.symlink_to("nothing")}[kind]()
-    with refused_in_one_line(tmp_path, what=r"place: exists already$"):
+    with refused_in_one_line(tmp_path, words="place: exists"):
         write(source, place)
 
 
@@ -203,7 +205,7 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path, write):
     source = llama2c_checkpoint(tmp_path)
     place = tmp_path / "place"
     place_made_at_once = lambda name, size: place.write_text("mine")  # noqa: E731
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"/place: .*exists"):
         write(source, place, progress=place_made_at_once)
     assert place.read_text() == "mine"
     assert names(tmp_path) == {"source.bin", "place"}
@@ -228,7 +230,7 @@ def test_a_full_disk_is_one_line(tmp_path, write):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # EFBIG follows the same path as ENOSPC
     try:
-        with refused_in_one_line(tmp_path, what=r"/place: File too large$"):
+        with refused_in_one_line(tmp_path, words="place: File too large"):
             write(source, tmp_path / "place")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -237,7 +239,7 @@ def test_a_full_disk_is_one_line(tmp_path, write):
 @WRITERS
 def test_a_missing_folder_is_one_line(tmp_path, write):
     source = llama2c_checkpoint(tmp_path)
-    with refused_in_one_line(tmp_path, what=r"nowhere/place: No such file or directory$"):
+    with refused_in_one_line(tmp_path, words="nowhere/place: No such file"):
         write(source, tmp_path / "nowhere" / "place")
 
 
@@ -249,34 +251,34 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path, write, bad):
     array[1, 2] = bad
     broken = Tensor(array.shape, array.dtype, lambda: array)
     source = replace(source, tensors={**source.tensors, "model.layers.2.mlp.up_proj.weight": broken})
-    with refused_in_one_line(tmp_path, what=r"source.bin: model.layers.2.mlp.up_proj.weight\[1, 2\] is -?(nan|inf)"):
+    with refused_in_one_line(tmp_path, words=f"source.bin: model.layers.2.mlp.up_proj.weight[1, 2] {bad}"):
         write(source, tmp_path / "place")
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "words"),
     [
-        ({"theta": 5e5}, "theta 500000"),
-        ({"eps": 1e-6}, "eps 1e-06"),
-        ({"scaling": LinearScaling(2.0)}, "RoPE rescaling"),
+        ({"theta": 5e5}, "theta 500000 10000"),
+        ({"eps": 1e-6}, "eps 1e-06 1e-05"),
+        ({"scaling": LinearScaling(2.0)}, "rescaling RoPE"),
         ({"windows": (4, None, 4)}, "sliding windows"),
         ({"experts": 2, "experts_per_token": 1}, "experts"),
         ({"qkv_bias": True}, "biases"),
         ({"o_bias": True}, "biases"),
         ({"ffn_bias": True}, "biases"),
         ({"qk_norm": True}, "norms of q and k"),
-        ({"head_dim": 6}, "heads 6 wide"),
+        ({"head_dim": 6}, "heads 6"),
     ],
 )
-def test_llama2c_refuses_what_it_cannot_hold(tmp_path, changes, what):
+def test_llama2c_refuses_what_it_cannot_hold(tmp_path, changes, words):
     source = llama2c_checkpoint(tmp_path)
     source = replace(source, config=replace(source.config, **changes))
-    with refused_in_one_line(tmp_path, what=rf"source.bin: llama2.c's format cannot hold {what}"):
+    with refused_in_one_line(tmp_path, words=f"source.bin: llama2.c {words}"):
         write_llama2c(source, tmp_path / "model.bin")
 
 
-@pytest.mark.parametrize("tokens", [{"bos": 3}, {"stops": frozenset({2, 3})}])
-def test_llama2c_refuses_other_tokens(tmp_path, tokens):
+@pytest.mark.parametrize(("tokens", "words"), [({"bos": 3}, "begin 3 1"), ({"stops": frozenset({2, 3})}, "end 3 1 2")])
+def test_llama2c_refuses_other_tokens(tmp_path, tokens, words):
     source = replace(llama2c_checkpoint(tmp_path), **tokens)
-    with refused_in_one_line(tmp_path, what=r"cannot hold texts that (begin|end) with"):
+    with refused_in_one_line(tmp_path, words=f"source.bin: llama2.c {words}"):
         write_llama2c(source, tmp_path / "model.bin")

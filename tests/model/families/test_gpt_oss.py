@@ -38,6 +38,7 @@ from llamaspec.verify.bounds.running_error import exactly
 from tests.goldens.make_families import FOLDER, random_tensors, write_checkpoint
 from tests.support.families import write_safetensors
 from tests.support.random_models import SMALL
+from tests.support.refusals import mentions
 
 GOLDEN = json.loads((FOLDER / "gpt-oss-mxfp4.json").read_text())
 DENSE = json.loads((FOLDER / "gpt-oss.json").read_text())
@@ -121,18 +122,18 @@ def test_what_is_not_as_config_json_says_is_named(tmp_path):
         return str(error.value).removeprefix(f"{tmp_path}: ")
 
     byte = np.zeros((3, 64, 2), np.uint8)
-    assert refusal("gate_up_proj_scales", None) == f"lacks tensor {EXPERTS}.gate_up_proj_scales"
-    assert refusal("gate_up_proj_scales", byte[:2]).endswith(
-        "is uint8 [2, 64, 2], but config.json makes it uint8 [3, 64, 2]"
-    )
-    assert refusal("down_proj_bias", byte[:, :, 0]).startswith(f"{EXPERTS}.down_proj_bias is uint8 [3, 64]")
-    assert refusal("down_proj", byte.astype(np.float32)).startswith(f"tensor '{EXPERTS}.down_proj' is not part of")
-    assert refusal("gate_up_proj", None, DENSE) == f"lacks tensor {EXPERTS}.gate_up_proj"
+    scales = f"{EXPERTS}.gate_up_proj_scales"
+    assert mentions(refusal("gate_up_proj_scales", None), f"lacks {scales}")
+    shapes = "uint8 [2, 64, 2] [3, 64, 2]"
+    assert mentions(refusal("gate_up_proj_scales", byte[:2]), f"{scales} {shapes} config.json")
+    assert mentions(refusal("down_proj_bias", byte[:, :, 0]), f"{EXPERTS}.down_proj_bias uint8 [3, 64]")
+    assert mentions(refusal("down_proj", byte.astype(np.float32)), f"'{EXPERTS}.down_proj' unexpected config.json")
+    assert refusal("gate_up_proj", None, DENSE).endswith(f" {EXPERTS}.gate_up_proj")
     changed = DENSE | {"config": DENSE["config"] | {"num_local_experts": 9}}
     first = "model.layers.0.mlp.experts.down_proj_bias"
-    assert refusal("gate_up_proj", None, changed) == f"9 experts of 64, but {first} is [5, 64]"
+    assert mentions(refusal("gate_up_proj", None, changed), f"{first} [5, 64] [9, 64] config.json")
     changed = DENSE | {"config": DENSE["config"] | {"swiglu_limit": 6.0}}
-    assert refusal("gate_up_proj", None, changed).endswith("swiglu_limit 6.0 is not supported (only 7.0)")
+    assert mentions(refusal("gate_up_proj", None, changed), "swiglu_limit 6.0 7.0")
 
 
 def test_other_matrices_in_codes_are_not_written(tmp_path):

@@ -21,6 +21,7 @@ from llamaspec.reference.layernorm import layernorm
 from llamaspec.reference.qk_norm import head_qk_norm
 from llamaspec.reference.rmsnorm import rmsnorm
 from tests.support.random_models import SMALL, random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.strategies import noises
 
 WIDE = replace(SMALL, head_dim=SMALL.dim // SMALL.heads, layer_norm=True, tied=False, ffn_bias=False, scaling=None)
@@ -65,18 +66,19 @@ def test_what_llama_cpp_lacks_is_named(changes, lacking):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gated": False}, "without a gate, of silu"),
-        ({"activation": "relu2"}, "with a gate, of relu2"),
-        ({"layer_norm": False, "head_qk_norm": True}, "norms of heads by RMSNorm"),
-        ({"qk_norm": True}, "LayerNorm and norms of another family"),
-        ({"post_norms": True}, "that are LayerNorms"),
-        ({"parallel_residual": True, "pre_norms": False}, "norms of another family"),
-        ({"experts": 2, "experts_per_token": 1}, "experts with the norms"),
+        ({"gated": False}, "silu without gate"),
+        ({"activation": "relu2"}, "relu2 with gate"),
+        ({"layer_norm": False, "head_qk_norm": True}, "norms head RMSNorm"),
+        ({"qk_norm": True}, "LayerNorm q k norms"),
+        ({"post_norms": True}, "LayerNorm after attention"),
+        ({"parallel_residual": True, "pre_norms": False}, "parallel norms"),
+        ({"experts": 2, "experts_per_token": 1}, "experts norms"),
     ],
 )
 def test_switches_that_have_no_meaning_together_are_refused(changes, words):
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=r"^m: ") as caught:
         check_model("m", replace(WIDE, **changes), bos=None, stops=frozenset())
+    assert mentions(str(caught.value), words)
 
 
 HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
@@ -89,8 +91,9 @@ def test_too_many_heads_are_refused_before_their_norms_are_listed(tmp_path):
     values = json.loads(config.read_text())
     many = {"num_attention_heads": 2**30, "num_key_value_heads": 2**30}
     config.write_text(json.dumps(values | many))
-    with pytest.raises(CheckpointError, match=r"\b2 layers.*1073741824 heads"):
+    with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path / "model")
+    assert mentions(str(caught.value), "2 layers 1073741824 heads")
 
 
 def test_a_gguf_with_the_norms_of_fewer_heads_is_refused(tmp_path):
@@ -100,8 +103,9 @@ def test_a_gguf_with_the_norms_of_fewer_heads_is_refused(tmp_path):
     raw = path.read_bytes()
     at = raw.index(key + b"\x04\x00\x00\x00") + len(key) + 4
     path.write_bytes(raw[:at] + (2 * HEADS.heads).to_bytes(4, "little") + raw[at + 4 :])
-    with pytest.raises(CheckpointError, match=r"\b8 heads.*blk\.0\.attn_q_norm\.weight.*\b4\b"):
+    with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
+    assert mentions(str(caught.value), f"{path} blk.0.attn_q_norm.weight {HEADS.heads} {2 * HEADS.heads}")
 
 
 def test_every_head_has_a_norm_in_the_table_of_weights():

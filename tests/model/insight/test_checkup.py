@@ -135,7 +135,7 @@ def test_a_tied_flag_against_the_weights(tmp_path):
 
 def test_a_head_that_is_missing_or_there_twice(tmp_path):
     [missing] = of_weights(silent(damaged(tmp_path / "missing", tie_word_embeddings=False)))
-    assert mentions(missing.measured, "lacks lm_head") and mentions(missing.mend, "tie_word_embeddings true")
+    assert mentions(missing.measured, "lacks lm_head.weight") and mentions(missing.mend, "tie_word_embeddings true")
     [fault] = of_weights(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head)))
     assert "equals that of the embedding" in fault.measured
 

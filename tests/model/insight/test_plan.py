@@ -123,7 +123,7 @@ def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatc
         rate = cached["device"]["flops"]["float32"] / work["flops_per_token"]
         assert work["tokens_per_second"] == pytest.approx(rate)
     text = run("inspect", "stories", "--plan", "--context", "100")[1]
-    assert "at most" in text and "a cache of 1,099,511.6 MB" in text
+    assert "1,099,511.6 MB" in text
 
 
 def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
@@ -155,7 +155,7 @@ def test_a_plan_for_several_devices_counts_a_share_and_all_reduces(run):
         assert single_work["seconds_of_sums"] == 0 < eight_work["seconds_of_sums"]
         assert eight_work["tokens_per_second"] < 8 * single_work["tokens_per_second"]
     step = eight["work"][1]
-    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8 devices
+    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (4e-6 + 4 * 8192 / 150e9))  # a tree of 8 devices
 
 
 @pytest.mark.slow  # 5 s

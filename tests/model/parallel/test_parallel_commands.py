@@ -40,7 +40,7 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
 
     before, after = (json.loads(ran[name]["out"]) for name in ("plan before", "plan"))
     assert before["link"]["alpha"] == 0 < after["link"]["alpha"]
-    message = re.search(r"([\d,.]+) us a message", out)
+    message = re.search(r"([\d,.]+) us per message", out)
     assert message and after["link"]["alpha"] * 1e6 == pytest.approx(float(message[1].replace(",", "")), abs=0.06)
     # Each of ten layers sums a float32 vector of 128 numbers twice: two messages of a ring, each with half of the
     # vector.

@@ -115,7 +115,7 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
     done = run_llamaspec("chat", *answers, stdin=questions)
     assert (first[0], second[0]) == (done.out, "") and len(done.out) > 40
     assert len(json.loads(saved.read_text())) == 4
-    assert f"{saved}: 4 messages" in first[1] and str(saved) not in second[1]
+    assert f"4 messages to {saved}\n" in first[1] and str(saved) not in second[1]
 
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time, there was a little fox. She had a red kite.")
@@ -142,7 +142,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
     processes = started(*request, "--out", str(tmp_path / "both"))
     outputs = [process.communicate(timeout=PATIENCE) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "both/model: " in outputs[0][1] and not outputs[1][1]
+    assert f"{tmp_path / 'both' / 'model'}\n" in outputs[0][1] and not outputs[1][1]
     (single,) = started(*request, "--out", str(tmp_path / "alone"), processes=1)
     _, err = single.communicate(timeout=PATIENCE)
     assert single.returncode == 0, err

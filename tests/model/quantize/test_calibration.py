@@ -324,7 +324,7 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
         texts.append(out)
     assert texts[0] == texts[1]
     code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
-    assert (code, out) == (1, "") and re.search("quantized already.*gptq", err)
+    assert (code, out) == (1, "") and re.search("already quantized.*gptq", err)
     assert not (tmp_path / "twice").exists()
 
 

@@ -19,7 +19,7 @@ from tests.support import families, gguf_files
 from tests.support.families import is_matrix
 from tests.support.gguf_files import CODES, F32, STRING, U32, Tensor
 from tests.support.random_models import SMALL, random_checkpoint
-from tests.support.refusals import load
+from tests.support.refusals import load, mentions
 
 READABLE = [
     name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral", "qwen3-moe-window")
@@ -185,15 +185,21 @@ def test_equal_factors_are_a_linear_rescaling():
 
 
 @pytest.mark.parametrize(
-    "factors", [[4, 1], [1, 4, 1], [1, 3, 2], [1, 0.5], [1, 0], [1, -1], [1, np.nan], [1, np.inf], [1]]
+    ("factors", "words"),
+    [
+        *((factors, "Llama 3") for factors in ([4, 1], [1, 4, 1], [1, 3, 2], [1, 0.5])),
+        *(([1, factor], "factor positive") for factor in (0, -1, np.nan, np.inf)),
+        ([1], "1 2 head_dim 4"),
+    ],
 )
-def test_factors_that_no_rescaling_has(factors):
+def test_factors_that_no_rescaling_has(factors, words):
     head_dim = max(4, 2 * len(factors))
-    with pytest.raises(CheckpointError, match=r"x\.gguf: rope_freqs"):
+    with pytest.raises(CheckpointError, match=r"^x\.gguf: .*rope_freqs\.weight") as caught:
         from_factors(np.array(factors, np.float32), head_dim=head_dim, theta=1e4, path="x.gguf")
+    assert mentions(str(caught.value), words)
 
 
 def test_a_signaling_nan_is_refused_without_a_warning():
     factors = np.full(32, 0x7F800001, np.uint32).view(np.float32)
-    with pytest.raises(CheckpointError, match="a factor that is not a positive number"):
+    with pytest.raises(CheckpointError, match=r"^x\.gguf: .*rope_freqs\.weight.*positive"):
         from_factors(factors, head_dim=64, theta=1e4, path="x.gguf")

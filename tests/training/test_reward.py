@@ -1,0 +1,164 @@
+"""Rewards: the gradient is GRPO's, answers are drawn from the model, and exact answers become likelier."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from llamaspec.model.checkpoints.adapter import WEIGHTS
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.llama import load
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.reference.losses import group_relative
+from llamaspec.training.conversations import Question
+from llamaspec.training.data import Example
+from llamaspec.training.objectives.reward import Answer, Sampler, group_work, rewarded
+from llamaspec.training.ops import PACKED
+from llamaspec.training.steps import compile_step
+from llamaspec.training.trainable import all_weights
+from tests.training.test_training import llamaspec, refusal
+from tests.training.test_tune import (  # noqa: F401
+    FLOAT32,
+    ROUNDINGS,
+    TINY,
+    assert_same_slopes,
+    base,
+    exact,
+    model,
+)
+
+
+def test_the_definition_is_the_gradient_of_the_papers_surrogate():
+    """At the old policy, the clipped surrogate of GRPO has this gradient: central differences to 1e-6."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        old, rewards = rng.uniform(-9, -1, 5), rng.choice([0.0, 1.0, 0.5], 5)
+        loss, slopes = group_relative(old, rewards)
+        advantages = rewards - rewards.mean()
+
+        def surrogate(new: np.ndarray, old=old, advantages=advantages) -> float:
+            ratio = np.exp(new - old)
+            return -float(np.sum(np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)))
+
+        for i, step in enumerate(np.eye(5) * 1e-4):
+            difference = (surrogate(old + step) - surrogate(old - step)) / 2e-4
+            assert abs(slopes[i] - difference) <= 1e-6
+        assert loss == pytest.approx(-np.sum(advantages * old))
+
+
+def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
+    """Two groups of two answers: the gradient is that of the reference with weights -ds at the answers' ids."""
+    rng = np.random.default_rng(1)
+    rewards = [1.0, 0.0, 0.0, 0.5]
+    answers = [
+        Answer(Example(rng.integers(0, TINY.vocab, 6 + i).tolist(), [0.0] * 3 + [1.0] * (3 + i)), reward)
+        for i, reward in enumerate(rewards)
+    ]
+    trainable = all_weights(base, context=16, dtype=FLOAT32)
+    loss = rewarded(trainable.params, config=TINY, ops=PACKED, dtype=FLOAT32)
+    step = compile_step(loss, optax.sgd(1.0), platform="cpu")
+    totals: Any = (
+        jax.tree.map(jnp.zeros_like, trainable.tensors), {name: jnp.zeros(()) for name in ("loss", "reward")}
+    )  # fmt: skip
+    work = group_work(answers, group=2, rows=2, length=16)
+    for batch in work.batches:
+        totals = step.add_gradient(*totals, trainable.tensors, None, *batch)
+    assert (work.divisor, float(totals[1]["reward"])) == (4, 1.5)
+
+    slopes, total, size = {}, 0.0, 0.0
+    scores = np.array([-exact(base, [answer.example])[0] for answer in answers])
+    for first in (0, 2):
+        value, ds = group_relative(scores[first : first + 2], np.array(rewards[first : first + 2]))
+        total, size = total + value, size + np.sum(np.abs(scores[first : first + 2]))
+        for answer, slope in zip(answers[first : first + 2], ds, strict=True):
+            weights = [-slope * weight for weight in answer.example.weights]
+            _, part = exact(base, [answer.example._replace(weights=weights)])
+            slopes = {name: a + slopes.get(name, 0) for name, a in part.items()}
+    assert abs(float(totals[1]["loss"]) - total) <= ROUNDINGS * size
+    assert_same_slopes({name: np.asarray(slope) for name, slope in totals[0].items()}, slopes)
+
+
+def test_answers_are_the_models_own(model):  # noqa: F811
+    """A greedy answer equals `generate`'s. A drawn one depends on its seed, not on the other questions of a batch."""
+    checkpoint = open_checkpoint(model)
+    tokenizer = tokenizer_of(checkpoint, None)
+    llama = load(model, context=64)
+    trainable = all_weights(checkpoint, context=48, dtype=FLOAT32)
+    sampler = Sampler(
+        trainable,
+        tokenizer,
+        config=checkpoint.config,
+        dtype=FLOAT32,
+        rows=2,
+        length=24,
+        stops=checkpoint.stops,
+        temperature=1.0,
+    )
+    prompts = [llama.encode(text) for text in ("one", "twenty", "three")]
+    greedy = [Question(ids, "") for ids in prompts]
+    for question, answer in zip(
+        greedy, sampler.answers(trainable.tensors, greedy, [(0, 0)] * 3, greedy=True), strict=True
+    ):
+        ids, weights = answer.example
+        tokens = np.argmax(llama.logits(ids[:-1])[len(question.ids) - 1 :], axis=-1)
+        assert ids[: len(question.ids)] == question.ids and ids[len(question.ids) :] == tokens.tolist()
+        assert weights == [0.0] * len(question.ids) + [1.0] * len(tokens)
+        assert len(ids) == 24 or ids[-1] in checkpoint.stops
+    seeds = [(1, 2), (3, 4), (1, 2)]
+    drawn = sampler.answers(trainable.tensors, [greedy[0], greedy[1], greedy[0]], seeds)
+    assert drawn[0] == drawn[2] and drawn[0] == sampler.answers(trainable.tensors, greedy[:1], seeds[:1])[0]
+    assert drawn[0] != sampler.answers(trainable.tensors, greedy[:1], [(5, 6)])[0]
+
+
+def questions(folder: Path) -> Path:
+    """Write forty questions. Every answer is a letter, which the random model draws now and then."""
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i}", "answer": "a"}) for i in range(40)))
+    return path
+
+
+def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
+    """The model begins near the answer (it was tuned to it a little), and rewards make it certain."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"prompt": f"{i}", "completion": c}) for i in range(20) for c in "ab"))
+    code, _, log = llamaspec(
+        "tune", str(model), "--data", str(texts), "--steps=30", "--lr=0.02", "--out", f"{tmp_path}/a"
+    )
+    assert code == 0, log
+    command = (
+        "tune",
+        f"{tmp_path}/a/model",
+        "--data",
+        str(questions(tmp_path)),
+        "--method=reward",
+        "--lora=2",
+        "--json",
+    )
+    options = ("--steps=6", "--batch=2", "--group=4", "--answer-tokens=4", "--lr=0.05", "--save-every=2")
+    code, printed, log = llamaspec(*command, *options, "--out", f"{tmp_path}/b")
+    assert code == 0, log
+    steps = [json.loads(line) for line in printed.splitlines()]
+    assert 0 < steps[0]["reward"] < 1 and steps[-1]["held_out"]["measures"]["exact"] == 1
+    for path in sorted((tmp_path / "b").glob("step-0000000[6]*")):  # as if killed before its last step
+        path.unlink()
+    trained = (tmp_path / "b" / WEIGHTS).read_bytes()
+    for name in ("adapter_config.json", WEIGHTS):
+        (tmp_path / "b" / name).unlink()
+    code, _, log = llamaspec(*command, *options, "--resume", "--out", f"{tmp_path}/b")
+    assert code == 0 and (tmp_path / "b" / WEIGHTS).read_bytes() == trained, log
+
+
+def test_a_bad_request_for_rewards_is_one_line(model, tmp_path):  # noqa: F811
+    command = ("tune", str(model), "--method=reward", "--out", str(tmp_path / "out"))
+    (tmp_path / "lines").write_text('{"prompt": "a", "completion": "b"}')
+    assert "line 1: expected prompt and answer; got prompt, completion" in refusal(
+        *command, "--data", f"{tmp_path}/lines"
+    )
+    data = ("--data", str(questions(tmp_path)))
+    assert "the model's context is 64" in refusal(*command, *data, "--answer-tokens=80")
+    assert "--group goes with --method reward" in refusal("tune", str(model), *data, "--group=2", "--out=x")

@@ -1,0 +1,162 @@
+"""Rewards: the model writes several answers to a question, and the better ones become likelier (GRPO).
+
+`reference.losses.group_relative` defines the loss. Each answer serves for one update, so the probability ratio of PPO
+is 1, and no value model is needed. The reward is 1 for exactly the known answer, and 0 for any other.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.forward import DecodeState, decode, prefill
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import decode as text_of
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.training.conversations import Question
+from llamaspec.training.data import Example
+from llamaspec.training.loop import Work
+from llamaspec.training.objectives.objective import HeldOut
+from llamaspec.training.objectives.preference import answer_log_probabilities
+from llamaspec.training.steps import Sums, Tensors
+from llamaspec.training.trainable import Trainable
+
+
+class Answer(NamedTuple):
+    """A sampled answer, as an example whose own ids count, and its reward."""
+
+    example: Example
+    reward: float
+
+
+class Sampler:
+    """Draws answers of the model in training, by the forward pass and the sampling of `generate` in plain JAX."""
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        tokenizer: Tokenizer,
+        *,
+        config: Config,
+        dtype: np.dtype,
+        rows: int,
+        length: int,
+        stops: frozenset[int],
+        temperature: float,
+    ):
+        """Prepare to draw `rows` answers at once. A prompt and its answer have `length` tokens at most."""
+        self._frozen, self._tokenizer, self._stops = trainable.frozen, tokenizer, stops
+        self._rows, self._length = rows, length
+        sampling = as_arrays(SamplingOptions(temperature=temperature, top_p=1.0))
+
+        @partial(jax.jit, static_argnames="greedy")
+        def draw(tensors, frozen, tokens, lengths, last, keys, ends, steps, *, greedy: bool):
+            params = trainable.params(tensors, frozen)
+            cache = empty_cache(config, batch=rows, capacity=2 * length, dtype=dtype)
+            cache = prefill(params, tokens, cache, lengths - 1, config=config, ops=XLA)
+            state = DecodeState(last, jnp.zeros((rows, config.vocab), bool), jnp.zeros(rows, bool))
+            how = {"greedy": greedy, "burst": length, "config": config, "ops": XLA}
+            return decode(params, state, cache, keys, sampling, ends, steps, **how)[0]
+
+        self._draw = draw
+
+    def answers(
+        self, tensors: Tensors, questions: Sequence[Question], seeds: Sequence[tuple[int, int]], *, greedy: bool = False
+    ) -> list[Answer]:
+        """Draw one answer per question. The answer depends only on the weights, the question and its seed."""
+        drawn: list[Answer] = []
+        for start in range(0, len(questions), self._rows):
+            members = questions[start : start + self._rows]
+            tokens = np.zeros((self._rows, self._length), np.int32)
+            lengths, last = np.ones(self._rows, np.int32), np.zeros(self._rows, np.int32)
+            keys = np.zeros((self._rows, 2), np.uint32)
+            for row, (question, seed) in enumerate(zip(members, seeds[start : start + self._rows], strict=True)):
+                tokens[row, : len(question.ids)], lengths[row] = question.ids, len(question.ids)
+                last[row], keys[row] = question.ids[-1], seed
+            steps = np.int32(self._length - int(lengths[: len(members)].min()))
+            ends = np.array(sorted(self._stops), np.int32)
+            found = self._draw(tensors, self._frozen, tokens, lengths, last, keys, ends, steps, greedy=greedy)
+            columns = np.asarray(found).T
+            drawn += [self._answer(q, columns[row].tolist(), int(steps)) for row, q in enumerate(members)]
+        return drawn
+
+    def _answer(self, question: Question, ids: list[int], steps: int) -> Answer:
+        """Cut the drawn ids after the first that ends an answer, and at `length`; compare the text with the answer."""
+        room = min(steps, self._length - len(question.ids))
+        end = next((i + 1 for i, id in enumerate(ids[:room]) if id in self._stops), room)
+        own = ids[:end]
+        text = text_of(self._tokenizer, own[:-1] if own and own[-1] in self._stops else own, start=False)
+        complete = bool(own) and own[-1] in self._stops
+        example = Example([*question.ids, *own], [0.0] * len(question.ids) + [1.0] * len(own))
+        return Answer(example, float(complete and text.strip() == question.answer))
+
+
+def rewarded(
+    params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype
+) -> Callable[..., tuple[Array, Sums]]:
+    """Make the loss of sampled answers; it reports the mean reward, too. Each row is an answer with its advantage."""
+
+    def loss(
+        tensors: Tensors,
+        frozen: Any,
+        ids: Int[Array, "batch seq"],
+        counted: Float[Array, "batch seq"],
+        advantages: Float[Array, " batch"],
+        rewards: Float[Array, " batch"],
+    ) -> tuple[Array, Sums]:
+        scores = answer_log_probabilities(params(tensors, frozen), ids, counted, config=config, ops=ops, dtype=dtype)
+        total = -jnp.sum(advantages * scores)
+        return total, {"loss": total, "reward": jnp.sum(rewards)}
+
+    return loss
+
+
+def group_work(answers: Sequence[Answer], *, group: int, rows: int, length: int) -> Work:
+    """Make batches of answers, `group` to each question in turn. An advantage is a reward minus its group's mean."""
+    rewards = np.array([answer.reward for answer in answers], np.float64).reshape(-1, group)
+    advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1)
+    batches = []
+    for start in range(0, len(answers), rows):
+        ids, counted = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
+        own = np.zeros((2, rows), np.float32)
+        for row, answer in enumerate(answers[start : start + rows]):
+            size = len(answer.example.ids)
+            ids[row, :size], counted[row, :size] = answer.example
+            own[:, row] = advantages[start + row], answer.reward
+        batches.append((ids, counted, own[0], own[1]))
+    return Work(batches, len(answers), sum(len(answer.example.ids) for answer in answers))
+
+
+def drawn_work(
+    sampler: Sampler, *, group: int, rows: int, length: int, seed: int
+) -> Callable[[int, Sequence[Question], Tensors], Work]:
+    """Make a function that draws `group` answers to each question of a step, and makes their batches."""
+
+    def work(step: int, questions: Sequence[Question], tensors: Tensors) -> Work:
+        repeated = [question for question in questions for _ in range(group)]
+        rng = np.random.default_rng([seed, step])
+        seeds = [(int(a), int(b)) for a, b in rng.integers(0, 2**32, (len(repeated), 2))]
+        return group_work(sampler.answers(tensors, repeated, seeds), group=group, rows=rows, length=length)
+
+    return work
+
+
+def exact_share(sampler: Sampler, questions: Sequence[Question]) -> Callable[[Tensors], HeldOut]:
+    """Make a function that answers held-out questions greedily and returns the share of exact answers."""
+
+    def evaluate(tensors: Tensors) -> HeldOut:
+        answers = sampler.answers(tensors, questions, [(0, 0)] * len(questions), greedy=True)
+        share = float(np.mean([answer.reward for answer in answers]))
+        return HeldOut(1 - share, {"exact": share})
+
+    return evaluate
