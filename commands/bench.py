@@ -197,9 +197,10 @@ def bench(
 
 
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
-    """Measure and print the time of an all-reduce, and the speed of decoding if the options ask for it.
+    """Measure and print the time of an all-reduce on several devices, and often the speed of decoding.
 
-    For comparison, the suite collectives also measures a single device.
+    The suite decode always measures decoding. The suite collectives does so if a model or a shape is given, and it also
+    measures a single device for comparison.
     """
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")

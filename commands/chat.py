@@ -240,7 +240,7 @@ def _terminal_lines() -> Iterator[str]:
 
 
 class _Pressed:
-    """Whether Ctrl-C was pressed during an answer. A second press during the same answer raises KeyboardInterrupt.
+    """Records whether Ctrl-C was pressed during an answer. A second press in the same answer raises KeyboardInterrupt.
 
     Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
     the prompt handles the key itself. A process without a prompt, which waits for the questions of another process,

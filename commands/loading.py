@@ -95,7 +95,7 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
-    """Open a model, fit it to its tokenizer if it has one (`of_model.fitted`), and print the notes on stderr."""
+    """Open a model, and print its notes on stderr. If there is a tokenizer, fit the model to it (`of_model.fitted`)."""
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
@@ -103,7 +103,10 @@ def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
 
 
 def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
-    """Open a model and its tokenizer, fit the model to it (`of_model.fitted`), and print the notes on stderr."""
+    """Open a model and its tokenizer, and fit the model to the tokenizer (`of_model.fitted`).
+
+    Prints the notes of the model on stderr.
+    """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
 

@@ -265,7 +265,7 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 def max_new_tokens(default: int) -> Callable:
     """Make the option `--max-new-tokens`.
 
-    The longest of the generated stories has about 315 tokens, so the default of `story` must be higher.
+    A story of the built-in model may have about 315 tokens, so `story` needs a higher `default`.
     """
     text = "Stop after N tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, metavar="N", help=text)

@@ -235,7 +235,10 @@ def _site(
     *,
     sampling: SamplingOptions | None,
 ) -> Site:
-    """Build the HTTP server's site for an engine. `sampling` replaces OpenAI's defaults for the fields of a request."""
+    """Build the site that answers HTTP requests with an engine.
+
+    `sampling` has defaults for the sampling fields of a request. None: OpenAI's defaults.
+    """
     import time
     from dataclasses import replace
 
@@ -292,7 +295,7 @@ def _fingerprint(
     template: ChatTemplate | None,
     sampling: SamplingOptions | None,
 ) -> str:
-    """Hash everything except the request that decides an answer: model, tokenizer, template, programs and options."""
+    """Hash all inputs of an answer except the request: model, tokenizer, template, programs and options."""
     import hashlib
 
     from llamaspec.model.running.program_store import SERVING_SOURCES, facts

@@ -255,9 +255,10 @@ def _verify_mutants(
 def _verify_problem(
     path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
 ):
-    """Check ModelNew against the contract of the op that Model computes.
+    """Check a KernelBench problem: the class ModelNew of the file `path`.
 
-    With --time, compare the times of the two classes.
+    The class Model of that file computes an op, and ModelNew must fulfill the contract of this op. With --time, compare
+    the times of the two classes.
     """
     from llamaspec.verify.kernelbench import adapter_for
 
@@ -401,9 +402,9 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
 
 
 def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[CandidateJob]:
-    """Make a job for each op that the candidate implements, or without a candidate for each op of this package.
+    """Make a job for each of `ops`, with the candidate's function. Without a candidate, use this package's functions.
 
-    Prints on stderr which of `ops` this package does not implement.
+    In that case, prints on stderr which of `ops` this package does not implement.
     """
     from llamaspec.verify.campaign import jobs_for, jobs_of
 

@@ -1,4 +1,4 @@
-"""The page of `verify --html`: verdicts, plots of errors and bounds, and the draws."""
+"""The page of `verify --html`: verdicts, plots of errors and bounds, and the random inputs ("draws")."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _draw_rows(report: Report, contract: Contract | None) -> Iterator[str]:
-    """Describe the counterexample's draw, or without a counterexample the draw nearest to its bound.
+    """Yield HTML that describes one random input ("draw"), and explains each of its names.
 
-    Explains each name.
+    It is the counterexample, or else the input with the largest error relative to its bound.
     """
     from llamaspec.verify.reports.report import legend, short
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def interruptible() -> Iterator[Callable[[], None]]:
     """Yield a function that ends the command if a signal has arrived.
 
-    Signal handlers raise exceptions, which Python loses inside a callback of the garbage collector, or if a
-    counterexample replaces them. The function calls the handler again.
+    A signal handler raises an exception, but the exception may be lost: in a callback of Python's garbage collector, or
+    if the exception of a counterexample replaces it. So the function calls the handler of this signal again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -52,8 +52,9 @@ def interruptible() -> Iterator[Callable[[], None]]:
 def verify_progress(
     examples: int, check_signals: Callable[[], None], *, seed: int | None = None
 ) -> Iterator[tuple[Stage, Callable]]:
-    """Show bars on stderr, one after the other. Yields a stage, and a context manager that hides the bar while we
-    print.
+    """Show progress bars on stderr, one after the other.
+
+    Yields a function that begins a stage with its own bar, and a context manager that hides the bar while we print.
 
     Shows no bar if stderr is not a terminal or rich is missing. Every step calls `check_signals`. The seed is printed
     when the first stage begins, so that an error in the options prints only one line.

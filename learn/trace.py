@@ -81,7 +81,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one token. Mappings by layer contain the requested layers."""
+    """The trace of one token. `guesses` and `attention` contain only the requested layers."""
 
     tokens: list[int]
     position: int
@@ -179,9 +179,10 @@ def record(
     layers: Collection[int] | None = None,
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> Recording:
-    """Record all `tokens` in `model`, as `trace` does for one token.
+    """Run `model` on `tokens`, and record the results of each op at every token, in float64 as well.
 
-    Raises ValueError for an unknown layer, and for a model with unsupported switches.
+    The arguments have the same meaning as in `trace`. Raises ValueError for a layer that the model lacks, and for a
+    model with a feature that traces do not support.
     """
     config.check_llama("traces", known=TRACED)
     if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
@@ -253,7 +254,7 @@ def _definition(layer: Callable) -> Definition:
 
 
 def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | None, str]]:
-    """Return all ops of the walk in the order of their calls, each with its layer."""
+    """Return pairs of layer and op, in the order in which the model calls its ops. The last op has the layer None."""
     half = ("moe_add",) if config.experts else ("norm_gate_up", "down_add")
     block = ("norm_qkv", "attend", "project_add", *half)
     return [
@@ -279,8 +280,9 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
 
 
 def _single_layer(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
-    """Return parameters and config of a model with only `layer`, because layers may differ in window and in stored
-    bits.
+    """Return parameters and config of a model that has only the layer `layer`, with its window and stored bits.
+
+    None selects layer 0.
     """
     at = layer or 0  # for the weights outside the layers (None), any layer works
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))

@@ -247,14 +247,14 @@ class Family:
         return names
 
     def write_fields(self, config: Config) -> dict[str, Any]:
-        """Return the config.json keys that each state one field of `config`.
+        """Return the keys of config.json that state a single field of `config`, with their values.
 
-        If two fields share a key, the later field wins.
+        If two fields share a key, the value is from the later field.
         """
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
-        """Compute the derived fields from the keys that `write` returns for `config`."""
+        """Write `config` as keys of config.json, and return the derived fields that `read` computes from these keys."""
         written = self.write_fields(config) | dict(self.write(config))
         return self.read(_WrittenKeys(written), vars(config))
 

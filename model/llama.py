@@ -131,9 +131,10 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result to get tokens as they are drawn.
 
-        `stop` are strings or names of control tokens. Each ends the completion, and is not part of it. The same seed
-        gives the same text on either backend; None draws a seed, which is in `Generation.seed`. Raises ValueError for a
-        request out of range or a prompt longer than the context, before anything is computed.
+        `stop` is a string or the name of a control token, or several of them. Each ends the completion, and is not part
+        of it. The same seed gives the same text on either backend. If `seed` is None, we draw a seed and store it in
+        `Generation.seed`. Raises ValueError for a request out of range or a prompt longer than the context, before
+        anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)

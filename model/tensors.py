@@ -260,7 +260,7 @@ def fused_rows(
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
-    """Group the weights, without biases, by block and part. The block of weights outside the blocks is None."""
+    """Group the weights, except biases, by block and part. Weights outside the blocks have the key None."""
     matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
@@ -277,11 +277,11 @@ def rotated_heads(weight: Weight, config: Config) -> int:
 
 
 def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
-    """Order the rows of each stack so that each of `n` equal parts of it contains complete heads.
+    """Order the rows of each stack so that each of `n` equal parts of the stack contains complete heads.
 
-    Returns an index by the stack's field, "qkv" and "gate_up". Part i of n is [q_i; k_i; v_i], or [gate_i; up_i], where
-    x_i is the i-th of n equal parts of x. For one device the order is the identity. Raises ValueError if n does not
-    divide the heads, the kv heads or the feed-forward width.
+    Returns an array of row indices for each of the stacks "qkv" and "gate_up". Part i of n is [q_i; k_i; v_i], or
+    [gate_i; up_i], where x_i is the i-th of n equal parts of x. For one device the order is the identity. Raises
+    ValueError if n does not divide the heads, the kv heads or the feed-forward width.
 
     >>> config = Config(4, 1, 2, 2, 2, 2, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> row_order(config, 2)["qkv"].tolist(), row_order(config, 2)["gate_up"].tolist()

@@ -74,7 +74,7 @@ class Campaign:
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
     def contract(self, op: str) -> Contract:
-        """Look up the contract of an op, weakened if `loose` is set. Raises ValueError if there is no such contract."""
+        """Look up the contract of `op`; if `loose` is set, weaken it. Raises ValueError if there is no contract."""
         contract = contract_for(op, self.own or CONTRACTS)
         return loosened(contract, self.loose) if self.loose else contract
 
@@ -104,7 +104,10 @@ class CandidateJob:
     timeout: float = 0.0  # seconds for a call, if more than the campaign's
 
     def within(self, campaign: Campaign) -> Campaign:
-        """Restrict the campaign to this job. If the job supports none of its dtypes, use the job's dtypes."""
+        """Return the campaign with this job's limits.
+
+        If the job supports no dtype of the campaign, we use the job's dtypes instead.
+        """
         dtypes = tuple(name for name in campaign.dtypes if not self.dtypes or name in self.dtypes)
         arrays = self.arrays or campaign.arrays
         return replace(

@@ -75,7 +75,7 @@ def independent(what: str, *names: str) -> Law:
 class Large:
     """Sizes larger than a kernel's tile, for one dimension at a time.
 
-    A kernel may be right up to a tile and wrong beyond.
+    A kernel may be right for sizes up to its tile, and wrong for larger sizes.
     """
 
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # large values, by draw
@@ -87,10 +87,11 @@ class Large:
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
-        """List up to `most` narrowings, the smallest sizes first. A narrowing sets one dimension to one large size.
+        """List up to `most` narrowings, the smallest sizes first.
 
-        It also gives the values that other draws may then take. Draws that `only` narrows keep their values from
-        `only`. If there are more than `most` narrowings, we leave out the smallest sizes of every dimension.
+        A narrowing maps draws to their allowed values. Each narrowing gives one dimension one large size, and gives
+        other draws the values in `beside` and `closer`. But a draw in `only` keeps its values from `only`. If there are
+        more than `most` narrowings, we leave out the smallest sizes of every dimension.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -134,7 +135,10 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def makes(self, names: Iterable[str]) -> bool:
-        """Return whether draws called `names` make arguments: a draw with a default may be missing."""
+        """Tell whether draws with these names suffice to make the arguments, and are all in the contract.
+
+        A draw may be missing if `arguments` has a default for it.
+        """
         parameters = inspect.signature(self.arguments).parameters
         optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
         return set(self.draws) - optional <= set(names) <= set(self.draws)
@@ -185,8 +189,8 @@ def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 def of_one_size(terms: Float[np.ndarray, "... n"]) -> Bool[np.ndarray, "..."]:
     """Find sums with terms that are all equally large, apart from zeros.
 
-    The rounding errors of such a running sum all point in the same direction. Alarms assume random directions, so they
-    do not apply.
+    In a running sum of such terms, the rounding errors may all have the same sign. An alarm assumes random signs, so it
+    does not apply to these sums.
     """
     largest = np.max(terms, axis=-1, initial=0)
     return np.min(np.where(terms > 0, terms, np.inf), axis=-1, initial=np.inf) >= largest * 0.999

@@ -36,7 +36,7 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """Change the laws of `contract`: one that changes an argument that the problem lacks no longer applies."""
+        """Return `contract`; its laws no longer apply where they change an argument that the problem does not have."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -75,7 +75,7 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """Yield the entries of `ADAPTERS` for `contracts`, then an adapter per contract that changes no argument."""
+    """Yield the entries of `ADAPTERS` for ops in `contracts`, then an adapter per contract that changes no argument."""
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():
         left_out = {
@@ -92,7 +92,9 @@ def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
 def adapter_for(
     path: str, contracts: Mapping[str, Contract], campaign: Campaign, *, heed: Callable[[], None] = lambda: None
 ) -> Adapter:
-    """Find the op that `Model` of the problem at `path` computes. We call `heed` before we try an op.
+    """Find the op that `Model` of the problem at `path` computes.
+
+    We call `heed` before we try an op, so that the caller can stop the search with an exception.
 
     Raises ImportError for a file that cannot be imported, and ValueError if no contract fits.
     """

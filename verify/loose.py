@@ -69,7 +69,10 @@ def loosened(contract: Contract, dtype: str) -> Contract:
 
 
 def _loosened(law: Law, contract: Contract) -> Law:
-    """Add the error bounds of the results that a law compares to its tolerance. A law about equal bits stays strict."""
+    """Weaken a law: add the error bounds of the results that it compares to its tolerance.
+
+    A law with the tolerance 0 (equal bits) does not change.
+    """
 
     def check(trial: Trial) -> Claim | None:
         bounds = [_largest(contract, trial.arguments)]

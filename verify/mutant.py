@@ -108,12 +108,12 @@ def f32(array: Any) -> np.ndarray:
 
 
 def bf16(array: Any) -> np.ndarray:
-    """Round to bfloat16 and return to float32."""
+    """Round to bfloat16 and convert back to float32."""
     return np.asarray(array).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def f16(array: Any) -> np.ndarray:
-    """Round to float16 and return to float32."""
+    """Round to float16 and convert back to float32."""
     return np.asarray(array).astype(np.float16).astype(np.float32)
 
 

@@ -80,7 +80,7 @@ def output_of(*command: str) -> str:
 def ask_our_engine(
     model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any
 ) -> dict[str, Any]:
-    """Start our engine on a model, call `wait`, and send requests to the engine."""
+    """Start our engine on a model. When the engine is ready, call `wait`, and then send the requests."""
     command = (sys.executable, "-m", OUR_ENGINE, str(model), form, str(context))
     began = time.perf_counter()
     with engine(*command, threads=THREADS) as worker:
@@ -100,7 +100,10 @@ def compared(
     config: Config, folder: Path, *, llama_cpp: Path, types: Sequence[str], schemes: Sequence[str], transformers: bool,
     rounds: int, prompts: Sequence[int], decoded: int, over: float, device: str
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Write the model, and yield a row for each file and engine. After the time `over`, no other engine starts."""
+    """Write the model, and yield a row for each file and engine.
+
+    After `over`, a time of `time.monotonic`, no other engine starts.
+    """
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"

@@ -100,7 +100,7 @@ def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
 
 
 def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = None) -> Row:
-    """Judge a command that should exit with 0, and without lines of other libraries on stderr."""
+    """Judge a command that should exit with 0. Lines of other libraries on its stderr are a fault, too."""
     lines = noise(done.err)
     right = done.code == 0 and not lines
     row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": lines[:5]}
@@ -108,12 +108,15 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Let the check `row` fail if `equal` is false: a command printed another text than an equal command."""
+    """Return `row`, as a failed check unless `equal`: two runs of the same command must print the same text."""
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
 def refused(done: CommandResult, share: float) -> Row:
-    """Judge a command that should fail with a one-line error that says how much memory is missing."""
+    """Judge a command that ran while another process held `share` of the GPU.
+
+    The command should fail with a one-line error that says how much memory is missing.
+    """
     lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
     last = lines[-1] if lines else ""
     right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
@@ -123,7 +126,7 @@ def refused(done: CommandResult, share: float) -> Row:
 
 @contextmanager
 def holding(share: float) -> Iterator[None]:
-    """Let another process hold a share of the GPU."""
+    """Let another process hold a share (0 to 1) of the GPU's memory inside this context."""
     inherited = {name: value for name, value in os.environ.items() if name not in MEMORY}  # JAX refuses both names
     environment = {**inherited, "XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_CLIENT_MEM_FRACTION": str(share)}
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
@@ -140,7 +143,10 @@ def holding(share: float) -> Iterator[None]:
 
 @contextmanager
 def memory_watched() -> Iterator[dict[str, float]]:
-    """Measure the used memory of the GPU in GiB, before and at the peak. Without nvidia-smi the result is empty."""
+    """Measure the memory in use on the GPU, in GiB: `before` this context, and the `most` inside it.
+
+    The result is empty if there is no nvidia-smi.
+    """
     gigabytes: dict[str, float] = {}
     stop = Event()
 
@@ -208,7 +214,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
-    """Send Ctrl-C at several moments after a start with an empty cache."""
+    """Start a command with an empty cache for each of `MOMENTS`, and send Ctrl-C that many seconds later."""
     for moment in MOMENTS:
         words = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "900")
         with runner.begin(*words, XDG_CACHE_HOME=str(folder / f"cache-{moment}")) as process:

@@ -1,4 +1,4 @@
-"""Checks that contracts raise no false alarms: right implementations must pass thousands of draws per op.
+"""Checks that contracts raise no false alarms: right implementations must pass thousands of random inputs per op.
 
     python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
         --python /path/to/onnxruntime's/python
@@ -114,7 +114,10 @@ def versions(python: str) -> dict[str, str]:
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Return the candidates and dtypes that need no other run: a log has them within bounds after `examples` draws."""
+    """Return the pairs of candidate and dtype that need no other run.
+
+    The log already has a row for such a pair: within bounds on at least `examples` random inputs.
+    """
     if not log.exists():
         return set()
     logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""Makes a model in all forms: as floats, in each scheme, calibrated, and in the types of GGUF."""
+"""Quantizes a model in all ways: by our schemes, by calibrated methods, and to the types of GGUF."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,10 @@ class SchemeForm(NamedTuple):
 
 
 def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[SchemeForm]:
-    """Yield the forms of a model with float matrices. AWQ, GPTQ and SmoothQuant are calibrated on `windows`."""
+    """Yield all forms of `base`, a model with float matrices: float32, bfloat16, and quantized in each way.
+
+    AWQ, GPTQ and SmoothQuant are calibrated on `windows`.
+    """
     yield SchemeForm("float32", changed(base, lambda w: w.astype(np.float32)), {})
     yield SchemeForm("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
     for name in SCHEMES:
@@ -58,7 +61,7 @@ def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
-    """Pad the hidden vectors of a model with zeros to whole blocks."""
+    """Pad the FFN's hidden vectors with zeros, up to a multiple of `block`."""
     config = replace(checkpoint.config, ffn=-(-checkpoint.config.ffn // block) * block)
     shapes = tensor_shapes(config)
 

@@ -41,9 +41,9 @@ BURST = 16
 
 
 def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtype) -> Callable[[], float]:
-    """Make a function that times a burst of greedy tokens, decoded as `generate` does after `AFTER` tokens.
+    """Make a function that times one greedy call of `BURST` tokens, as `generate` decodes them after `AFTER` tokens.
 
-    It returns the seconds per token.
+    The function returns the seconds per token.
     """
     device = default_device()
     capacity = AFTER + 8 * BURST
@@ -72,9 +72,10 @@ def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtyp
 
 
 def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, width: int) -> Callable[[int], float]:
-    """Make a function that times a burst of an engine with `width` rows, and returns the seconds per step.
+    """Make a function that times `BURST` steps of an engine with `width` rows.
 
-    The function takes the number of rows in use. Each of these has a sequence of `AFTER` tokens.
+    The function takes the number of rows in use, and returns the seconds per step. Each row in use has a sequence of
+    `AFTER` tokens.
     """
     blocks = -(-(AFTER + BURST) // PAGE)
     sizes = ProgramSizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)

@@ -56,7 +56,7 @@ class Answered(NamedTuple):
 
 
 def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
-    """Draw requests with ids below `vocab`. A prompt has at most half of `context` tokens, and so has an answer."""
+    """Draw requests with ids below `vocab`. Prompt and answer have at most `context` / 2 tokens each."""
     rng = np.random.default_rng(work.seed)
     most = context // 2
     heads = rng.integers(0, vocab, (work.prefixes, min(work.prefix, most // 2)))
@@ -150,7 +150,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
     - `longest_pause`: the longest time between two pieces of a text
     - `whole`: from the planned time of a request to the end of its answer
 
-    `different` counts the answers that differ from the text at their place in `texts`.
+    If `texts` has an expected text for each answer, `different` counts the answers with another text.
     """
     good = [answer for answer in answers if answer.error is None]
     several = [answer for answer in good if len(answer.pieces) > 1]
@@ -176,7 +176,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
 
 
 def between_tokens(pieces: Sequence[float], tokens: int) -> float:
-    """Compute the mean time between tokens that arrived in two or more pieces of equally many tokens.
+    """Compute the mean time between tokens, if `pieces` are the arrival times of two or more equal pieces of text.
 
     >>> between_tokens([1.0, 2.0, 3.0], 3), between_tokens([1.0, 2.0, 3.0], 12)
     (1.0, 0.25)

@@ -101,11 +101,11 @@ def decoding(
     context: int,
     options: SamplingOptions = GREEDY,
 ) -> Callable[..., Any]:
-    """Make a function that draws a burst after `context` tokens.
+    """Make a function that draws tokens after `context` tokens, in one call of the program (a burst).
 
-    It takes the number of tokens, by default a full burst.
+    The function takes the number of tokens, by default `programs.burst`, and raises ValueError for a larger number.
 
-    Raises ValueError if the cache has no room for context and burst. The function raises ValueError for more tokens.
+    Raises ValueError if the cache has no room for `context` tokens and a burst.
     """
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:

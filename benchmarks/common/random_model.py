@@ -43,9 +43,9 @@ def random_checkpoint(config: Config) -> Checkpoint:
 
 
 def write_random_model(config: Config, folder: Path) -> None:
-    """Write a model of these sizes in bfloat16, with the tokenizer of the built-in model.
+    """Write a model with the sizes of `config` in bfloat16, with the tokenizer of the built-in model.
 
-    The weights repeat after `PERIOD` numbers, so the disk limits the speed of writing.
+    The weights repeat after `PERIOD` numbers, because drawing all of them would take longer than writing them.
     """
     stories = open_checkpoint("stories")
     numbers = np.random.default_rng(0).standard_normal(PERIOD, np.float32)

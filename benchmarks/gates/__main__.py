@@ -45,7 +45,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile decode steps, like `kernel_table`. We search `only` in their names with "decode step " in front."""
+    """Compile decode steps, like `kernel_table`. `only` must occur in "decode step NAME"."""
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):

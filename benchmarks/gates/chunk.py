@@ -34,7 +34,7 @@ class ChunkFacts(NamedTuple):
 
 
 def compile_chunk(name: str) -> ChunkFacts:
-    """Compile a chunk of `CHUNKS` with few of the model's layers."""
+    """Compile the prompt chunk `name`, one of `CHUNKS`, for a model of `FEW_LAYERS` layers."""
     model, dtype, *scheme = name.split()
     config = replace(SHAPES[model], layers=FEW_LAYERS)
     layout = Layout(1, CAPACITY, MIDDLE, 128, DTYPES[dtype])

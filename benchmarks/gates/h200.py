@@ -73,7 +73,7 @@ def roofline(kernel: Kernel) -> Roofline | None:
 
 
 def resident_blocks(kernel: Kernel) -> int:
-    """Compute the thread blocks of `kernel` that fit on a multiprocessor.
+    """Compute how many thread blocks of `kernel` fit on a multiprocessor.
 
     A warp gets registers in units of 256. Each block takes a kilobyte of shared memory more than it requests.
     """

@@ -90,12 +90,11 @@ def _read_kernel(path: Path) -> Kernel:
 
 
 def hasty(code: Sequence[sass.Instruction]) -> bool:
-    r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
+    r"""Tell whether a copy into shared memory is requested before all threads have finished reading that memory.
 
     Each thread must wait for its own reads, and then all threads must pass a barrier: a read waits in a queue that
     asynchronous copies (TMA) bypass, and a barrier does not wait for this queue. Warps always wait for the tensor
-    cores' reads.
-    Instructions count in the order of addresses, including any that a branch skips.
+    cores' reads. We look at all instructions in the order of their addresses, even if a branch skips some.
 
     >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
     >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[:1] + code[2:], code[:2] + code[3:])]
@@ -135,7 +134,7 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
 
 
 def _runs(code: sass.SassListing) -> Iterator[Sequence[sass.Instruction]]:
-    """Yield sequences of instructions: the whole kernel, and each loop twice, because its start follows its end."""
+    """Yield sequences of instructions: the whole kernel, and for each loop two iterations, one after the other."""
     yield code.instructions
     for loop in code.all_loops():
         yield [*code.inside(loop), *code.inside(loop)]

@@ -66,7 +66,7 @@ def products(hlo: str) -> tuple[int, int]:
 
 
 def swaps(hlo: str, size: int) -> int:
-    r"""Count the scatters into arrays of at least `size` bytes that do not promise XLA unique indices.
+    r"""Count the scatters without `unique_indices=true`, into arrays of at least `size` bytes.
 
     >>> swaps(" %a = f32[8]{0} scatter(%x, %i, %y)\n %b = f32[8]{0} scatter(%x, %i, %y), unique_indices=true", 32)
     1

@@ -29,7 +29,7 @@ class SassListing(NamedTuple):
     labels: dict[str, int]  # index of the next instruction
 
     def find(self, *opcodes: str) -> Iterator[int]:
-        """Yield the indices of instructions with these opcodes and any modifiers.
+        """Yield the indices of instructions with one of these opcodes, with or without modifiers such as `.E`.
 
         >>> list(read("/*0000*/ LDG.E.128 R8, desc[UR4][R4.64]").find("LDG"))
         [0]

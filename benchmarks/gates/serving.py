@@ -32,7 +32,7 @@ class Serving(NamedTuple):
 
 
 def compile_served(name: str) -> Serving:
-    """Compile the programs that serve a model of `SERVED` with few of its layers."""
+    """Compile the programs that serve `name`, one of `SERVED`, with `FEW_LAYERS` of the model's layers."""
     model, dtype = name.split()
     config, number = replace(SHAPES[model], layers=FEW_LAYERS), DTYPES[dtype]
     blocks = CAPACITY // PAGE

@@ -37,9 +37,10 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
-    """Compute the time that one more unit adds to each series: measured, to read its bytes, and to compute it.
+    """Compute how much time one more unit of work takes in each series, such as one more token in a prompt.
 
-    A series without two different numbers is left out.
+    `seconds` is measured. `reading` and `computing` are the times to read the unit's bytes and to do its operations at
+    the machine's rates. A series needs two amounts of work, and is otherwise left out.
     """
     slope_rows = []
     for name, series in SERIES.items():

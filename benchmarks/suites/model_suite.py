@@ -62,8 +62,8 @@ def planned(
     """Plan the memory and speed of the model that `choose_model` chooses, on a device of `model.insight.plan.DEVICES`.
 
     If `device` is None, the device is this machine, which is measured. Several `devices` of one kind share the model;
-    several parts of a CPU share its memory and its rates, too. If the folder `measured` has the link between devices of
-    this machine, written by `keep_link`, the plan uses it.
+    several parts of a CPU share its memory and its rates, too. If `keep_link` has written the speed of the link between
+    this machine's devices to the folder `measured`, the plan uses it.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -119,8 +119,10 @@ def run_suite(
 ) -> dict[str, Any]:
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
-    `context` is the number of tokens of the prompt, and before decoding. None means 512, or half of the tokens that the
-    model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
+    In the suite decode, the timed prompt has `context` tokens, and decoding starts after `context` tokens. None means
+    512, or half of the model's context if that is less. In the suite growth, `context` is the largest such number,
+    by default 8192 or the model's context if that is less. Raises ValueError for a context that the model cannot hold,
+    and MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference supports only the suite decode with a batch of 1")
@@ -207,7 +209,10 @@ def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> I
 
 
 def growth_rows(subject: TimedModel, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """Time a series of prompts, one of contexts and one of batches. In a series, each is twice as long as the last."""
+    """Time prompts of increasing lengths, decoding after these lengths, and decoding with increasing batch sizes.
+
+    Each length is twice the previous one.
+    """
     lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=lengths[-1], batch=batch)
@@ -277,7 +282,7 @@ def profile_model(
 ) -> tuple[dict[str, Any], Trace]:
     """Profile the model that `choose_model` chooses. Returns a report and the trace.
 
-    `context` has the same meaning as in `run_suite`, and raises the same errors.
+    `context` has the same meaning as in `run_suite`. Raises the same errors as `run_suite`.
     """
     subject = choose_model(**chosen)
     tokens = prompt_tokens(subject, context)
@@ -301,9 +306,9 @@ def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bo
 
 
 def prompt_tokens(subject: TimedModel, context: int | None) -> int:
-    """Choose the number of tokens for the prompt and before decoding.
+    """Choose the number of tokens in the prompt, which is also the number of tokens before decoding.
 
-    Raises ValueError if the model cannot hold them.
+    Raises ValueError if the model cannot hold `context` tokens and one burst.
     """
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:

@@ -47,7 +47,7 @@ ROUNDS = 5
 
 
 def all_reduce_rows(devices: int) -> list[dict[str, float]]:
-    """Time all-reduces of float32 arrays, for each of `SIZES`. One program runs many of them."""
+    """Time an all-reduce of a float32 array of each of `SIZES` bytes. One program runs many all-reduces in a row."""
     over, rows = mesh(devices), []
 
     def many(x: jax.Array, times: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ def measure_several(
     progress: Progress = no_progress,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Time all-reduces over each of `numbers` devices. If `decoding`, also time the model that `choose_model` chooses.
+    """Time all-reduces, for each number of devices in `numbers`. If `decoding`, also time the model of `choose_model`.
 
     Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for
     unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot

@@ -48,7 +48,7 @@ class TimedModel:
     effort: Effort = EFFORT
 
     def share_shapes(self, positions: int, devices: int) -> Params:
-        """Return the shapes of one device's share of the weights."""
+        """Return the shapes of the weights on one of `devices`, with RoPE tables for `positions`."""
         config, dtype = share(self.config, devices), np.dtype(self.dtype)
         checkpoint = self.checkpoint() if not self.random else None
         if checkpoint:
@@ -75,7 +75,7 @@ class TimedModel:
     def burst(self) -> int:
         """The number of tokens that one call draws.
 
-        It is small for a short context, so that a prompt fits before them.
+        It is smaller for a model with a short context, so that the context also has room for a prompt.
         """
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
@@ -92,8 +92,8 @@ class TimedModel:
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[TimedPrograms, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
-        Returns the programs, and the shapes of their weights: `shapes`, or else the smallest. Raises MemoryError if
-        they do not fit.
+        Returns the programs, and the shapes of their weights. If `shapes` is None, the RoPE tables
+        of the weights have no more positions than the cache. Raises MemoryError if weights and caches do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
         capacity = self.capacity(longest)

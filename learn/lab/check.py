@@ -63,9 +63,10 @@ def _check_layer(judge: Callable[[Callable], str | None], file: Path, function: 
 
 
 def solution(exercise: Exercise) -> list[str]:
-    """Return the lines of a solution: the wrong and the right line, and a project with that mistake.
+    """Return the lines of a solution.
 
-    A layer names its file.
+    For a broken kernel: the mutant's name, the wrong and the right line, and a project that had this mistake. For a
+    layer to write: the file of `reference/` that defines the layer.
     """
     if not isinstance(exercise, Broken):
         return [f"{exercise.file} contains the definition and its derivation."]

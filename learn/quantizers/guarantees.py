@@ -1,6 +1,6 @@
 """Computes the code, the scale and the guaranteed error of each weight. The quantizers' files prove the guarantees.
 
-Each function takes weights w [rows, cols] in float32 or a narrower dtype, and q, what the quantizer returned for them.
+Each function takes weights w [rows, cols] in float32 or a narrower dtype, and q, the quantizer's result for w.
 """
 
 import math
@@ -48,7 +48,8 @@ def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matri
 def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
     """Bound the error of rounding each weight to the nearest level.
 
-    The bound is half the gap between the two levels around the weight, or the distance to the last level beyond it.
+    Between two levels, the bound is half their gap. For a weight above the largest or below the smallest level, it is
+    the distance to this level, or half the gap next to this level if that is larger.
 
     >>> nearest(np.array([[0.1, 1.5, 4.0]]), np.array([[[0.0, 1.0, 3.0]]]))
     array([[0.5, 1. , 1. ]])
@@ -84,7 +85,10 @@ def affine(w: Matrix, q: Affine, *, bits: int) -> WeightDetails:
 
 
 def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
-    """Describe HQQ's codes: the level nearest to w, up to the rounding of w / s + z and s (code - z) in float64."""
+    """Describe HQQ's codes. A code selects the level nearest to w, except for rounding errors.
+
+    w / s + z and s (code - z) are computed in float64; the guaranteed error includes their rounding.
+    """
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     levels = s[..., None] * (np.arange(2**bits) - z[..., None])
     return WeightDetails(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
@@ -97,7 +101,10 @@ def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
 
 
 def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
-    """Show integers that count steps from the end of a group that is farther from zero, with an error of a step."""
+    """Describe MLX's integers. They count steps from the smallest or the largest weight of a group.
+
+    They start at the weight with the larger magnitude. The error is at most about one step.
+    """
     s, b = of_weights(q.scales, w), of_weights(q.biases, w)
     return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
 
@@ -124,7 +131,10 @@ def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None =
 
 
 def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> WeightDetails:
-    """Describe NF4 with quantized scales. The error of the scale, times the level of the code, is added."""
+    """Describe NF4 with quantized scales.
+
+    The guaranteed error is the error of NF4, plus the error of the scale times the magnitude of the code's level.
+    """
     first, second = q
     a = first.scales.astype(np.float64)
     blocks = np.arange(a.size) // double_quantization.BLOCK

@@ -5,7 +5,7 @@ python -m llamaspec.learn.site.engine    writes docs/images/engine.svg again
 We run the real `serving.scheduler` and draw every line, page and sentence from its plans. So a test notices if the
 drawing no longer shows what the scheduler does. No model runs, because the values of tokens do not change a plan. The
 SVG needs no script. Readers who prefer reduced motion see one plan. The file is long because it records the run, writes
-a sentence for each event, and draws lanes, pages, text and legend, all without a graphics library.
+a sentence for each event, and draws requests, pages, text and legend, all without a graphics library.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +158,7 @@ text { fill: var(--ink) } .on { fill: #1f2328 } .faint { fill: var(--faint) } .p
 
 
 def draw(steps: Sequence[Moment]) -> str:
-    """Draw a run: a lane for each request, and for each plan its pages and events."""
+    """Draw a run: a horizontal lane for each request, and the pages and events of each plan."""
     names, count = [*REQUESTS], len(steps)
     wide = (RIGHT - LEFT) / count
     shades = dict(zip(names, COLORS, strict=True))

@@ -144,8 +144,8 @@ def rows(judge: Judge) -> Iterator[GalleryRow]:
 def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     """Draw the numbers to which a weight can be rounded, and the rounding error as a function of the weight.
 
-    We set one of the first 32 weights to each number from the smallest to the largest of them, and round the row each
-    time.
+    We replace one of the first 32 weights by many values in turn, from the smallest to the largest of these 32, and
+    round the whole row each time.
     """
     group = weights[:32]
     place = int(np.argmin(np.abs(group)))

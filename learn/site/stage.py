@@ -1,6 +1,6 @@
 """Writes the source of the site: a folder of Markdown pages, from the documents and the files that they link to.
 
-The folder has the layout of the repository, so links change only in their ending. A document keeps its name, and any
+The folder has the layout of the repository, so a link only gets another ending. A document keeps its name, and any
 other file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
 """
 
@@ -151,7 +151,10 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map the names of pages of reference/ in docstrings to their addresses, relative to the page of `path`."""
+    """Map the names by which docstrings refer to files of reference/ to the addresses of their pages.
+
+    Addresses are relative to the page of `path`.
+    """
     here, names = os.path.dirname(path), {}
     for file in sorted((root / "reference").rglob("*.py")):
         goal = file.relative_to(root).as_posix()

@@ -19,7 +19,9 @@ def packed(array: np.ndarray) -> str:
 
 
 def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
-    """Describe an array with its first `CELLS` values, and with those values of other arrays of the same shape.
+    """Describe an array for a heat map: name, axes, shape, norm, and the first `CELLS` values.
+
+    `beside` has other arrays of the same shape by name, such as errors. Their first `CELLS` values are added.
 
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]

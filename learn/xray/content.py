@@ -108,7 +108,7 @@ def _listing(listing: Listing) -> dict[str, Any]:
 
 
 def _norms(recording: Recording, layer: int) -> list[float]:
-    """Compute the norm of each token's keys and values."""
+    """Compute one norm for each token: the norm of its key and value vectors together, over all heads."""
     _, k, v = (result.actual.astype(np.float64) for result in recording.results[layer, "norm_qkv"])
     return np.sqrt(np.sum(k**2 + v**2, axis=(1, 2))).round(6).tolist()
 

@@ -12,7 +12,7 @@ SPACE = '<mspace width="0.2em"/>'
 
 
 def row(*parts: str) -> str:
-    """Put parts in a row. A part is a MathML element, or words with spaces between them. `a_b` is a with the index b.
+    """Put parts side by side. A part is a MathML element, or words separated by spaces. `a_b` is a with the index b.
 
     >>> row("y_i = 2")
     '<mrow><msub><mi>y</mi><mi>i</mi></msub><mo>=</mo><mn>2</mn></mrow>'

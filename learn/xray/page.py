@@ -66,16 +66,19 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Return the data folder that index.html names.
+    """Return the data folder, one of `DATA`, that index.html names.
 
-    Without a page, returns the second one, so a new page uses the first.
+    Returns the second folder if there is no page yet, because a new page uses the other folder: the first.
     """
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
 
 
 def _is_left(file: Path) -> bool:
-    """Return whether a killed process left this file behind. A user's own file may have the same name."""
+    """Return whether a killed process left this file or folder behind.
+
+    The name decides. A data folder must also have a file state.js, because a user's own folder may have this name.
+    """
     return bool(UNFINISHED.fullmatch(file.name)) or (file.name in DATA and (file / "state.js").is_file())
 
 
@@ -103,7 +106,7 @@ def _fill(folder: Path, scripts: dict[str, str]) -> None:
 
 
 def _tokens(recording: Recording, text_of: TextOf, progress: Progress) -> dict[int, str]:
-    """Make the scripts of the newest tokens: as many as fit into the budget, but at least one."""
+    """Make a script for each of the last tokens of the text: as many as fit into `BUDGET`, but at least one."""
     scripts: dict[int, str] = {}
     newest = range(len(recording.tokens))[::-1][:MOST]
     budget = BUDGET
@@ -122,7 +125,7 @@ def _json(value: Any) -> str:
 
 
 def _without_infinities(value: Any) -> Any:
-    """Replace infinities by null for JSON, because a broken op may be infinitely far from its definition."""
+    """Replace infinities and NaN by None, because JSON lacks them. The error of a broken op may be infinite."""
     match value:
         case float():
             return value if math.isfinite(value) else None

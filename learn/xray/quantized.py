@@ -63,11 +63,10 @@ def tellings(
     stops: frozenset[int],
     schemes: Mapping[str, ExplainedScheme] = SCHEMES,
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then one for each
-    scheme.
+    """Yield greedy continuations of `prompt` in float64: by the unquantized model, and then by each scheme.
 
-    The last value is the scheme's mean KL divergence from the unquantized model, in nats per token of that model's
-    text.
+    Each tuple has the name of the scheme, "" for the unquantized model; the ids; and the mean KL divergence from the
+    unquantized model, in nats per token of the prompt and the unquantized model's continuation.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)

@@ -216,10 +216,10 @@ def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array,
 
 
 def walked_ops(config: Config, params: Params, rows: int) -> Ops:
-    """Return our ops for a walk through a model with a cache of `rows` rows: all kernels except attention.
+    """Return the ops that `verify.judging.walk` judges for a model: all kernels except attention.
 
-    The attention kernel rounds its weights. The contract of attention allows this rounding, but the bounds of a walk do
-    not.
+    The cache has `rows` rows. The attention kernel rounds the softmax weights. The contract of attention allows this
+    rounding, but the bounds of the walk do not.
     """
     ops, _ = pallas_ops(config, params, capacity=rows)
     return ops._replace(attend=XLA.attend)

@@ -98,7 +98,7 @@ def joined_markup(values: Iterable[Any]) -> MarkedText:
 
 
 class Macro(jinja2.runtime.Macro):
-    """A macro, or the block of a `call` tag. Its result keeps its marks."""
+    """A macro, or the block of a `call` tag. Its result keeps the marks of quoted characters."""
 
     def _invoke(self, arguments: list[Any], autoescape: bool) -> str:
         text = self._func(*arguments)

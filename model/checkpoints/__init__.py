@@ -1,6 +1,7 @@
 """Readers of model checkpoints (files and directories of weights), which give access to one tensor at a time.
 
-This module does not import the writers, so programs that only read start faster. Import writers from their own modules.
+This module does not import the writers, so a program that only reads checkpoints starts faster. Import each writer from
+its own module.
 """
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint as Checkpoint

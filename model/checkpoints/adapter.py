@@ -78,7 +78,7 @@ class Adapter:
 
 
 def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
-    """Return the weights that an adapter can change, by name, if it changes the matrices in `parts`.
+    """Return the weights that an adapter of the matrices in `parts` changes, by name.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [weight.part for weight in adaptable(config, ["q", "down"]).values()]
@@ -119,7 +119,8 @@ def read_adapter(folder: str | Path, config: Config) -> Adapter:
 def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
     """Read the matrices of an adapter by the names of the weights.
 
-    If a module is fused, all of its parts have the same matrix A, and its matrix B holds the rows of all parts.
+    transformers may fuse several weights into one module. The adapter then has one matrix A for all of these weights,
+    and one matrix B with the rows of all of them. We return a part of B for each weight.
     """
     entries, pairs = read_header(file), {}
     modules = _modules(config)
@@ -163,7 +164,7 @@ def _stored(module: str, letter: str) -> str:
 
 
 def _modules(config: Config, family: Family | None = None) -> dict[str, list[Weight]]:
-    """Map the name of each module in transformers to its weights: one weight, or all parts of a fused matrix."""
+    """Map the name of each module in transformers to its weights: one weight, or several if the module is fused."""
     family = family or nearest_family(config)
     fused = {part: name for name, parts in family.fused.items() for part in parts}
     modules: dict[str, list[Weight]] = {}
@@ -176,8 +177,9 @@ def _modules(config: Config, family: Family | None = None) -> dict[str, list[Wei
 def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base: str) -> None:
     """Write an adapter as PEFT's two files into an existing folder; the configuration is written last.
 
-    `base` is the name of the model to which the adapter belongs. Raises CheckpointError if transformers fuses several
-    adapted matrices into one, since each of these matrices has its own A here.
+    `base` is the name of the model that the adapter changes. transformers fuses some matrices into one module, for
+    which PEFT has only one matrix A. Here each matrix has its own A, so we raise CheckpointError if the adapter changes
+    a matrix of such a module.
     """
     modules = _modules(config)
     tensors, targets = {}, set()
@@ -215,7 +217,7 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
 def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """Return a checkpoint with W + s B A instead of each adapted matrix W.
 
-    We compute the sum in float32, and round it to the dtype of W. If W has codes, the sum stays float32, because
+    We compute the sum in float32, and round it to the dtype of W. If W is quantized, the sum stays float32, because
     quantizing it again would lose most of a small change.
     """
 

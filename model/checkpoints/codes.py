@@ -52,7 +52,7 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
 
 
 def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
-    """Decode the matrix `codes` to float32, rounding each weight once, for `Tensor.read` of a quantized matrix."""
+    """Decode the matrix `codes` of this shape to float32, and round each weight once."""
     weights = np.empty(shape, np.float32)
     start = 0
     for part in codes.parts():
@@ -62,7 +62,7 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 
 
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yield the rows of a matrix in order, some at a time: float64 if it is quantized, else in the stored dtype."""
+    """Yield a matrix in consecutive blocks of rows: in float64 if it is quantized, else in the stored dtype."""
     if tensor.codes:
         for part in tensor.codes.parts():
             yield exact_weights(tensor.codes, part)
@@ -76,9 +76,9 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
 def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
     """Convert the codes of several matrices to one form, so that callers can stack the matrices.
 
-    Codes that already have one form and group stay as they are; others become int8. For example, a GGUF file may hold q
-    and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also returns None if the forms differ and a
-    matrix has zero points or levels that do not fit int8.
+    If all codes have the same form, group size and use of zero points, they stay as they are. Otherwise they become
+    int8. For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also
+    returns None if the codes differ, and a matrix has zero points or levels that do not fit int8.
     """
     codes = [item for item in all_codes if item]
     if len(codes) < len(all_codes):
@@ -98,7 +98,10 @@ def in_whole_bytes(codes: Codes) -> Codes:
 
 
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
-    """Convert codes to int8 in groups of `group` columns; with `minima`, codes without minima get minima of 0."""
+    """Convert codes to int8 in groups of `group` columns.
+
+    With `minima`, the result has minima; they are 0 if `codes` has none.
+    """
 
     def widened(part: Part) -> Part:
         copies = codes.group // group

@@ -17,7 +17,7 @@ _files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of 
 
 
 def maps_cut_short() -> dict[mmap.mmap, str]:
-    """Find the maps in use that are now longer than their files, and the names of these files."""
+    """Find the memory maps in use that are now longer than their files. The values are the names of these files."""
     return {map: path for map, path in _files.items() if map.size() < len(map)}
 
 
@@ -62,7 +62,7 @@ class MappedFile:
         self.size = len(self._map)
 
     def bytes(self, begin: int, end: int) -> bytes:
-        """Copy the bytes from `begin` to `end`, or to the end of the file if it comes first.
+        """Copy the bytes from `begin` to `end`, or to the end of the file if the file ends before `end`.
 
         Raises `CheckpointError` if the file has become shorter since we opened it.
         """
@@ -90,10 +90,11 @@ class MappedFile:
 
     @contextmanager
     def scattered(self) -> Iterator[Callable[[np.ndarray], None]]:
-        """Make a context in which the system loads only the pages that the program touches, and none ahead.
+        """Make a context in which the system loads only the pages that the program touches, without read-ahead.
 
         Use this to read a few bytes of each row: with read-ahead, the system would load the whole file. The context's
-        value is a function that takes a contiguous view of this file, and asks the system to load the view's pages.
+        value is a function that takes a contiguous view of this file. The function asks the system to load all pages of
+        the view.
         """
         begin = _address(self._map)
 

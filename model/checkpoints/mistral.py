@@ -1,9 +1,9 @@
 """Reads models in Mistral's own layout: params.json and consolidated.safetensors in one directory.
 
-The layout comes from https://github.com/mistralai/mistral-inference. The keys of params.json are the arguments of its
-model class, and tensors have the names of the class's modules. RoPE rotates pairs of neighboring rows of q and k. We
-skip the weights of an image encoder. No file states the ids of the tokens that begin and end a text; in all of
-Mistral's tokenizers, these ids are 1 and 2.
+The layout comes from https://github.com/mistralai/mistral-inference. The keys of params.json are the arguments of that
+package's model class, and tensors have the names of the class's modules. RoPE rotates pairs of neighboring rows of q
+and k. We skip the weights of an image encoder. No file states the ids of the tokens that begin and end a text; in all
+of Mistral's tokenizers, these ids are 1 and 2.
 """
 
 from dataclasses import replace
@@ -115,7 +115,7 @@ def describe(params: dict[str, Any], path: Path) -> Description:
 
 
 def _by_layer(fields: Fields, windows: list[Any]) -> dict[str, Any]:
-    """Translate a list of attention windows to keys of config.json; the list repeats until every layer has a window."""
+    """Convert a list of attention windows to keys of config.json. The list repeats if there are more layers."""
     layers, sizes = fields.integer("n_layers"), [size for size in windows if size is not None]
     if any(type(size) is not int or size != sizes[0] for size in sizes) or not sizes:
         raise fields.refused("sliding_window is a list of other values than null and one integer (both may repeat)")

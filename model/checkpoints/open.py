@@ -22,8 +22,8 @@ MIN_SIMILARITY = 0.8  # least similarity (by difflib, at most 1) for which we su
 def place_of(model: str | Path) -> Path:
     """Find the path of a model from what the user typed: a path, a name in `BUILT_IN`, or a Hub name `owner/name`.
 
-    We try these three in this order, and look up a Hub name in the Hub's cache. If none fits, we return `model` as a
-    path. If the path is a model's folder in the Hub's cache, we return the snapshot in the folder.
+    We try these three in this order, and look up a Hub name in the Hub's cache. If none exists, we return `model` as a
+    path. If the path is a model's folder in the Hub's cache, we return a snapshot in this folder.
     """
     path = Path(model)
     if os.path.exists(path):
@@ -52,8 +52,9 @@ def nearest(path: Path) -> Path | None:
 def is_safetensors(file: MappedFile) -> bool:
     """Tell whether a file with weights is a safetensors file; otherwise it is a llama2.c file.
 
-    At byte 8, a safetensors file has JSON, and a llama2.c file has an integer of four bytes. The first byte of the
-    integer may be "{", as in 123 and 379, but its last byte is 0, and JSON does not contain a zero byte.
+    From byte 8 on, a safetensors file has JSON. A llama2.c file has a little-endian integer of four bytes there. The
+    first byte of the integer may be the code of "{" (for example, if the integer is 123 or 379), but its last byte is
+    0, and JSON does not contain a zero byte.
     """
     start = file.bytes(8, 12)
     return start.startswith(b"{") and b"\0" not in start

@@ -46,7 +46,10 @@ def weights_file(path: str | Path) -> MappedFile:
 
 
 def _begins_imatrix(start: bytes) -> bool:
-    """Tell whether a file begins like an imatrix file: the number of tensors, the length of a name, then this name."""
+    """Tell whether a file begins like an imatrix file of llama.cpp.
+
+    Such a file begins with the number of tensors, then the length of a name, then the name.
+    """
     count, length = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
     name = start[8 : 8 + length]
     return 0 < count < 1 << 20 and 0 < length <= len(start) - 8 and re.fullmatch(rb"[\w.]+\.weight", name) is not None

@@ -106,7 +106,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the unfinished files for `path` that no process has locked: a killed process left them."""
+    """Remove the unfinished files for `path` that no process has locked, since their writers no longer run."""
     name = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}\.partial")
     for entry in os.scandir(path.parent):
         if not name.fullmatch(entry.name) or entry.is_symlink() or (lock := _open(entry.path)) is None:
@@ -139,7 +139,9 @@ def _open(path: str | Path) -> int | None:
 def _locked(lock: int, *, wait: bool) -> bool:
     """Lock the file of the descriptor `lock`, and tell whether this process may use the file now.
 
-    Some network file systems have no locks. There, the answer is True with `wait` and False without it.
+    With `wait`, wait until no other process has locked the file.
+
+    Some network file systems have no locks. There, we return `wait`.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -13,7 +13,7 @@ MOST_OBJECTS = 50_000  # checking the keys of an object takes a hundred times lo
 
 
 def read_object(path: str | Path) -> dict:
-    """Read a JSON file that contains one object. Raises `CheckpointError` if the file does not, or is too large.
+    """Read a JSON file that contains one object. Raises `CheckpointError` for any other file, or if it is too large.
 
     If a key is repeated, the last value counts: people edit such files by hand, and other JSON readers also use the
     last value.
@@ -27,8 +27,8 @@ def read_object(path: str | Path) -> dict:
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
     """Parse `text`, the content of the file `path`, as a JSON object that contains at most `most_objects` objects.
 
-    Raises `CheckpointError` if this is not possible. With `unique`, a repeated key is an error, too; otherwise the last
-    value of a key counts. We ignore a leading byte order mark, which editors on Windows write.
+    Raises `CheckpointError` if `text` is not such an object. With `unique`, a repeated key is an error, too; otherwise
+    the last value of a key counts. We ignore a leading byte order mark, which editors on Windows write.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}

@@ -15,7 +15,7 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
 def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the field `rotary_layers`: layers with a window use RoPE, or all layers if no layer has a window."""
+    """Compute the field `rotary_layers`: the layers with a window use RoPE, or all layers if none has a window."""
     windows = values["windows"]
     turned = tuple(window is not None for window in windows or ())
     return {"rotary_layers": turned if windows and not all(turned) else None}

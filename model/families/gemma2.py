@@ -41,7 +41,7 @@ def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(config: Config) -> dict[str, Any]:
-    """Return the key query_pre_attn_scalar for config.json: an integer if it is whole, as in all releases."""
+    """Return the key query_pre_attn_scalar for config.json: an integer if its value is whole, as in all releases."""
     scalar = config.head_dim if config.attention_scale is None else config.attention_scale**-2
     integer = round(scalar)
     return {"query_pre_attn_scalar": integer if isclose(scalar, integer, rel_tol=1e-12) else scalar}
@@ -50,8 +50,8 @@ def write(config: Config) -> dict[str, Any]:
 def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
     """Compute the scales and windows of a Gemma 2 or 3 from a GGUF file as llama.cpp does.
 
-    The largest model, with `largest` layers, scales attention scores differently from the other models. Every
-    `full_every`-th layer has no window.
+    The largest model has `largest` layers, and divides attention scores by sqrt(dim / heads); the other models divide
+    by sqrt(head_dim). Every `full_every`-th layer has no window.
     """
     window = metadata.integer(WINDOW, 4096)
     scalar = float(values["dim"] // values["heads"] if values["layers"] == largest else values["head_dim"])

@@ -17,7 +17,7 @@ LOCAL_THETA = "rope.freq_base_swa"
 
 
 def read_gguf3(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the scales and windows from a GGUF file as for Gemma 2, and the theta of layers with a window."""
+    """Read the scales and windows as for Gemma 2, and the theta of layers with a window, from a GGUF file."""
     fields = read_gguf(metadata, values, largest=LARGEST, full_every=6)
     return fields | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
 

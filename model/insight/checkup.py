@@ -80,9 +80,9 @@ def check_up(
 
 
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
-    """Open a checkpoint.
+    """Open a checkpoint. If tie_word_embeddings contradicts the weights, also return a fault.
 
-    If tie_word_embeddings causes an error, open it with the other value, and return that as a fault.
+    If its value causes an error, we open the checkpoint with the other value.
     """
     try:
         checkpoint = open_checkpoint(model)
@@ -126,7 +126,7 @@ def _scaling_faults(config: Config) -> list[Fault]:
 
 
 def _named(trials: Trials) -> list[Fault]:
-    """Turn each of the best changes into a fault."""
+    """Return a fault for each change that the trials kept, with the perplexity before and after the change."""
     faults, before = [], trials.before
     for change, loss in trials.best:
         assert change

@@ -208,7 +208,7 @@ class Recorded:
 
 @contextmanager
 def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
-    """Keep the `scored_logits` of a base model while we compare several models with it.
+    """Store the `scored_logits` of a base model while the body compares several models with it.
 
     Up to `IN_MEMORY` bytes stay in memory; more than that go to a temporary file. Raises CheckpointError on a full
     disk.

@@ -75,7 +75,7 @@ def about() -> dict[str, Any]:
 
 
 def _identity() -> dict[str, str]:
-    """Return the names of the device and the processor. A measured rate is valid only for the same names."""
+    """Return the names of the device and the processor. A stored rate is valid only if both names are the same."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind}",
@@ -153,8 +153,8 @@ def _stored_rates(folder: Path) -> dict[str, Any]:
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
     """Describe the rate of reading, if the same `bytes` bytes are read repeatedly, each time in `seconds`.
 
-    Unless the bytes come from a cache, the description includes the share of the rate that `keep_read_rate` wrote to
-    `folder`. This function measures nothing.
+    Unless the bytes come from a cache, the description also gives the rate as a percentage of the rate that
+    `keep_read_rate` wrote to `folder`. This function measures nothing.
     """
     read = kept_read_rate(folder) if folder else None
     rate = bytes / seconds
@@ -218,8 +218,9 @@ class Reader:
 def _sizes() -> ArraySizes:
     """Choose array sizes for the default device.
 
-    Large servers have caches of hundreds of megabytes, but a process may have little memory on them. So beyond their
-    usual size, the two arrays may grow only up to a quarter of the free memory.
+    The arrays should be larger than the caches, which have hundreds of megabytes on large servers. But a process may
+    have little memory there. So we enlarge the two arrays beyond their usual size only up to a quarter of the free
+    memory.
     """
     sizes = SIZES[jax.default_backend()]
     most = free_bytes() // 8 // PAGE * PAGE

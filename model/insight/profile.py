@@ -53,7 +53,10 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Profile the calls one after the other. Each gets a span with its name, which ends when its arrays are ready."""
+    """Profile the calls one after the other, and return one trace.
+
+    The trace has a span for each call, with the call's name. The span ends when the arrays of the call are ready.
+    """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python calls would fill most of the trace
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +208,8 @@ def seconds_in_graphs(
 def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:
     """Sum the seconds of kernels, and count them, by kernel name and part of the model.
 
-    `order` lists, for each kernel name, the parts of its runs in one iteration; the list then repeats.
+    For each kernel name, `order` lists the parts of the model that launch the kernel in one iteration. The list repeats
+    in each iteration.
     """
     labels, passed = [], Counter[str]()
     for event in events:

@@ -71,8 +71,8 @@ def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: E
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """Time `call`, which returns arrays.
 
-    With several calls in flight, the host launches the next call before the previous one has ended. So a GPU never
-    waits for the host.
+    If `effort` has several calls in flight, the host launches the next call before the previous one has ended. So a GPU
+    never waits for the host.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
@@ -87,7 +87,7 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
 
 
 def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
-    """Time one turn of a loop. `call(turns)` runs `turns` turns, and one measurement takes about `span` seconds.
+    """Time one turn (iteration) of a loop. `call(turns)` runs `turns` turns; a measurement takes about `span` seconds.
 
     A GPU needs some milliseconds to reach its full speed, so we measure many turns at once. A host needs up to a
     millisecond to launch a program with hundreds of arguments, so we also measure `call(0)` and subtract its time.

@@ -163,7 +163,7 @@ def changes(config: Config, format: str) -> list[Change]:
 def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = no_progress) -> Trials:
     """Try the changes on a text in float64, and keep the best one.
 
-    Repeats this until no change meets both conditions.
+    Repeats this until no further change meets both conditions at the top of this module.
     """
     params = load_reference_params(checkpoint, lazily=True)
     frequencies = frequency_loss(text.ids[1:])
@@ -198,7 +198,7 @@ def _loss(params: Any, config: Config, text: EvalText) -> float:
 
 
 def _changed(params: Any, change: Change) -> Any:
-    """Return the weights with a change. Layers are still read one at a time."""
+    """Return the weights with a change. We read and change a layer each time it is used."""
     if layer := change.layer:
         layers = params.layers
         params = params._replace(layers=LazyLayers(len(layers), lambda i: layer(layers[i])))

@@ -17,9 +17,9 @@ from llamaspec.reference.config import Config
 class CacheSpans(NamedTuple):
     """The spans of attention: the numbers of leading cache rows that attention can choose to read.
 
-    The compiled program has a branch for each span. For one query, reading the rows takes all the time, so its spans
-    grow by a factor of 2. With many queries, reading a few unused rows costs little compared with the products, so a
-    prompt may have fewer spans.
+    The compiled program has a branch for each span. For one query, almost all the time goes into reading rows, so its
+    spans grow by a factor of 2. With many queries, reading a few unused rows costs little compared with the products.
+    So a prompt may have fewer spans.
     """
 
     smallest: int  # number of rows in the smallest span
@@ -27,7 +27,10 @@ class CacheSpans(NamedTuple):
     growth: int  # factor between one span of a prompt and the next span
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
-        """Return the spans for a cache of `capacity` rows; the last span is the whole cache."""
+        """Return the spans for a cache of `capacity` rows; the last span is the whole cache.
+
+        Each span except the last is `growth` times as long as the span before it.
+        """
         spans, span = [], self.smallest
         while 4 * span < 3 * capacity:
             spans.append(span)
@@ -41,7 +44,7 @@ SPANS = CacheSpans(smallest=64, longest=4096 + 256, growth=4)
 
 @runtime_checkable
 class Scores(Protocol):
-    """A function that multiplies queries by the keys of the cache, and returns scores; -inf for invisible keys.
+    """A function that multiplies queries by cached keys. The score of a key that a query must not see is -inf.
 
     It reads as many leading rows of the cache as `visible` has.
     """
@@ -81,8 +84,9 @@ def attend(
 ) -> Float[Array, "batch seq width"]:
     """Attend to the rows of the cache up to each query's position; with `window`, only to the last `window` of them.
 
-    A switch inside the program selects the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
-    the two products over a span; None: use dot products. For a cache in pages, this function calls `attend_pages`.
+    A switch inside the program selects the shortest of `spans` that covers the rows in use. `scores` multiplies queries
+    by the keys of a span, and `weighted` sums the values of a span; None: with XLA's dot. For a cache in pages, this
+    function calls `attend_pages`.
     """
     if isinstance(cache, LayerPages):
         return attend_pages(q, cache, positions.at, window=window, config=config, sinks=sinks)
@@ -121,7 +125,7 @@ def _attend_in_blocks(
 ) -> Array:
     """Attend to `block` rows of the cache at a time, with the online softmax of `reference.softmax`.
 
-    `z` has the scores of sinks, from which the softmax starts; None: the model has no sinks.
+    `z` has the scores of attention sinks, with which the online softmax begins; None: the model has no sinks.
     """
     *rows, head_dim = q.shape
     capacity = k.shape[2]

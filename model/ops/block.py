@@ -137,7 +137,7 @@ def join(
     """Add the output of attention or of the feed-forward layer to the residual stream x.
 
     `add` computes the output and adds it to the argument of `add`. If the model normalizes or scales the output first,
-    we call `add` with zeros instead of x. Then the output is rounded to the dtype of x before we add it to x.
+    we call `add` with zeros instead of x. In this case, the output is rounded to the dtype of x before we add it to x.
     """
     if norm is None and config.residual_scale == 1:
         return add(x)
@@ -171,7 +171,8 @@ def rmsnorm(
 ) -> Float[Array, "*batch n"]:
     """Compute `reference.rmsnorm` in float32.
 
-    With `mean`, x is one device's part of a vector, and all devices have parts of the same size.
+    With `mean`, x is one device's part of a vector, and all devices have parts of the same size. `mean` averages the
+    mean squares of the parts over the devices.
     """
     x = x.astype(jnp.float32)
     square = jnp.mean(x * x, axis=-1, keepdims=True)
@@ -209,7 +210,10 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute `reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` are unchanged."""
+    """Compute `reference.rope.rope_halves` in float32.
+
+    `positions` may have angles for fewer than head_dim / 2 pairs. Then only the features of these pairs are rotated.
+    """
     pairs = positions.cos.shape[-1]
     a, b, *unrotated = jnp.split(x, [pairs, 2 * pairs] if 2 * pairs < x.shape[-1] else 2, axis=-1)
     cos, sin = positions.cos[:, :, None], positions.sin[:, :, None]

@@ -62,7 +62,7 @@ def ops_for(
 
 
 def check_kernels(kernels: str, device: Device) -> None:
-    """Raise ValueError if `kernels` is not a name for `ops_for`, or if it is pallas and `device` has no kernels."""
+    """Raise ValueError if `kernels` is not a name that `ops_for` accepts, or is pallas on a device without kernels."""
     if kernels not in ("auto", "xla", "cpu", "pallas"):
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:

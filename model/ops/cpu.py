@@ -36,9 +36,11 @@ def cpu_attend(
 ) -> Float[Array, "batch seq width"]:
     """Call `attend` with spans and products for a CPU.
 
-    For a prompt, we use more spans and shorter ones. So attention reads few unused rows, and the rows that it reads
-    stay in a CPU's caches. For a single token, if each query head has its own keys, we multiply the keys without a dot,
-    because a dot would first copy the keys. In this case, a batch with a cache in pages uses `attend_listed_pages`.
+    For a prompt, we use more and shorter spans than `attend` does by default. So attention reads few unused rows, and
+    the rows that it reads stay in a CPU's caches.
+
+    For a single token, if each query head has its own kv head, we do not use XLA's dot for scores, because the dot
+    would first copy the keys. In this case, a batch with a float cache in pages uses `attend_listed_pages`.
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
@@ -58,11 +60,11 @@ def cpu_attend(
 
 
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
-    """Choose the smallest span for one query; `numbers` is the number of elements in a row of the cache.
+    """Choose the smallest span, in rows of the cache, for one query. A row has `numbers` elements.
 
-    XLA runs a small loop on one core. If a loop over `SPANS.smallest` is too small for a second core, but a loop over
-    the doubled span is not, we choose the doubled span. Two cores read twice as many rows in the same time, and both
-    cores are awake for the next product.
+    XLA runs a small loop on one core. If a loop over `SPANS.smallest` rows is too small for a second core, but a loop
+    over twice as many rows is not, we choose twice as many rows. Two cores read them in the time in which one core
+    reads half of them, and the second core is then ready for the next product.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
@@ -86,7 +88,10 @@ def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
 
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
-    """Compute `Scores` for one query per kv head, with `products.lane_sums` instead of a dot if possible."""
+    """Compute `Scores` for one query per kv head, with `products.lane_sums` instead of a dot.
+
+    For an int8 cache, or if head_dim is not a multiple of 16, we use a dot.
+    """
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return scores_by_dot(q, k, visible)
     q = lax.optimization_barrier(q)[:, :, 0]  # [batch, kv_heads, 1, head_dim]
@@ -100,7 +105,8 @@ def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
     """Compute `Weighted` for one query per kv head, in partial sums of up to `SUMMED` values.
 
-    We slice the whole cache in one step; with two steps, XLA would copy the rows in use.
+    We take every n-th value of the rows in use from the cache in a single slice. If we sliced the rows in use first,
+    XLA would copy them.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:

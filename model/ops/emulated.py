@@ -106,7 +106,7 @@ def emulated_ops(ops: Ops) -> Ops:
 
 
 def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
-    """Wrap each matrix in `params` with a name in `roundings_by_name` in a `RoundedMatrix`. `params` may be shapes."""
+    """Replace each matrix in `params` that `roundings_by_name` names by a `RoundedMatrix`. `params` may be shapes."""
 
     def rounding(place: Any, array: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in roundings_by_name:

@@ -1,11 +1,12 @@
 """The ops of a transformer block on a Hopper GPU: our kernels if they support the model, otherwise XLA.
 
-Kernels are for decoding steps, with one new token for each of a few sequences. In such a step, reading weights and
-cache takes all the time. For the many tokens of a prompt, XLA computes the products, because its matrix products reach
-the full speed of the tensor cores. Attention has a kernel for decoding and a kernel for prompts.
+Kernels are for decoding steps, with one new token for each of a few sequences. In such a step, almost all the time goes
+into reading the weights and the cache. For the many tokens of a prompt, XLA computes the products, because its matrix
+products reach the full speed of the tensor cores. Attention has a kernel for decoding and a kernel for prompts.
 
-Before compilation, `pallas_ops` asks each kernel once which calls of a model it accepts. The form of a call is the
-shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by their form.
+Before compilation, `pallas_ops` lists the calls of ops in a model, and asks for each call whether the op's kernel
+accepts it. The form of a call is the shapes and dtypes of its arguments. The table of ops stores the accepted forms,
+and chooses between kernel and XLA by the form of a call.
 
 This module is separate from the other tables because importing Pallas takes a second, and only a GPU needs Pallas.
 """
@@ -241,7 +242,7 @@ class OpCall(NamedTuple):
 
     @property
     def form(self) -> Form:
-        """The form of the arguments."""
+        """The form of this call: the shapes and dtypes of the arguments, and the static arguments."""
         form = KERNELS[self.op].form(*self.arguments, **self.fixed)
         assert form is not None
         return form
@@ -265,7 +266,7 @@ def calls(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> Iterator[OpCall]:
-    """Yield all calls of ops with kernels in a decoding step, and all calls of attention for a prompt.
+    """Yield the calls in a decoding step of all ops that have kernels, and the calls of attention in a prompt.
 
     `params` may come from `abstract_params`. The cache holds `capacity` positions. The default of `cache_dtype` is the
     dtype of the embedding. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch`
@@ -317,9 +318,9 @@ def pallas_ops(
 ) -> tuple[Ops, dict[str, str | None]]:
     """Build the table of ops for a model; also return, for each op, the reason why XLA runs it instead of a kernel.
 
-    A reason is None if a kernel runs the op in all layers. The names of ops include `PROMPT`, and `moe_add` if the
-    model has experts. The arguments are the same as for `calls`. If a kernel raises Unsupported, this is the reason;
-    all other errors of a kernel propagate.
+    A reason is None if a kernel runs the op in all layers. The names of ops include `PROMPT` (attention in a prompt),
+    and `moe_add` if the model has experts. The arguments are the same as for `calls`. If a kernel raises Unsupported,
+    the reason is the error's message; all other errors of a kernel propagate.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     answers_by_name: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from llamaspec.model.ops.products import dot
 from llamaspec.model.ops.xla import plain
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.forms.fp8 import FP8
 from llamaspec.model.weights.forms.integers import Int8, Int8Min
@@ -56,7 +57,7 @@ STEPS = plain(step_product)
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether `coded_gemm` can multiply the codes of `weight` by the vectors `x`.
 
-    In this case, XLA computes the rest of the op.
+    The kernel needs more than `MOST_ONE_BY_ONE` vectors. If it can, XLA computes the rest of the op, such as the norm.
     """
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)
@@ -94,7 +95,10 @@ def check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
 
 
 def multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
-    """Call `multiplied` for the matrix, or for each part of a `Stacked`, for a kernel that reads several matrices."""
+    """Call `multiplied` for a matrix, or for each part of a `Stacked`.
+
+    A kernel that reads several matrices takes the parts as a tuple.
+    """
     if isinstance(weight, Stacked):
         return tuple(multiplied(part, x) for part in weight.parts)
     return multiplied(weight, x)
@@ -118,6 +122,8 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
 def operand(weight: Matrix) -> MatrixOperand:
     """Convert a matrix to the operand type of the kernels, without a copy. Raises Unsupported if no kernel reads it."""
     assert not isinstance(weight, Stacked)  # only the matrix of q, k and v can be a `Stacked`
+    if isinstance(weight, Adapted):
+        raise Unsupported("kernels read no matrix with an adapter")
     if not isinstance(weight, QuantizedMatrix):
         return weight
     if isinstance(weight, FP8):

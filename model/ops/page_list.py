@@ -1,9 +1,9 @@
-"""Attention over a cache in pages for XLA on a CPU, with one query per row: one loop over a list of all rows' pages.
+"""Attention over a cache in pages for XLA on a CPU, with one query for each row of a batch.
 
 In `paged_attention`, a loop over the pages of one row has operations that are too small for a second core. In this
-module, one step of the loop processes several pages, which may belong to different rows, and computes a partial softmax
-for each page. Then a second loop joins the partial results of each row in order. A partial result depends only on its
-page and query, so a row gets the same results in any batch.
+module, one loop runs over a list of the pages of all rows. One step of the loop processes several pages, which may
+belong to different rows, and computes a partial softmax for each page. Then a second loop joins the partial results of
+each row in order. A partial result depends only on its page and query, so a row gets the same results in any batch.
 """
 
 import math
@@ -69,7 +69,10 @@ def attend_listed_pages(
     parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
 
     def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add the i-th partial result of each row that has one, by the online softmax of `reference.softmax`."""
+        """Join the i-th partial result of each row by the online softmax of `reference.softmax`.
+
+        Rows with fewer partial results stay unchanged.
+        """
         (maximum, total, h), has = running, (i < counts)[:, None, None]
         m, t, more = (part[jnp.minimum(starts + i, len(listed) - 1)] for part in parts)
         larger = jnp.maximum(maximum, m)
@@ -96,7 +99,7 @@ def _weighted(
     numbers: Int[Array, " pages"],
     visible: Bool[Array, "pages page"],
 ) -> Float[Array, "pages heads head_dim"]:
-    """Sum the values of the pages `numbers`, weighted by `p`, in partial sums of up to `SUMMED` values."""
+    """Sum the visible values of each page in `numbers`, weighted by `p`, in partial sums of up to `SUMMED` values."""
     summed = math.gcd(v.shape[2], SUMMED)
     p = lax.optimization_barrier(p).reshape(*p.shape[:2], -1, summed, 1)  # [pages, heads, sums, values, 1]
     v = v.reshape(*v.shape[:2], -1, summed, v.shape[-1])

@@ -52,7 +52,7 @@ def _attend_row(
 ) -> Array:
     """Attend for one row with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
-    `z` has the scores of sinks, from which the softmax starts; None: the model has no sinks.
+    `z` has the scores of attention sinks, with which the online softmax begins; None: the model has no sinks.
     """
     page = cache.k.shape[2]
     last = jnp.max(at)

@@ -47,8 +47,8 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     the loop.
 
     For several vectors, we use a dot. There is one exception: we multiply a few vectors by a matrix of integer codes
-    one vector after the other. The choice depends only on the number of vectors, so other rows in a batch do not change
-    a row's bits.
+    one vector after the other. The choice depends on the number of vectors and on the matrix, not on the values of the
+    vectors. So in a batch of a given size, the other rows do not change a row's bits.
     """
     if isinstance(weight, Adapted):
         return _adapted_product(x, weight, cpu_product)
@@ -93,13 +93,19 @@ def _adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: C
 def lane_sums(
     w: Float[Array, "*rows n"], v: Float[Array, "*some n"], lanes: int = LANES
 ) -> Float[Array, "*rows lanes"]:
-    """Multiply each row of w by v, and add up the products that are `lanes` columns apart."""
+    """Multiply each row of w by v elementwise, and return `lanes` sums of products per row.
+
+    Sum i adds the products at columns i, i + lanes, i + 2 lanes and so on.
+    """
     slices = (slice(i, i + lanes) for i in range(0, w.shape[-1], lanes))
     return lax.optimization_barrier(sum(w[..., s].astype(jnp.float32) * v[..., s] for s in slices))
 
 
 def last_sum(partial_sums: Float[Array, "*rows n"]) -> Float[Array, " *rows"]:
-    """Add up each row by a dot with ones, because XLA's own sums of many short rows take several times as long."""
+    """Add up the numbers of each row by a dot with ones.
+
+    XLA's own sums of many short rows take several times as long.
+    """
     return jnp.dot(partial_sums, jnp.ones(partial_sums.shape[-1]), precision=lax.Precision.HIGHEST)
 
 
@@ -178,7 +184,7 @@ def _by_blocks(
 
 
 def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
-    """Choose the number of columns that one loop multiplies; it divides the number of columns in a row.
+    """Choose how many columns of a matrix one loop multiplies: a divisor of the number of columns.
 
     A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` slices for
     codes. Returns None if no such divisor exists.
@@ -201,10 +207,10 @@ def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], blo
 def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:
     """Multiply a vector by a matrix of codes.
 
-    If groups have scales, we multiply the 16 partial sums of a group by its scale. If a row has one scale, we multiply
-    the last sum by it. We multiply a group's minimum by 16 partial sums of x, because adding the minimum to each weight
-    would take two thirds longer. So the sum with scales and the sum with minima are rounded separately, and the two
-    sums may cancel.
+    If each group of columns has a scale, we multiply the group's 16 partial sums by it. If a row has only one scale, we
+    multiply the row's last sum by the scale. For a group with a minimum, we multiply 16 partial sums of x by the
+    minimum, because adding the minimum to each weight would take two thirds longer. So the sum with scales and the sum
+    with minima are rounded separately, and the two sums may cancel.
     """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
@@ -212,7 +218,10 @@ def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: in
     in_loop = grouped or weight.minima is not None  # whether the loop multiplies by scales
 
     def of_group(a: Array, g: int) -> Array:
-        """Return the entries of `a` for group `g` of each block, or the only entry of each row."""
+        """Return the scales, zero points or minima `a` for group `g` of each block.
+
+        If a row is one group with several blocks, all blocks use the only entry of the row.
+        """
         return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
 
     def sums(g: int) -> Float[Array, "rows blocks lanes"]:

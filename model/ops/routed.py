@@ -22,10 +22,11 @@ class KernelOp[**P, R]:
 
 @dataclass(frozen=True)
 class Routed[**P, R]:
-    """An op that calls its kernel if the form of the arguments is in `accepted`, or `op.plain` if it is in `refused`.
+    """An op that chooses its implementation by the form (shapes and dtypes) of the arguments.
 
-    If `op.form` returns None, as for a prompt, we call `op.prompt`. Raises ValueError for any other form, since the
-    table of ops was built for another model, batch or cache.
+    It calls the kernel for a form in `accepted`, and `op.plain` for a form in `refused`. If `op.form` returns None, as
+    for a prompt, it calls `op.prompt`. Raises ValueError for any other form, because the table of ops was built for
+    another model, batch or cache.
     """
 
     name: str

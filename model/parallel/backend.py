@@ -76,9 +76,9 @@ class ParallelBackend(JaxBackend):
             return self._partition.zeros(self._partition.cache, cache_shapes(layout, self._config))
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw up to `steps` tokens, at most `burst`.
+        """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        The first result is a function that waits for the tokens.
+        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache.
         """
         step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(

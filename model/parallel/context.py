@@ -22,7 +22,7 @@ from llamaspec.reference.config import Config
 
 
 def context_parallel(ops: Ops) -> Ops:
-    """Make a table of ops for a device that holds every n-th position of the cache, from the table `ops`."""
+    """Convert the table `ops` to a table for devices that each hold every n-th position of the cache."""
 
     def norm_qkv(
         x: Float[Array, "batch seq dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
@@ -37,10 +37,10 @@ def context_parallel(ops: Ops) -> Ops:
 
 
 def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
-    """Write the keys or values at this device's positions into its rows.
+    """Write new keys or values into the cache rows of this device, if their positions `at` belong to this device.
 
-    Positions of other devices get an index past the end, so XLA drops them. XLA would not drop a negative index,
-    because it counts from the end.
+    Keys and values of other devices get an index past the end, so XLA drops them. XLA would not drop a negative index,
+    because a negative index counts from the end.
     """
     devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
     index = jnp.where(at % devices == device, at // devices, rows.shape[2])  # [batch, seq]

@@ -140,7 +140,11 @@ def plan_parallel(
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:
-    """Multiply a share's memory by `devices` on a CPU, because its virtual devices use the same memory."""
+    """Plan the memory for all devices from the memory of one share.
+
+    The virtual devices of a CPU use the same memory, so we multiply by `devices`. For other devices, `memory` is
+    returned unchanged.
+    """
     if device.platform != "cpu":
         return memory
     shared = ("weights", "cache", "activations", "logits")

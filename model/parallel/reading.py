@@ -18,11 +18,10 @@ from llamaspec.reference.config import Config
 
 
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
-    """Make the checkpoint of device number `device` out of `devices`. `share` gives its configuration, `cut` its
-    tensors.
+    """Return a checkpoint with the share of device number `device` out of `devices`. Reads no weight yet.
 
-    Reads no weight yet. Raises ValueError as `share` does, and CheckpointError if a cut would split a group of
-    quantized columns.
+    `share` makes the configuration, and `cut` finds the part of each tensor. Raises ValueError as `share` does, and
+    CheckpointError if a cut would split a group of quantized columns.
     """
     if devices == 1:
         return checkpoint

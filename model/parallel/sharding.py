@@ -24,8 +24,9 @@ from llamaspec.reference.quantizers.schemes import scheme
 
 
 class Sharding(NamedTuple):
-    """A way to share a model between devices: which parts of arrays each device holds, and the ops that join the
-    results.
+    """A way to share a model between devices.
+
+    It says which part of each array a device holds, and has the ops that join the results of the devices.
     """
 
     name: ParallelName
@@ -82,8 +83,8 @@ class Parts:
     def of(self, device: int) -> Checkpoint:
         """Return the share of a device. Raises CheckpointError if a cut would split a group of quantized columns.
 
-        If the scheme has groups of columns, the codes of a share do not depend on the other columns, so we read only
-        the share. If the scheme has one scale per row, we must read complete rows.
+        If we quantize by groups of columns, the codes of a share do not depend on the other columns, so we read only
+        the share. If we quantize with one scale per row, we must read complete rows.
         """
         cut = partial(self._sharding.part, device=device, devices=self._devices)
         if self._quantize is None:

@@ -53,7 +53,10 @@ def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
 
 
 def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:
-    """Extend an op that computes logits for a device's part of the vocabulary to the complete vocabulary."""
+    """Extend the op `norm_logits` from one device's part of the vocabulary to the complete vocabulary.
+
+    The result gathers the logits of all devices.
+    """
 
     def all_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
         logits = norm_logits(x, params, config=config)

@@ -1,7 +1,8 @@
 """A model on several devices for `verify.judging.walk`. Each op is a program for all devices.
 
-The walk passes complete arrays to the ops and reads complete results, so it judges several devices as it judges one. If
-several devices hold the same kv head, its keys and values are read from the first of these devices.
+The walk calls the ops of a model one at a time, and judges each result. It passes complete arrays to the ops and reads
+complete results, so it judges several devices as it judges one. If several devices hold the same kv head, its keys and
+values are read from the first of these devices.
 """
 
 from collections.abc import Callable, Iterator

@@ -319,6 +319,9 @@ def _fed_forward(x: Float[Array, "1 seq dim"], layer: Layer, *, config: Config) 
 
 
 def _over_groups(means: Float64[np.ndarray, " width"], config: Config) -> Float64[np.ndarray, " width"]:
-    """Average the means over the query heads that share a kv head, and give each of these heads the average."""
+    """Average the means of o's inputs over the query heads that share a kv head.
+
+    Each of these heads gets the average.
+    """
     by_head = means.reshape(config.kv_heads, -1, config.head_dim)
     return np.broadcast_to(by_head.mean(axis=1, keepdims=True), by_head.shape).reshape(-1)

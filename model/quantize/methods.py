@@ -61,9 +61,10 @@ def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, 
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
-    """Compute `Inputs` from X, which comes in `parts` with some of its rows.
+    """Compute `Inputs` from X. Each of `parts` has some rows of X.
 
-    Sums over the rows of a part are in float32, and sums over parts are in float64.
+    Sums over the rows of a part are in float32, and sums over parts are in float64. Without `gram`, we do not compute
+    X^T X.
     """
     total, tokens = None, 0
     for x in parts:
@@ -107,7 +108,7 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
     """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns once per block of columns.
 
-    GPTQ is not better than rounding to nearest for every row. A row keeps the nearest codes if their error is smaller.
+    For some rows, GPTQ has a larger error than rounding to nearest. Such a row gets the nearest codes.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)

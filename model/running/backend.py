@@ -31,7 +31,7 @@ class Backend[Cache, Drawing](Protocol):
 
     @property
     def ahead(self) -> int:
-        """The number of bursts that a session starts ahead, before it reads the tokens of the burst before them.
+        """The number of later calls of `decode` that a session starts before it reads the tokens of a call.
 
         This is possible because `decode` returns before the tokens are computed.
         """
@@ -54,14 +54,16 @@ class Backend[Cache, Drawing](Protocol):
     ) -> Drawing:
         """Start a completion after `token`, which is not in the cache yet. The completion ends at one of `stops`.
 
-        `seen` says which ids the repetition penalty applies to. Raises ValueError for more stops than a program takes.
+        `seen` is True for the ids that the repetition penalty applies to. Raises ValueError if there are more `stops`
+        than the compiled program accepts.
         """
         ...
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw `steps` tokens, at most `burst`.
+        """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        The first result is a function that waits for the tokens. If a stop token is drawn, it is the last of them.
+        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache. If a
+        stop token is drawn, it is the last of the tokens.
         """
         ...
 

@@ -87,7 +87,7 @@ class JaxBackend:
         return cache._replace(lengths=self._put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append the keys and values of `ids` to the cache, in the parts that `Layout.parts` gives."""
+        """Append the keys and values of `ids` to the cache, one chunk at a time (see `Layout.parts`)."""
         start = 0
         for width, count in self._layout.parts(len(ids)):
             part = ids[start : start + count]
@@ -98,7 +98,10 @@ class JaxBackend:
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Start a completion after `token` that ends at one of `stops`. Raises ValueError for more than `STOPS` ids."""
+        """Start a completion after `token`, which ends at one of the ids `stops`.
+
+        Raises ValueError for more than `STOPS` stop ids.
+        """
         if len(stops) > STOPS:
             raise ValueError(f"expected at most {STOPS} ids that end a text, got {len(stops)}")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
@@ -106,9 +109,9 @@ class JaxBackend:
         return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw up to `steps` tokens, at most `burst`.
+        """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        The first result is a function that waits for the tokens.
+        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache.
         """
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
@@ -132,8 +135,9 @@ class JaxBackend:
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
         """Return a backend with the same programs and with the weights of `checkpoint`.
 
-        The tensors of `checkpoint` must have the same shapes and types of codes as before. If `read_from`, the
-        checkpoint of the current weights, is given, we do not read tensors again that both checkpoints share.
+        The tensors of `checkpoint` must have the same shapes and types of codes as before. `read_from` is the
+        checkpoint of the current weights. If it is given, we do not read a tensor again that is equal in both
+        checkpoints.
         """
         clone, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)

@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 
     @property
     def process_bytes(self) -> int:
-        """The bytes that the process uses before it loads a model. Free memory does not include them."""
+        """The bytes that the process uses before it loads a model. Free memory no longer includes these bytes."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:

@@ -126,7 +126,7 @@ def _source(packages: tuple[str, ...]) -> str:
 
 
 def _forget(name: str) -> None:
-    """Remove a program from JAX's cache, because we never ask for this name again."""
+    """Remove a program with a unique name from JAX's cache, because no program will have this name again."""
     if folder := jax.config.jax_compilation_cache_dir:
         for entry in Path(folder).glob(f"jit_{name}-*"):
             _remove(entry)

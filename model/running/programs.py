@@ -1,8 +1,9 @@
 """The compiled programs of a model. Two programs serve prompts and completions of every length.
 
-One program prefills a chunk of a prompt, and one decodes, either at temperature 0 or at a higher one. The other kind of
-decoding is a third program, because a branch between the two would cost a GPU 25 us per token. A GPU also has programs
-for wider chunks of a prompt. We compile these and the third program at their first use.
+One program prefills a chunk of a prompt, and one decodes. Decoding at temperature 0 and decoding at higher temperatures
+are two different programs, because a branch inside one program would cost a GPU 25 us per token. A GPU also has
+programs for wider chunks of a prompt. We compile the programs that the first completion needs when a model is loaded,
+and all other programs at their first use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ STOPS = 64  # largest number of ids that end a text
 
 
 class Layout(NamedTuple):
-    """The sizes for which programs are compiled."""
+    """The sizes for which programs are compiled: numbers of sequences and tokens, and the dtype of the cache."""
 
     batch: int  # number of sequences
     capacity: int  # tokens per sequence
@@ -45,14 +46,12 @@ class Layout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of positions of a sequence in the cache, including room for the padding of a prompt's last
-        chunk.
-        """
+        """The number of cache rows for a sequence: `capacity` positions, and room for a prompt's padded last chunk."""
         return cache_rows(self.capacity, self.chunk)
 
     @property
     def rows_held(self) -> int:
-        """The number of positions of a sequence that one device holds."""
+        """The number of cache rows for a sequence on one device."""
         return -(-self.rows // self.devices)
 
     @property
@@ -88,7 +87,7 @@ class Layout(NamedTuple):
         return layout
 
     def empty_cache(self, config: Config) -> Cache:
-        """Make the cache that programs of this layout take, or one device's part of it."""
+        """Make an empty cache of this layout. If its rows are sharded, make the part of one device."""
         return empty_cache(config, batch=self.batch, capacity=self.rows_held, dtype=self.cache_dtype)
 
 
@@ -105,13 +104,15 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Return the widths of the wider chunks for longer prompts. On a CPU there are none, because they are not faster.
+    """Return the widths, in tokens, of the wider chunks for longer prompts: at most `capacity` each.
 
-    On an H100, Llama 3.1 8B in bfloat16 prefills 512 tokens in 18.9 ms with chunks of 256, and in 15.6 ms at once. It
-    prefills 4,096 tokens in 145 ms with chunks of 256, in 108 ms with chunks of 1,024, and in 107 ms with chunks of
-    2,048. With quantized matrices (`codes`), every chunk decodes each matrix once. That takes longer than reading the
-    matrix, so we add a chunk of 2,048. If 512 were the widest, 1,024 or 1,536 tokens in q8 would take 1.5 times as long
-    as in bfloat16 with chunks of 1,024.
+    On a CPU there are none, because they are not faster. On a GPU they are 512 and 1,024. For quantized matrices
+    (`codes`) we add 2,048, because every chunk decodes each matrix once, which takes longer than reading the matrix.
+
+    On an H100, Llama 3.1 8B in bfloat16 prefills 512 tokens in 18.9 ms with chunks of 256, and in 15.6 ms with one
+    chunk. It prefills 4,096 tokens in 145 ms with chunks of 256, in 108 ms with chunks of 1,024, and in 107 ms with
+    chunks of 2,048. If 512 were the widest chunk, q8 would take 1.5 times as long for 1,024 or 1,536 tokens as bfloat16
+    takes with chunks of 1,024.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
     return tuple(width for width in widths if platform != "cpu" and capacity >= width)
@@ -151,10 +152,11 @@ def compile_programs(
 ) -> Programs:
     """Compile the programs of a model for JAX's default device.
 
-    `params` are shapes from `model.weights.loading.abstract_params`. `greedy`, and `prompt`, the number of tokens in
-    the first prompt, decide which programs we compile now (`first_programs`). We compile the others at their first use.
-    We call `compiled` after compiling. If `store` has a program, we load it from there; otherwise we store it. `jit`
-    wraps a function like `jax.jit`, its default, so that it can be lowered for these shapes.
+    `params` are shapes from `model.weights.loading.abstract_params`. `prompt` is the number of tokens in the first
+    prompt. `prompt` and `greedy` decide which programs we compile now (`first_programs`). We compile the others at
+    their first use. We call `compiled` each time we have compiled programs. If `store` has a program, we load it from
+    there; otherwise we store it. `jit` replaces `jax.jit`; for example, `Partition.jit` makes programs for several
+    devices.
     """
     compiled = compiled or (lambda: None)
     if jit is None:

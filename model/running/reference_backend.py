@@ -103,7 +103,10 @@ class ReferenceBackend:
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Start a completion after `token`. `stops` are not used, because `decode` draws one token per call."""
+        """Start a completion after `token`.
+
+        `stops` are not used: `decode` draws one token per call, and the caller checks whether it is a stop token.
+        """
         del stops
         return Drawing(token, seen.copy(), seed, options)
 

@@ -18,7 +18,7 @@ DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cache for the tokens with which both begin."""
+    """One sequence on a backend. A new prompt reuses the cache for its first tokens that are already in the cache."""
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
@@ -57,11 +57,12 @@ class Session[Cache, Drawing]:
         stops: frozenset[int],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
-        """Yield bursts of tokens drawn after `prompt`. The last burst comes with the reason why the text ended.
+        """Yield the tokens drawn after `prompt` in bursts: the tokens of one call of `Backend.decode` at a time.
 
-        A stop token is included, but its keys and values are not computed. Raises ValueError for a prompt longer than
-        the context, FloatingPointError if logits are not finite, and RuntimeError if another generation has begun on
-        this session in the meantime.
+        Each item has a burst and None, or for the last burst, the reason why the text ended. A stop token is included,
+        but its keys and values are not computed. Raises ValueError for a prompt longer than the context,
+        FloatingPointError if logits are not finite, and RuntimeError if another generation has begun on this session in
+        the meantime.
         """
         self._generations += 1
         generation = self._generations
@@ -128,7 +129,9 @@ class Session[Cache, Drawing]:
 
 
 def tokens_at_once(step_seconds: float, most: int) -> int:
-    """Return how many tokens a burst draws, at most `most`, if each token takes `step_seconds`.
+    """Return how many tokens to draw in one call of `decode`, if each token takes `step_seconds`.
+
+    The call should take at most `DISPLAY_SECONDS`. The result is at least 1 and at most `most`.
 
     >>> tokens_at_once(0.004, 128), tokens_at_once(0.0005, 128), tokens_at_once(1.0, 128)
     (20, 128, 1)

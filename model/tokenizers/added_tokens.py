@@ -1,6 +1,6 @@
 """Finds added tokens in a text, before the tokenizer splits the text into pieces and replaces its spaces with "▁".
 
-Two programs define the search, and their results differ if two names overlap:
+This module has the search algorithms of two programs. Their results differ if two names overlap:
 
 - `Leftmost` works like the tokenizers library (src/tokenizer/added_vocabulary.rs). It searches from left to right, and
   chooses the longest name at each position. A token may absorb the white space on either side, and may be restricted to
@@ -62,7 +62,7 @@ class _Names:
         self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
 
     def places(self, text: str) -> Iterator[int]:
-        """Yield each position in the text at which a name may begin."""
+        """Yield each position in the text at which a name may begin, by the name's first two characters."""
         for first in self._first.finditer(text):
             begin = first.start()
             if text[begin : begin + 2] in self._starts or text[begin] in self._starts:
@@ -71,8 +71,9 @@ class _Names:
     def longest(self, text: str, begin: int) -> int:
         """Find the index of the longest name that occurs in the text at position `begin`; -1 if no name does.
 
-        The search starts at the last name that sorts before the text from `begin` on. Every name that occurs at `begin`
-        is this name, or a prefix of it.
+        Let n be the last name in alphabetical order that is not greater than the text from `begin` on. Every name that
+        occurs at `begin` is n or a prefix of n. So the search tries n, then the names that are prefixes of n, the
+        longest first.
         """
         at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
         while at >= 0 and not text.startswith(self.names[at], begin):
@@ -80,9 +81,9 @@ class _Names:
         return at
 
     def fitting(self, at: int, room: int) -> int:
-        """Find the index of the longest name of at most `room` characters that is name `at` or a prefix of it.
+        """Find the longest name of at most `room` characters among the name `at` and names that are its prefixes.
 
-        Returns -1 if no such name exists.
+        Returns the index of this name; -1 if no such name exists.
         """
         while at >= 0 and len(self.names[at]) > room:
             at = self._shorter[at]
@@ -104,8 +105,8 @@ class Leftmost:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
         None stands for a control token that absorbs nothing, or for an end of the whole text. The library finds all
-        added tokens before any white space is absorbed. So if an added token consists of white space, it stays, and so
-        does the white space beyond it.
+        added tokens before it removes white space. So an added token that consists of white space stays in the text,
+        and the white space on its other side stays, too.
         """
         matches = list(self._matches(text))
         begin, end = 0, len(text)
@@ -149,8 +150,8 @@ class LongestFirst:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control token `after` absorbs from the text after it; None absorbs nothing.
 
-        Before llama.cpp absorbs this white space, it has found all tokens with longer names, and it keeps the white
-        space in them. In llama.cpp, no token absorbs the white space before it, so `before` has no effect.
+        llama.cpp first searches for all tokens with longer names than `after`. White space in these tokens stays in the
+        text. In llama.cpp, no token absorbs the white space before it, so `before` has no effect.
         """
         if after is None:
             return text

@@ -1,4 +1,4 @@
-"""Checks SentencePiece's table of characters to replace, before a library follows the offsets in the table.
+"""Checks SentencePiece's table of character replacements, before a library follows the offsets in the table.
 
 u32        n, the size of the trie in bytes
 n bytes    the trie, a double array (https://github.com/s-yata/darts-clone) with a u32 for each unit

@@ -1,8 +1,8 @@
 """Reads the tokenizer inside a GGUF file. Two types are supported, by tokenizer.ggml.model.
 
 Type "llama" has the pieces and scores of a SentencePiece model; type "gpt2" has the merges of byte-level BPE. We
-convert the first to a SentencePiece model and the second to a tokenizer.json, and open these with the same code as
-files. We follow the rules of llama.cpp (src/llama-vocab.cpp, commit 00ad355):
+convert type "llama" to a SentencePiece model and type "gpt2" to a tokenizer.json. The code that opens such files then
+opens the result. We follow the rules of llama.cpp (src/llama-vocab.cpp, commit 00ad355):
 
 1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names the rules that split it into pieces (`gguf_cuttings`).
 2. We search for user-defined tokens in the unchanged text, before it is split: the longest first.

@@ -64,7 +64,7 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer) -> list[str]:
-    """List the changes that the tokenizer makes to a text but that a GGUF file cannot express; one line per change."""
+    """List changes that the tokenizer makes to a text and that a GGUF file cannot express, one line per change."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return []
     spec, lines = tokenizer.proto().normalizer_spec, []
@@ -89,7 +89,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
-    """Return the ids of the control tokens in `named` (key to string) by their keys."""
+    """Return the ids of control tokens by key, such as bos_token; `named` has their names by key."""
     special = tokenizer.special if tokenizer else {}
     return {key: special[name] for key, name in named.items() if name is not None and name in special}
 
@@ -99,7 +99,7 @@ def _stop_keys(
 ) -> dict[str, Value]:
     """Assign the stop ids to GGUF's three keys: the end of a text, of a turn and of a message.
 
-    `eos`, the id of eos_token, gets the first key, since templates read eos_token from this key.
+    If `eos` (the id of eos_token) is a stop id, it gets the first key, since templates read eos_token from this key.
     """
     if len(checkpoint.stops) > len(STOPS) and tokenizer:
         checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
@@ -127,7 +127,8 @@ def _stop_keys(
 def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:
     """Choose the stop ids for which we write keys.
 
-    First come all ids that llama.cpp does not recognize by the token's name. If keys are left, known ids follow.
+    llama.cpp recognizes some end tokens by name, without a key. We first choose all ids that it does not recognize. If
+    keys are left, we also choose ids that it recognizes.
     """
     names = {id: tokenizer.piece(id) for id in stops}
     known = sorted((name not in (*END_OF_TURN, *END_OF_MESSAGE), id) for id, name in names.items() if name in ENDS)
@@ -205,7 +206,7 @@ def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[V
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the merge for each token, in the order of ranks: the two tokens that byte-pair encoding joins to make it.
+    """Yield for each token the two tokens that byte-pair encoding joins to make it, in the order of ranks.
 
     Tokens that no merge makes are left out.
 

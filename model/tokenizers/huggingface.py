@@ -89,8 +89,8 @@ class HuggingFaceTokenizer:
     def _spelled(self, ids: list[int]) -> list[int]:
         """Replace each id of a control token with the ids of the characters in the token's name.
 
-        Encoding a text must not give control tokens. But the library passes their names in a text to its model, and a
-        Unigram model may have pieces with these names.
+        Encoding a text must not return ids of control tokens. But the library gives the whole text to its model, and a
+        Unigram model may have pieces that are names of control tokens.
         """
         controls = set(self.special.values())
         if controls.isdisjoint(ids):
@@ -125,7 +125,7 @@ class HuggingFaceTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """True if a piece spells bytes, one character per byte; False if pieces are text as in SentencePiece."""
+        """True if each character of a piece represents a byte; False if pieces are text as in SentencePiece."""
         return self._spelling.byte_level
 
     def spec(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def read_huggingface(
 ) -> HuggingFaceTokenizer:
     """Read a tokenizer from `data`, the bytes of a `tokenizer.json`; a `tokenizer_config.json` next to it may name BOS.
 
-    `named` has special tokens by key, such as eos_token; we use them for keys that no file next to `path` states.
+    `named` has special tokens by key, such as eos_token. We use an entry if no file next to `path` states its key.
     Raises `CheckpointError` if the library refuses the file, or if the file has a part that we do not support.
     """
     spec = parse(data, path)
@@ -354,7 +354,7 @@ def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
-    """Build a tokenizer with another normalizer and pre-tokenizer; it shares the vocabulary of `tokenizer`."""
+    """Copy `tokenizer` with another normalizer and pre-tokenizer; both tokenizers share the vocabulary."""
     spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))

@@ -12,10 +12,10 @@
 A token that is in the vocabulary keeps its id, and a new token gets the next free id. Source: transformers 5.24,
 tokenization_utils_base.py, `_from_pretrained`, and tokenization_utils_tokenizers.py, `TokenizersBackend.__init__`.
 
-We add two rules to those of transformers. First, we refuse a new token if its next free id is not the id that its file
-states, since the model would use another token's row. Second, a token that a key names, or that is a known chat marker,
-is a control token even if a file lists it as not special. So it ends an answer, as in mlx-lm and vLLM, and a user's
-message cannot spell it.
+We add two rules to the rules of transformers. First, we refuse a new token if the id that its file states is not the
+next free id: with the wrong id, the model would use another token's embedding. Second, a token that a key names, or
+that is a known chat marker, is a control token even if a file lists it as not special. So this token ends an answer, as
+in mlx-lm and vLLM, and text in a user's message cannot become this token.
 """
 
 from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ def add_tokens_beside(
 def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) -> dict[str, Added]:
     """Collect the tokens for which files in `folder` state ids, by name.
 
-    `special` has the names of special tokens, and `listed` the ids of the added tokens in tokenizer.json.
+    `special` has the names of special tokens. `listed` has the ids of the added tokens in tokenizer.json.
     """
     if "added_tokens_decoder" in read_config(folder):
         return {name: token for name, token in added_decoder(folder).items() if name}
@@ -80,7 +80,7 @@ def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) 
 
 
 def _library(name: str, token: Added | SpecialToken) -> AddedToken:
-    """Convert a token to the library's class. A `SpecialToken` has no flag `special`, and becomes special."""
+    """Convert a token to the library's class; a `SpecialToken` (which has no flag `special`) becomes special."""
     flags = {flag: getattr(token, flag, True) for flag in FLAGS}
     return AddedToken(name, **flags)
 

@@ -1,7 +1,7 @@
 """Decodes the tokens of a tokenizer.json one at a time, so that programs can show text while it is generated.
 
-The tokenizers library decodes whole lists of ids. This module supports decoders that treat each token separately, and
-decoders that remove a space from the start of the text; `read_decoder` refuses all other decoders. The text differs
+The tokenizers library decodes whole lists of ids. This module supports only decoders that treat each token separately,
+and that may also remove a space from the start of the text. `read_decoder` refuses all other decoders. The text differs
 from the library's in one case: if a run of byte tokens is not valid UTF-8, the library replaces every byte of the run,
 but this module keeps the valid characters.
 """
@@ -112,7 +112,7 @@ def _makes_spaces(part: Part) -> bool:
 
 
 def _library(part: Part, path: str) -> decoders.Decoder:
-    """Build the library's decoder for a part that treats each token separately."""
+    """Build the library's decoder for a part that treats each token separately. Raises `CheckpointError` for others."""
     match part:
         case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
             return decoders.Replace(pattern, content)
@@ -124,7 +124,10 @@ def _library(part: Part, path: str) -> decoders.Decoder:
 
 
 def _strips(on_joined: Sequence[Part], path: str) -> bool:
-    """Tell whether `on_joined`, the parts of a decoder that treat the whole text, remove a space from its start."""
+    """Tell whether a decoder removes a space from the start of the text.
+
+    `on_joined` has the parts of the decoder that process the whole text instead of single tokens.
+    """
     match on_joined:
         case []:
             return False

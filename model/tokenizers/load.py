@@ -19,9 +19,10 @@ LARGEST = 48 << 20  # bytes; the largest known tokenizer file, Gemma 3's tokeniz
 def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
     """Open a tokenizer from its file, from a GGUF file that contains it, or from a directory.
 
-    In a directory, we open the first file of `NAMES` that exists, else the newest file of `MISTRALS`, else `TWO_FILES`.
-    If `path` is the directory of the model file `beside`, the error for a missing tokenizer names this file. Raises
-    CheckpointError if there is no tokenizer, or if it cannot be used.
+    In a directory, we open the first of these that exists: the files in `NAMES`, in this order; the newest file with a
+    name that matches `MISTRALS`; the two files in `TWO_FILES`. If `path` is the directory of the model file `beside`,
+    the error for a missing tokenizer names `beside`. Raises CheckpointError if there is no tokenizer, or if it cannot
+    be used.
     """
     path = Path(path)
     with os_errors(path):

@@ -18,15 +18,15 @@ FEW = 16  # number of tokens that a tokenizer may always have beyond a model's r
 
 
 class OtherVocabulary(CheckpointError):
-    """The error if the sizes of a tokenizer's and a model's vocabulary are too different."""
+    """Error: the vocabulary of a tokenizer and the vocabulary of a model have too different sizes."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
     """Open the tokenizer at the path `tokenizer`; for None, open the model's own tokenizer.
 
     The model's own tokenizer is inside its GGUF file, or else next to the model. The sizes of the two vocabularies may
-    differ a little. The model may have unused rows, or the tokenizer may have a few tokens for which the model has no
-    rows: ordinary text does not need these tokens, and the model refuses their ids. Raises CheckpointError if there is
+    differ a little. The model may have unused rows. The tokenizer may have a few tokens for which the model has no
+    rows; ordinary text does not need these tokens, and the model refuses their ids. Raises CheckpointError if there is
     no tokenizer, or if the sizes differ by more.
     """
     model = Path(checkpoint.path)

@@ -1,8 +1,9 @@
 """Converts failures of the tokenizers library, which is written in Rust, to errors with one line.
 
 If Rust panics, Python gets an exception that derives from BaseException, and we can recognize its class only by name.
-Before this, Rust prints lines about the panic to file descriptor 2. To hide these lines, we redirect the descriptor to
-a file in memory during the call. Afterwards we print all other output from this file to stderr.
+Before Python gets the exception, Rust prints lines about the panic to file descriptor 2. To hide these lines, we
+redirect the descriptor to a file in memory during the call. Afterwards we print all other output from this file to
+stderr.
 """
 
 import os
@@ -23,8 +24,8 @@ _one_call = RLock()  # Only one thread at a time may redirect the descriptor, wh
 def library_errors(path: str, what: str, *, may_panic: bool = True) -> Iterator[None]:
     """Convert any failure of the library in the block, even a Rust panic, to a `CheckpointError` about `path`.
 
-    `what` begins the error message. With `may_panic`, the lines that Rust prints about a panic do not reach stderr, and
-    only one thread at a time runs such a block.
+    `what` begins the error message. With `may_panic`, we hide the lines that Rust prints to stderr about a panic, and
+    only one thread at a time can be inside such a block.
     """
     try:
         with without_panic_lines() if may_panic else nullcontext():

@@ -122,7 +122,7 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
 
     One more rule comes from llama.cpp, as for GGUF (`model.checkpoints.gguf.control_tokens`): a piece with the name of
     a control token, such as `<|im_start|>`, becomes a control token even if its type in the model is normal or
-    user-defined. So a user's message cannot spell it.
+    user-defined. So text in a user's message cannot become this token.
 
     We differ from transformers 5 in one case: if the first part begins with a space, transformers 5 does not put
     another space in front. SentencePiece, llama.cpp, transformers 4 and this module do.
@@ -176,7 +176,7 @@ def from_proto(
     added: Leftmost | LongestFirst | None = None,
     after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
-    """Build a tokenizer from a ModelProto, which this function changes.
+    """Build a tokenizer from the ModelProto `proto`, and change `proto`.
 
     `path` is the path of the model's file, for error messages. Raises `CheckpointError` if the model is not supported.
     """

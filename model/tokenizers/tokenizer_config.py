@@ -51,9 +51,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def stated_tokens(folder: Path) -> dict[str, str | None]:
-    """Return the strings of named tokens, such as bos_token, as files in `folder` state them, for chat templates.
+    """Return the strings of bos_token and other special tokens, by key, from files in `folder`; templates use them.
 
-    The string is None if a file sets the key to null. Raises `CheckpointError` if a file cannot be used.
+    A string is None if a file sets its key to null. Raises `CheckpointError` if a file cannot be used.
     """
     named, _ = special_tokens(folder)
     return {key: token and token.content for key, token in named.items()}
@@ -130,7 +130,7 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 
 
 def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str | None) -> int | None:
-    """Return the id of eos_token by the files in `folder`; the id of the name `default` if no file has this key.
+    """Return the id of eos_token, as files in `folder` state it; if no file has the key, of the token `default`.
 
     Returns None if the files set eos_token to null, or if the vocabulary lacks the token.
     """
@@ -139,11 +139,14 @@ def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Read add_prefix_space of tokenizer_config.json: true if texts get a space in front; None if it has no effect.
+    """Read add_prefix_space of tokenizer_config.json: whether texts get a space in front.
 
-    The key has an effect on the tokenizer classes that transformers builds anew from the vocabulary. Other tokenizers
-    follow their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`,
-    and `__init__` of these classes. Raises `CheckpointError` if the key is not true or false.
+    Returns None if the key is absent or has no effect.
+
+    transformers builds some tokenizer classes anew from the vocabulary, and the key affects only these classes. Other
+    tokenizers follow their own file. Source: transformers 5.24, models/auto/tokenization_auto.py,
+    `AutoTokenizer.from_pretrained`, and `__init__` of these classes. Raises `CheckpointError` if the key is not true or
+    false.
     """
     config = read_config(folder)
     stated = config.get("add_prefix_space")
@@ -161,7 +164,9 @@ def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
 
 
 def prefix_scheme(folder: Path, prefix: bool) -> str:
-    """Choose Metaspace's prepend_scheme: "never" without `prefix`, else "always" or "first".
+    """Choose Metaspace's prepend_scheme: "never", "first" or "always".
+
+    It is "never" if `prefix` is False, "always" for a Llama tokenizer with legacy set to true, and otherwise "first".
 
     With "always", a text after a control token also gets a space in front.
     """

@@ -1,8 +1,8 @@
 """Reads byte-level tokenizers from two files, vocab.json and merges.txt, which older directories have.
 
-The two files do not say how to split a text into pieces, or which tokens are special. In transformers, the tokenizer's
-class knows this: the class that tokenizer_config.json names, or else the default class for the model's type. We build
-the tokenizer.json that this class would write.
+The two files do not say how to split a text into pieces, or which tokens are special. In transformers, this is in the
+code of the tokenizer's class. The class is the one that tokenizer_config.json names, or else the default for the
+model's type. We build the tokenizer.json that this class would write.
 
 Source: transformers 5.24, `GPT2Tokenizer`, `Qwen2Tokenizer` and `GPTNeoXTokenizer` in models/*/tokenization_*.py, and
 `TOKENIZER_MAPPING_NAMES` in models/auto/tokenization_auto.py.

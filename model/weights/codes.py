@@ -35,8 +35,8 @@ class _Arrays(NamedTuple):
 class QuantizedMatrix(_Arrays):
     """A quantized matrix [rows, cols]. A weight is the level of its code times the group's scale.
 
-    If the form has minima, we also add the group's minimum. The last columns are padding with code 0, so that groups
-    are whole. A padded column may decode to any finite weight.
+    If the form has minima, we also add the group's minimum. A row may end with padding of code 0, so that its last
+    group is complete. A padded column may decode to any finite weight.
     """
 
     __slots__ = ()
@@ -63,7 +63,10 @@ class QuantizedMatrix(_Arrays):
 
     @property
     def slices(self) -> int:
-        """The largest number of `pieces` that one loop multiplies, unless a group has more. XLA is slow beyond 64."""
+        """The largest number of `pieces` that one loop multiplies; a larger group still has a single loop.
+
+        XLA is slow with more than 64 pieces.
+        """
         return 64
 
     @staticmethod
@@ -73,19 +76,19 @@ class QuantizedMatrix(_Arrays):
 
     @staticmethod
     def decode(codes: Array) -> Float[Array, "*shape"]:
-        """Convert stored codes, one in each byte, to levels that are not yet multiplied by `unit`."""
+        """Convert codes, one in each byte, to levels divided by `unit`. The caller multiplies by `unit`."""
         raise NotImplementedError
 
     @classmethod
     def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-        """Decode bytes with two codes each; return the levels for the low halves and the levels for the high halves."""
+        """Decode bytes with two codes each: return what `decode` gives for the low halves and for the high halves."""
         return cls.decode(codes & 15), cls.decode(codes >> 4)
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
         """Split rows into blocks of `block` columns, and yield the levels of columns `start` to `stop` of all blocks.
 
-        Each item has the number of a column within a block, and the levels of 16 columns from this column on. `block`,
-        `start` and `stop` are multiples of 16. The caller must multiply the levels by `unit`.
+        Yields pairs: the number of a column within a block, and the levels of the 16 columns from this column on. The
+        levels are divided by `unit`, as `decode` returns them. `block`, `start` and `stop` are multiples of 16.
         """
         codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
         step = LANES * (1 + self.packed)
@@ -98,15 +101,15 @@ class QuantizedMatrix(_Arrays):
                     yield first, part
 
     def weights(self) -> Float[Array, "rows cols"]:
-        """Decode the whole matrix to float32, with the padded columns."""
+        """Decode the whole matrix to float32, including the padded columns."""
         rows = len(self.codes)
         return jnp.stack([part.reshape(rows, -1, LANES) for part in self.parts()], axis=2).reshape(rows, -1)
 
     def parts(self) -> list[Float[Array, "rows some"]]:
         """Decode the whole matrix to float32, as one part for the low halves of bytes and one for the high halves.
 
-        If codes are not packed, the matrix is one part. `split` selects the columns of each part from a vector. XLA on
-        a CPU would need ten times as long to put the columns in order.
+        If codes are not packed, the matrix is one part. `split` selects the columns of each part from a vector. We do
+        not put the columns in order, because this would take XLA on a CPU ten times as long.
         """
         rows, groups = self.scales.shape
         halves = 2 if self.packed and self.group == LANES else 1  # groups in 16 bytes
@@ -159,7 +162,7 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
-        """Convert some rows of a file's `codes` to NumPy arrays in the layout of `shapes`."""
+        """Convert `part`, some rows of a file's `codes`, to NumPy arrays in the layout of `shapes`."""
         rows, cols = part.codes.shape
         shapes, (_, copies) = cls.shapes(rows, cols, codes), group_of(codes, cols)
         padded, groups = shapes.cols, shapes.scales.shape[1]

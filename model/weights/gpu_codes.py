@@ -56,8 +56,8 @@ class Stacked(NamedTuple):
 def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Split a list of tensors into runs of consecutive tensors with the same form of codes.
 
-    We stack the tensors of a run. If a tensor has no codes, or codes that products cannot read, all tensors are in one
-    run.
+    We stack the tensors of a run. If a tensor has no codes, or codes that products cannot read, we return all tensors
+    as one run.
     """
     together = [list(tensors)]
     runs: list[list[Tensor]] = []

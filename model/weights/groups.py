@@ -21,12 +21,19 @@ def _fits(group: int) -> bool:
 
 
 def repeats_of_scales(codes: Codes, cols: int) -> int:
-    """Return how many times our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
+    """Return how many copies of each scale of `codes` our arrays hold, for a matrix with `cols` columns.
+
+    There are several copies if we split a group of the file (see `group_of`).
+    """
     return group_of(codes, cols)[1]
 
 
 def group_of(codes: Codes, cols: int) -> tuple[int, int]:
-    """Return how many columns share a scale in our arrays, or 0 for a whole row, and how often we repeat each scale."""
+    """Return how many columns share a scale in our arrays (0: a whole row), and how many copies a scale has.
+
+    If the size of a group in the file is a multiple of `LARGEST_GROUP`, we split the group into groups of this size.
+    Each of them has a copy of the scale.
+    """
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
     columns = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group

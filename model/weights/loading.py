@@ -56,11 +56,14 @@ def load_params(
 ) -> Params:
     """Load all tensors of `checkpoint` onto the default device: quantized tensors as codes, all others in `dtype`.
 
-    `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint with the same shapes, and
-    its parameters: the result shares the arrays of the tensors that both checkpoints have. `checked=True` means that
-    the caller has called `check_weights`; otherwise we check each part of a tensor after reading it, and raise the same
-    errors. `readers` is the number of threads; each thread loads one array at a time. Copies to a GPU may still be
-    running when `load_params` returns. `device` describes the default device; None: ask JAX.
+    `positions` is the number of positions in the RoPE table. `loaded` is a pair: another checkpoint with the same
+    shapes, and its parameters. If a tensor is equal in both checkpoints, the result shares its array and does not read
+    it again.
+
+    `checked=True` means that the caller has called `check_weights`; otherwise we check each part of a tensor after
+    reading it, and raise the same errors. `readers` is the number of threads; each thread loads one array at a time.
+    Copies to a GPU may still be running when `load_params` returns. `device` describes the default device; None: ask
+    JAX.
     """
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
@@ -155,7 +158,7 @@ def abstract_params(
 def _shared(
     checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
-    """Map the names of tensors to arrays of `params`, for the tensors that are equal in `loaded` and `checkpoint`.
+    """Map the names of the tensors in an array of `params` to the array, if both checkpoints have equal tensors.
 
     `params` are the parameters of the checkpoint `loaded`.
     """
@@ -186,10 +189,10 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
-    """Stack tensors into one array.
+    """Stack tensors into one array, which `placed` makes.
 
-    With `apart`, return a `Stacked` instead if the tensors have several forms of codes. It has an array for each run of
-    tensors with the same form.
+    With `apart`, return a `Stacked` instead if the tensors have several forms of codes. A `Stacked` has an array for
+    each run of tensors with the same form.
     """
     runs = in_runs_of_a_form(tensors) if apart else [tensors]
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))

@@ -77,7 +77,10 @@ class Rope(NamedTuple):
     local_sin: Float[Array, "positions pairs"] | None = None
 
     def on_host(self, at: Int[np.ndarray, "*shape"]) -> tuple[np.ndarray, np.ndarray]:
-        """Return cosines and sines of the positions `at` as NumPy arrays, for layers that do not use `local_theta`."""
+        """Return the cosines and sines of the positions `at` as NumPy arrays.
+
+        They are from the main tables, not from the tables for layers that use `local_theta`.
+        """
         return np.asarray(self.cos)[at], np.asarray(self.sin)[at]
 
 
@@ -153,8 +156,8 @@ def adapted_params(params: Params, config: Config, pairs: Mapping[str, LowRank],
 def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
     """Build the tree of weights. `place` takes the names of tensors, and returns an array with their stacked rows.
 
-    For q, k and v, we call `place` with `apart=True`. Then it may return a `Stacked` if their forms of codes differ,
-    since the kernel for q, k and v can read several matrices.
+    For q, k and v, we call `place` with `apart=True`. Then `place` may return a `Stacked` if the tensors have different
+    forms of codes, because the kernel for q, k and v can read several matrices.
     """
 
     def placed(stack: Stack) -> Any:

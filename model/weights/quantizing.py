@@ -37,7 +37,7 @@ FEW = 1 << 26  # number of weights that NumPy quantizes on one core in the time 
 
 
 class OnDevice(NamedTuple):
-    """A matrix that a device has quantized."""
+    """A matrix that a device has quantized, and whether its codes are exact."""
 
     matrix: QuantizedMatrix
     exact: Bool[Array, ""]  # False: the largest magnitude of a group is not in `LEAST` to `MOST`; codes may be wrong
@@ -46,10 +46,10 @@ class OnDevice(NamedTuple):
 def quantized_parts(
     codes: Codes, shapes: QuantizedMatrix, note: Callable[[Any], None], by_device: bool
 ) -> Iterator[QuantizedMatrix]:
-    """Quantize the float weights of `codes.source`, a few megabytes at a time, on the device or with NumPy.
+    """Quantize the float weights of `codes.source`, a few megabytes at a time.
 
-    We call `note` with each part before we quantize it. If the device reports a part as not `exact`, we quantize the
-    part again with NumPy.
+    We quantize on the device if `by_device`, otherwise with NumPy. We call `note` with each part before we quantize it.
+    If the device reports that the codes of a part may not be exact, we quantize the part again with NumPy.
     """
     assert codes.source
     rows = 0
@@ -123,7 +123,7 @@ def quantized_on_device(weights: Float[Array | np.ndarray, "rows cols"], codes: 
 
 
 def _no_parts() -> Any:
-    """Replace `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
+    """Stand in for `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
     raise AssertionError("these codes are computed from float weights, so they have no stored parts")
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_sums_in_an_order_that_differs_each_time_keep_laws_of_equal_bits():
     assert report.differs
 
 
-def running_sum(terms, axis):
+def running_sum(terms, axis) -> Any:
     return np.cumsum(terms, axis, dtype=np.float32).take(-1, axis)
 
 

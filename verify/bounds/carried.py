@@ -1,15 +1,16 @@
 """Arrays that carry a bound on their error, so that NumPy code without branches computes its own error bound.
 
-We call a definition with `Carried` arrays instead of NumPy arrays. Each operation computes the exact value in float64
-and bounds the error of a computation in float32, from the errors of its operands and one rounding of its own. Sums,
-means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
-as in `verify.bounds.running_error`. The bound holds for code that computes the same formula; a kernel that computes
-another one, such as E[x^2] - E[x]^2 for a variance or an online softmax, needs a bound that is written for it.
+We call a definition with `Carried` arrays instead of NumPy arrays. Each operation computes the exact value in float64.
+It also bounds the error of a float32 computation, from the errors of its operands and one rounding of its own. Code may
+compute sums, means and products of matrices in any order. We assume that elementary functions have a relative error of
+at most 4 u with u = 2^-24 (tanh: 7 u), as in `verify.bounds.running_error`. The bound holds for code that computes the
+same formula. A kernel that computes another formula, such as E[x^2] - E[x]^2 for a variance, or an online softmax,
+needs its own bound.
 
-Covered: + - * / ** 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum, minimum,
-where; sum, mean, max and min; @ and matmul; indexing, reshape, transpose, split, concatenate and the like.
-Anything else raises TypeError with its name. If a rounding could decide a comparison, `where` covers both choices; a
-branch on it, or a condition made of such comparisons, raises TypeError too.
+We support + - * /, powers from 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum,
+minimum, where, sum, mean, max, min, @, matmul, indexing, reshape, transpose, split, concatenate and similar functions.
+Any other function raises TypeError, and the message names it. If a rounding could decide a comparison, the bound of
+`np.where` covers both outcomes. An `if` on such a comparison, or & and | of such comparisons, raises TypeError, too.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Rounding(NamedTuple):
 
     @staticmethod
     def of(precision: Precision) -> "Rounding":
-        """Make the rounding of results to a dtype."""
+        """Build the `Rounding` of results to the dtype `precision`."""
         return Rounding(precision.unit, precision.smallest, precision.largest)
 
 
@@ -43,9 +44,9 @@ FLOAT32 = Rounding()
 
 
 class Carried(NDArrayOperatorsMixin):
-    """Exact values; for each element, a bound on its error, and the sum of the magnitudes of the terms it adds up.
+    """Exact values. Each element has a bound on its error, and a size: for a sum, the size is sum |term|.
 
-    An input is exact, unless it is so small that float32 flushes it to zero.
+    An input has no error, unless it is so small that float32 flushes it to zero.
     """
 
     __array_priority__ = 1000
@@ -204,9 +205,11 @@ def _power(a: Carried, b: Carried) -> Carried:
 def _monotone(
     function: Callable[..., np.ndarray], *, low: float = -np.inf, off: float = ELEMENTARY
 ) -> Callable[[Carried], Carried]:
-    """Make an increasing elementary function. We compute it at both ends of x's interval to bound the result.
+    """Convert an increasing NumPy function to one for `Carried` arrays.
 
-    `off` is the relative error of the function itself.
+    We compute it at both ends of the interval [x - error, x + error] to bound the result. Its domain begins at `low`.
+
+    `off` is the relative error of the function's float32 implementation.
     """
 
     def apply(x: Carried) -> Carried:
@@ -228,7 +231,10 @@ def _exp(x: Carried) -> Carried:
 
 
 def _turning(function: Callable[..., np.ndarray]) -> Callable[[Carried], Carried]:
-    """Make the sine or the cosine. Its error is at most the error of its angle, and at most 2."""
+    """Convert np.sin or np.cos to a function for `Carried` arrays.
+
+    The error of the result is at most the error of the angle plus a rounding, and at most 2.
+    """
 
     def apply(x: Carried) -> Carried:
         return x.rounded(function(x.value), np.minimum(x.error + max(ELEMENTARY, 4 * x.unit), 2))
@@ -261,7 +267,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
 
 
 def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
-    """Make a sum that is computed in float32, then rounded to the declared dtype if that is narrower."""
+    """Build the result of a sum in float32, which is rounded again if the declared dtype is narrower."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
     return x.like(value, error, size) if x.rounding == FLOAT32 else x.rounded(value, error, size)
 
@@ -287,9 +293,9 @@ def _extreme(reduce: Any, x: Carried, axis: Any = None, *, keepdims: bool = Fals
 
 
 class Undecided:
-    """A comparison that a rounding could decide for some elements.
+    """The result of comparing two arrays, if rounding errors could change the result for some elements.
 
-    It holds the outcome for exact numbers, and a mask of the elements for which no rounding can change it.
+    `outcome` is the result for the exact values. `sure` is True for elements where no rounding can change the outcome.
     """
 
     def __init__(self, ufunc: np.ufunc, a: Carried, b: Carried, sure: np.ndarray):
@@ -324,9 +330,10 @@ def _where(condition: Any, a: Any, b: Any) -> Carried:
 
 
 def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray | Undecided]:
-    """Make a function that compares two arrays.
+    """Convert a NumPy comparison, such as np.less, to a function for `Carried` arrays.
 
-    An element's outcome is certain if both numbers are exact, or differ by more than the sum of their errors.
+    No rounding can change an element's outcome if both numbers are exact, or differ by more than the sum of their
+    errors. If this is not true of all elements, the function returns `Undecided`.
     """
 
     def apply(a: Carried, b: Carried) -> np.ndarray | Undecided:

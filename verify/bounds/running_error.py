@@ -67,7 +67,7 @@ def exactly(values: Any) -> Approx:
 
 
 def gamma(n: int) -> float:
-    """Return the relative error of n roundings.
+    """Return gamma_n, a bound on the relative error of n roundings in a row.
 
     >>> round(gamma(1) / U, 6), round(gamma(1000) / U, 1)
     (1.0, 1000.1)
@@ -102,7 +102,10 @@ def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> 
 
 
 def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
-    """Compute RMSNorm. A lower and an upper bound of the computed mean square bound the result's error."""
+    """Compute RMSNorm.
+
+    We bound the computed mean square from below and from above, and so bound the result's error.
+    """
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
     change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
@@ -151,9 +154,9 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """Apply the model's RoPE with cos and sin rounded to float32: two products and a sum per rotated feature.
+    """Apply the model's RoPE, with cosines and sines that are rounded to float32.
 
-    With partial RoPE, the last features of a head do not change.
+    Each rotated feature is a sum of two products. With partial RoPE, the last features of a head do not change.
     """
     turns, length = config.rotation()
     unturned = x.map(lambda part: part[..., 2 * len(turns) :])
@@ -179,7 +182,7 @@ def turn_error(angle: np.ndarray) -> np.ndarray:
 
 
 def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
-    """Apply RoPE by halves, with angles computed from the frequencies `turns`: see `turn_error`."""
+    """Apply RoPE by halves, with angles computed in float32 from the frequencies `turns` [pairs]: see `turn_error`."""
     value = rope_halves(x.value, positions, turns)
     angles = positions[..., None, None] * turns  # [*batch, seq, 1, pairs]
     angle, cos, sin = (
@@ -196,7 +199,10 @@ def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
 
 
 def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
-    """Apply RoPE to x [batch heads head_dim] with given tables [batch pairs]: two products and a sum per feature."""
+    """Apply RoPE to x [batch heads head_dim] with the given tables `cos` and `sin` [batch pairs].
+
+    Each feature of the result is a sum of two products.
+    """
     cos, sin = cos[:, None], sin[:, None]
     a, b = np.split(x.value, 2, axis=-1)
     value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -224,9 +230,9 @@ def fixed_point_product(
 ) -> Approx:
     """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Products and sums of digits are exact. For each digit, the scaled sums are rounded `roundings` times. If x is
-    normalized and the code multiplies by 1/rms only after the product, `rms` is the largest 1/rms. Numbers are below
-    2^127.
+    Fixed-point code splits x into digits. Products of codes and digits, and their sums, are exact; for each digit, code
+    rounds the scaled sums `roundings` times. If x is the output of a norm, and the code multiplies by 1 / RMS only
+    after the product, `rms` is the largest factor 1 / RMS. All numbers must be below 2^127.
     """
     cols = codes.shape[1]
     weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
@@ -250,13 +256,16 @@ def attended(
     smallest: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> Approx:
-    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim].
+    """Compute attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim].
 
-    The softmax may divide by its total before or after the sum over values. With several `blocks`, the softmax is an
-    online one, which rescales its sums once per block. A kernel may round softmax weights to the dtype of the values,
-    for its matrix units: this rounding has the relative error `unit`, and the absolute error `smallest` for tiny
-    weights; both are 0 if weights stay float32. `sinks` [heads] are exact. Each sink is one more score of its head, and
-    may be a separate block.
+    The softmax may divide by its total before or after the sum over values. With `blocks` > 1, code computes an online
+    softmax over this number of blocks of keys, and rescales its sums once per block.
+
+    A kernel may round softmax weights to the dtype of the values before it multiplies them on matrix units. This
+    rounding has the relative error `unit`, and the absolute error `smallest` for tiny weights. Both are 0 if weights
+    stay float32.
+
+    `sinks` [heads] are exact. Each sink is one more score of its head, and may be a separate block.
     """
     arrays = q.value, k.value, v.value
     value = attention(*arrays, mask) if sinks is None else sink_attention(*arrays, sinks, mask)
@@ -286,10 +295,11 @@ def attended(
 def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return the exact softmax of scores, and a bound on the error of each probability.
 
-    The computed scores have errors up to `moved`. The difference d = score - maximum adds roundings relative to d: one
-    for the subtraction, and two more if code computes e^d as 2^(d log2 e). Together they are an error a of the
-    exponent, so every weight, and the sum, is off by a factor up to e^a. An online softmax multiplies by
-    exp(old maximum - new maximum) once per block: these differences add up to at most the largest |d|.
+    The computed scores have errors up to `moved`. Code subtracts the maximum: d = score - maximum. The subtraction
+    rounds once, and computing e^d as 2^(d log2 e) rounds twice more; these errors are relative to d. Let a be the sum
+    of all errors of the exponent. Then each weight, and the sum of the weights, changes by a factor of at most e^a. An
+    online softmax also multiplies by exp(old maximum - new maximum) once per block. These differences add up to at most
+    the largest |d|.
     """
     p = softmax(scores)
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
@@ -307,7 +317,11 @@ def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tupl
 
 
 def soft_capped(x: Approx, cap: float) -> Approx:
-    """Compute c tanh(x / c). It increases with x, so we compute it at both ends of x's interval to bound the result."""
+    """Compute c tanh(x / c) with c = `cap`.
+
+    The function increases with x, so we compute it at both ends of the interval [x - error, x + error] to bound the
+    result.
+    """
     value = capped(x.value, cap=cap)
     moved = x.error + 2 * U * x.size + TINY  # c as a float32, and the quotient
     carried = np.maximum(capped(x.value + moved, cap=cap) - value, value - capped(x.value - moved, cap=cap))
@@ -345,8 +359,9 @@ def gelu_gated(gate: Approx, up: Approx) -> Approx:
 def gelu_of(x: Approx) -> Approx:
     """Compute GELU by tanh. Its derivative is at most 1.13.
 
-    For tanh(z) near -1, its sigmoid (1 + tanh(z)) / 2 has an absolute error: from tanh, from the sum, and from the
-    eight roundings of the polynomial z. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is at most 0.23.
+    GELU is x s with s = (1 + tanh(z)) / 2, and z is a polynomial of x. If tanh(z) is near -1, only the absolute error
+    of s is small. This error comes from tanh, from the sum, and from the eight roundings of z. The last part is at most
+    0.23 times the relative error of z, since |z| (1 - tanh(z)^2) / 2 is at most 0.23.
     """
     value = gelu(x.value)
     sigmoid = ELEMENTARY + 2 * U + 0.23 * gamma(8)
@@ -391,9 +406,9 @@ UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2":
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
-    """Compute the norm, q, k and v, the norms of q and k, and RoPE.
+    """Compute q, k and v of an attention layer: its norm, the projections, the norms of q and k (if any), and RoPE.
 
-    Here and below, outputs are rounded with the relative error `unit`.
+    In this function and the functions below, `unit` is the relative error of rounding an output to its dtype.
     """
     assert layer.attention_norm is not None
     n = rounded(apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
@@ -441,7 +456,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """Compute the norm, gate and up (or only up), and the activation."""
+    """Compute the hidden features of a feed-forward layer: its norm, gate and up (or only up), and the activation."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
     n = rounded(apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
     up = projected(n, *layer.ffn.up)
@@ -477,7 +492,9 @@ def mixed(
     renormalized: bool = True,
     joined: Callable[[Approx, Approx], Approx] = gated,
 ) -> Approx:
-    """Add the outputs of the chosen experts for n [tokens dim] to `start`. `joined` is the activation, from `GATED`.
+    """Add the outputs of the chosen experts for n [tokens dim] to `start` [tokens dim].
+
+    `joined` computes the activation from gate and up; it is an entry of `GATED`.
 
     A token gets `NO_BOUND` if a rounding could change its choice of experts.
     """
@@ -515,9 +532,9 @@ def routed(
     renormalized: bool,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Approx]:
-    """Choose experts, and compute their weights: the probabilities p, divided by their sum if `renormalized`.
+    """Choose experts for n [tokens dim], and compute their weights: the probabilities `p` of the chosen experts.
 
-    `p_error` bounds the error of each p.
+    With `renormalized`, the weights are divided by their sum. `p_error` bounds the error of each probability.
     """
     chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     if not renormalized:
@@ -530,7 +547,10 @@ def routed(
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
-    """Return, for each token, whether every chosen expert leads all other experts by more than their errors."""
+    """Tell for each token whether rounding errors cannot change its choice of experts.
+
+    This is true if each chosen expert's probability exceeds each other expert's by more than the sum of the two errors.
+    """
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     high = p + p_error
     np.put_along_axis(high, chosen, -np.inf, axis=-1)

@@ -52,13 +52,14 @@ class Candidate(Protocol):
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Layouts of arrays, except contiguous, that it may get: some of `worker.LAYOUTS`."""
+        """The memory layouts, except contiguous, in which it may get arrays: some of `worker.LAYOUTS`."""
         ...
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
         """Call the function with all `positional` arguments in order and all `keyword` arguments by name.
 
-        Raises NoVerdict if the arrays cannot be passed on, or if a module that the candidate imports is missing.
+        Raises NoVerdict if we cannot convert the arrays to the candidate's library, or if a module that the candidate
+        imports is missing.
         """
         ...
 
@@ -89,8 +90,8 @@ class Worker:
 
     The process starts at the first call.
 
-    `timeout` is in seconds, for each call. Raises ValueError for an unknown library, for a device that its library
-    cannot name, and for a timeout that is not positive.
+    `timeout` is the time limit of a call in seconds. Raises ValueError for an unknown array library, for a device with
+    a library that does not let us choose one (NumPy, CuPy), and for a timeout that is not positive.
     """
 
     def __init__(
@@ -199,12 +200,15 @@ class Worker:
 
 
 def layouts_for(arrays: str, *, contiguous: bool) -> tuple[str, ...]:
-    """List the layouts that arrays of a library may have, for a candidate that may want only contiguous arrays."""
+    """List the layouts, except contiguous, that input arrays of the library `arrays` may get.
+
+    The list is empty if the library has no strided arrays, or if `contiguous` is true.
+    """
     return worker.LAYOUTS if arrays in STRIDED and not contiguous else ()
 
 
 def in_layout(arguments: dict[str, Any], layout: str) -> dict[str, Any]:
-    """Convert the arrays of real numbers among `arguments`, so that a candidate gets them in a layout."""
+    """Mark the float arrays among `arguments`, so that the candidate gets them in the memory layout `layout`."""
 
     def real(value: Any) -> bool:
         return isinstance(value, np.ndarray) and value.dtype.kind in "fV"

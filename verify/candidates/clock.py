@@ -1,8 +1,8 @@
 """Time a call until its result is ready.
 
-`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU
-with torch or cupy, we clear the second-level cache before each call and measure the call with events; work that it
-left on other streams counts too. jax has no events, so we time a call until its result is ready.
+`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. With torch
+or cupy on a GPU, we clear the L2 cache before each call, and measure the call with GPU events. The time includes work
+that the call started on other streams. jax has no events, so we measure the time until the call's result is ready.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,9 +72,10 @@ class Clock:
 def _between(
     start: Any, end: Any, wait: Callable[[], Any], function: Callable[..., Any], positional: list, keyword: dict
 ) -> tuple[Any, float]:
-    """Call between two events.
+    """Call `function` between the GPU events `start` and `end`.
 
-    Return the result, and the seconds for which other streams ran after the second event.
+    Return the result, and the seconds for which other streams still ran after the event `end`. `wait` waits for all
+    streams.
     """
     wait()
     start.record()
@@ -91,8 +92,9 @@ def _between(
 def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
     """Time calls of a `worker.Caller` after one untimed call. Return the seconds of each, and the last call's reply.
 
-    We read only the last result, after the clock has stopped, since reading a result may take a hundred times as long
-    as computing it. A lazy result, which may compute when it is read, is a failure.
+    We read only the last result, and only after the clock has stopped, since reading a result may take a hundred times
+    as long as computing it. If a result is of a type that may compute only when it is read (a lazy array), the call has
+    failed.
     """
     clock, done = Clock(caller.library), False
     reply = caller(positional, keyword)  # compiles
@@ -111,9 +113,9 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def _settled(value: Any) -> bool:
-    """Return whether an array library defines the type of a result, so that reading it computes nothing.
+    """Tell whether the type of a result belongs to a known array library, so that reading the result computes nothing.
 
-    A candidate's type can claim any module name, so we look the type up in that module.
+    A candidate's own type can give any module name in `__module__`, so we check that this module really has the type.
     """
     kind = type(value)
     module = modules.get(kind.__module__) if kind.__module__.partition(".")[0] in SETTLED else None

@@ -35,7 +35,7 @@ def snapshot() -> Snapshot:
 
 
 def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield the parts of a class or a function that code may change, also under a decorator."""
+    """Yield the parts of a class or function that other code may change; for decorated functions, also the original."""
     if isinstance(value, FunctionType):
         yield name, value, {key: getattr(value, key) for key in CODE}
     if (wrapped := getattr(value, "__wrapped__", None)) is not None:

@@ -17,7 +17,10 @@ Call = Callable[..., Any]
 
 
 class Problem:
-    """A class of a problem, called like a function. We create one module for each list of constructor arguments."""
+    """A class of a problem, wrapped as a function.
+
+    We create one module for each list of constructor arguments.
+    """
 
     def __init__(self, module: Any, name: str):
         self.kind = getattr(module, name)
@@ -41,7 +44,7 @@ class Problem:
 def ranks(problem: Problem) -> Call:
     """Make a function without arguments that returns the number of axes of each of the problem's inputs.
 
-    If the problem uses torch, the inputs take no memory.
+    If the problem uses torch, we create the inputs on the device "meta", where they take no memory.
     """
 
     def call() -> np.ndarray:
@@ -74,7 +77,7 @@ def product_with_vector(problem: Problem) -> Call:
 
 
 def over_channels(problem: Problem) -> Call:
-    """Call a problem that computes RMSNorm over the second of four axes without a weight; multiply by the weight."""
+    """Call a problem that computes RMSNorm over the second of four axes, and multiply its result by `weight`."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
         y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])

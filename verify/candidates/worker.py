@@ -49,11 +49,11 @@ LAYOUTS = ("rows apart", "transposed", "expanded", "offset")  # how arrays lie i
 
 
 def placed(array: np.ndarray, layout: str) -> tuple[np.ndarray, tuple[int, ...], int]:
-    """Make a flat buffer that holds `array` in a layout. Return it with the strides and the offset, in elements.
+    """Make a flat buffer that holds `array` in a layout. Return the buffer, the strides and the offset, in elements.
 
-    "rows apart" leaves a gap after each row, like a part of fused rows; "transposed" stores the axes in reverse order;
-    "expanded" stores an array whose first axis repeats one slice once, with a stride of 0; "offset" starts after one
-    element. The gaps repeat numbers of the array.
+    "rows apart" leaves a gap after each row, as if a row were part of a longer, fused row. "transposed" stores the axes
+    in reverse order. "expanded" applies to an array that repeats one slice along its first axis; it stores the slice
+    once, and the first axis has the stride 0. "offset" starts after one element. The gaps contain numbers of the array.
 
     >>> placed(np.array([[1, 2], [3, 4]]), "transposed")
     (array([1, 3, 2, 4]), (1, 2), 0)
@@ -85,10 +85,10 @@ def to_bytes(array: np.ndarray) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """Make a new, writable array.
+    """Convert `array` to a new, writable NumPy array.
 
-    Raises ImportError for a dtype that needs ml_dtypes if that is missing, and TypeError, AttributeError or ValueError
-    for bytes that are not an array.
+    Raises ImportError if the dtype needs ml_dtypes and this package is missing. Raises TypeError, AttributeError or
+    ValueError for bytes that are not an array.
     """
     try:
         dtype = np.dtype(array.dtype)
@@ -342,8 +342,8 @@ RECENT, RECENT_BYTES = 4, 2**28  # how many recent results we keep, and most byt
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:
     """Read what `write_frame` wrote.
 
-    Raises EOFError at the end of the stream. With `most`, the limit in bytes for all arrays, raises ValueError for a
-    malformed frame, and for one that announces more, before reading it.
+    Raises EOFError at the end of the stream. `most` limits the size of all arrays in bytes. With it, raises ValueError
+    for a malformed frame, and for a frame with larger arrays, before reading them.
     """
 
     def take(count: int) -> bytes:

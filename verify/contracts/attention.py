@@ -235,9 +235,10 @@ def paged_arguments(
     padding: float,
     shared: int = 0,
 ) -> Arguments:
-    """Make arguments with the pages in a random order. Unused positions and an unused page hold `padding`.
+    """Make arguments with the pages in a random order; unused positions and an unused page hold `padding`.
 
-    Every row shares its first `shared` pages with row 0, as far as both rows fill these pages equally.
+    Up to `shared` leading pages of a sequence are the same pages in memory as those of sequence 0. A page is shared
+    only if both sequences fill it to the same position.
     """
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
@@ -269,7 +270,9 @@ def paged_arguments(
 
 
 def _common(filled: list[int], first: list[int], *, most: int) -> int:
-    """Count the pages, up to `most`, that two rows can share: their leading pages, filled equally.
+    """Count the leading pages, up to `most`, that two sequences can share.
+
+    `filled` and `first` have the number of used positions of each page. Sequences can share pages with equal numbers.
 
     >>> _common([4, 4, 3], [4, 4, 4, 1], most=3), _common([4, 4, 3], [4, 4, 3], most=3)
     (2, 3)

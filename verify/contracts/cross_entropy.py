@@ -36,7 +36,10 @@ def arguments(
 
 
 def _moved(logits: np.ndarray) -> np.ndarray:
-    """Bound the error of scores if code computes e^(x - m) as 2^(x log2 e - m log2 e) and rounds each product."""
+    """Bound the error of each exponent x - m, with m the largest logit of the row.
+
+    Code may compute e^(x - m) as 2^(x log2 e - m log2 e), and round both products.
+    """
     return 4 * U * np.abs(as_float64(logits))
 
 

@@ -44,7 +44,10 @@ def _split(trial: Trial) -> Claim | None:
 
 
 def _rounding(parts: list[np.ndarray]) -> np.ndarray:
-    """Bound the rounding of each part, which may be larger than the sum of the parts."""
+    """Bound the sum of the roundings of the parts' gradients to their dtype.
+
+    If the parts have opposite signs, these roundings may be larger than the rounding of the total gradient.
+    """
     dtype = precision(parts[0].dtype.name)
     return np.sum([dtype.unit * np.abs(as_float64(part)) + dtype.smallest for part in parts], axis=0)
 

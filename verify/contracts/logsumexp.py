@@ -1,4 +1,4 @@
-"""Log-sum-exp: together, the errors of all exponentials change the logarithm by at most the largest of them."""
+"""Log-sum-exp: relative errors of the exponentials, each at most e, change the logarithm by about e at most."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -59,7 +59,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _coarser(trial: Trial, y: np.ndarray) -> np.ndarray:
-    """Bound the rounding of y + 4, which may be larger than the rounding of y."""
+    """Bound the rounding of y + 4 to the output's dtype; it may be larger than the rounding of y."""
     return 2 * 2.0**-8 * (np.abs(y) + 4) if trial.outputs[0].dtype.itemsize == 2 else 8 * U * (np.abs(y) + 4)
 
 

@@ -157,7 +157,7 @@ def expect_biased(
 
 
 def _renamed_biased(trial: Trial) -> Claim:
-    """Reverse the order of the experts, with their biases, as in `_renamed`."""
+    """Reverse the order of the experts and their biases: the result must not change, as in `_renamed`."""
     names = [name for name in trial.arguments if name not in ("x", "experts_per_token")]
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in names}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])

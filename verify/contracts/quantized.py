@@ -1,7 +1,8 @@
 """Quantized weights: rounding them, packing them, and multiplying by them; each scheme by its name.
 
-A code is exact, unless a weight is so close to the middle between two levels that the rounding of a scale or a quotient
-decides: then both codes are right. We compare a product with the product of the dequantized weights.
+A code must be exact, with one exception. A weight may be so close to the middle between two levels that the rounding of
+a scale, or of a quotient, decides which level is nearer; then both codes are right. We compare a product with the
+product of the dequantized weights.
 """
 
 import numpy as np
@@ -69,9 +70,9 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
 
 
 def _exact_ties(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Find weights halfway between two codes whose scale is a power of two.
+    """Find the weights that lie halfway between two levels, if their scale is a power of two.
 
-    A division by that scale, or a product with its inverse, is exact, so only the rule for ties decides the code.
+    Dividing by such a scale, or multiplying by its inverse, is exact. So only the rule for ties decides the code.
     """
     power_of_two = np.frexp(scales)[0] == 0.5
     doubled = 2 * w / np.where(power_of_two, scales, 1)

@@ -1,7 +1,7 @@
 """Backward of RMSNorm, and of the norms of queries and keys.
 
-An entry of dx is the difference of two terms, A = r g dy and B = x r^3 mean(g dy x), which may cancel: the bound is
-relative to their magnitudes, not to the difference.
+An entry of dx is A - B with A = r g dy and B = x r^3 mean(g dy x), where g is the weight and r = 1 / RMS(x). The
+difference may cancel, so the bound is relative to |A| + |B|, not to |A - B|.
 """
 
 import numpy as np
@@ -99,7 +99,10 @@ def expect_qk(
 
 
 def _orthogonal(trial: Trial) -> Claim | None:
-    """Check that the dot product of a row and its gradient is eps r^3 sum(dn x): nearly 0 for a small eps."""
+    """Check that the dot product of a row x and its gradient dx is eps r^3 sum(dn x).
+
+    dn is dy times the weight, and r is 1 / RMS(x). The dot product is nearly 0 for a small eps.
+    """
     x, dn = as_float64(trial.arguments["x"]), as_float64(trial.arguments["dy"]) * as_float64(trial.arguments["weight"])
     eps, dx = trial.arguments["eps"], as_float64(trial.outputs[0])
     if not np.isfinite(dx).all():  # beyond float16's largest number

@@ -34,7 +34,7 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask:
 
 
 def _halved(trial: Trial) -> Claim | None:
-    """Hide all keys but one, and set its score and the sink to 0: the result must be half of its value."""
+    """Hide all keys but the last, and set its score and the sinks to 0: the result must be half of that key's value."""
     v, mask = trial.arguments["v"], np.full_like(trial.arguments["mask"], -np.inf)
     if not v.shape[1]:
         return None

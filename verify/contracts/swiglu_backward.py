@@ -1,4 +1,7 @@
-"""Backward of SwiGLU: silu'(a) = s (1 + a (1 - s)) loses digits where s is nearly 1, and may be 0 at a = -1.28."""
+"""Backward of SwiGLU: silu'(a) = s (1 + a (1 - s)), with s = sigmoid(a), loses digits if s is nearly 1.
+
+The derivative is 0 near a = -1.28.
+"""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -208,7 +208,7 @@ def _of_values(values: Sequence[Any]) -> Domain:
 
 
 def _union(domains: Sequence[Domain]) -> Domain:
-    """Unite domains. If two have a range of the same kind, the first one counts."""
+    """Unite domains. If two domains have a range of the same type, we keep the range of the first."""
 
     def first(name: str) -> Any:
         return next((getattr(part, name) for part in domains if getattr(part, name) is not None), None)
@@ -283,7 +283,10 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse the arrays that a contract's own narrowing gives as strings. We check no domain: it may exceed them."""
+    """Parse the array descriptions, such as "normal(3)", that a contract's own narrowing gives as strings.
+
+    We do not check that values are in a draw's domain: the contract itself may use others.
+    """
 
     def read(choice: Any) -> Any:
         try:
@@ -295,7 +298,10 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Return two counts for each draw in `only`: its values (or kinds of array) that remain, and all of them."""
+    """Return for each draw in `only` how many values (or kinds of array) remain, and how many the contract draws.
+
+    Draws with ranges or lists of values are left out.
+    """
     counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count

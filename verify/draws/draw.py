@@ -59,7 +59,10 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def _halves(words: np.ndarray, width: int) -> np.ndarray:
-    """Numbers halfway between two codes, which test ties. The largest of each block of 32 makes its scale 1."""
+    """Draw numbers halfway between two integer codes, to test the rounding of ties.
+
+    The first number of each block of 32 is the largest code, so the block's scale is 1.
+    """
     largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
     integers = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
     return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), integers + 0.5)
@@ -97,7 +100,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Values:
-    """Contents of an array.
+    """Contents of an array: a kind of numbers, a seed, and a power of two that scales them.
 
     >>> str(Values("normal", seed=3, exponent=-2))
     'normal(3) * 2**-2'
@@ -123,7 +126,7 @@ class Values:
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
-        """Make an array of this shape for the argument `name`. An argument with another name gets other numbers.
+        """Make an array of this shape for the argument `name`. Arguments with different names get different numbers.
 
         We add `around` to every number and clip numbers that are too large for the dtype. Raises ValueError for more
         than `LARGEST` numbers.

@@ -90,9 +90,9 @@ def narrowed_draws(
 
 
 def _values(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, st.SearchStrategy]:
-    """Make strategies for the draws that decide numbers, and for the law to check.
+    """Make strategies for the draws that determine an array's numbers, and for the draw that chooses a law to check.
 
-    A kernel may not support other values of a narrowed draw, so we leave out laws that would set them.
+    We leave out a law if it changes a draw in `only`, since the kernel may not support the draw's other values.
     """
     laws = st.sampled_from([None, *(law.name for law in contract.laws if not only.keys() & set(law.sets)), AGAIN])
     return {**narrowed_draws(contract.values, only), LAW: laws}

@@ -1,4 +1,4 @@
-"""Largest size that a contract draws for each dimension: beyond `FAR`, or up to a limit that has a reason."""
+"""Largest size that a contract draws for each dimension: above `FAR`, or smaller for a stated reason."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ def reaches(contract: Contract) -> list[Reach]:
 
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
-    """Yield the reach of a draw if the draw is a size, and not, for example, the name of a layout."""
+    """Yield the reach of the draw `name`. Yield nothing if the draw is not a size but, for example, a layout's name."""
     strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:
@@ -63,7 +63,7 @@ def _lists(strategy: Any) -> tuple[int, int]:
 
 
 def table(contracts: Mapping[str, Contract]) -> list[str]:
-    """Tabulate how far the dimensions of `contracts` are drawn, in Markdown.
+    """Format the largest sizes of the contracts' dimensions as a Markdown table.
 
     >>> from llamaspec.verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]

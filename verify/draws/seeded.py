@@ -13,10 +13,11 @@ PROVIDERS = "hypothesis.internal.conjecture.providers"
 def by_the_seed_alone() -> Iterator[None]:
     """Make draws depend only on the seed and the version of Hypothesis.
 
-    Since 6.131, a few percent of draws are constants from the source of imported modules that are not installed. So the
-    same seed draws other values in a test than on the command line, after another import, or when a constant of a
-    candidate changes, and one such constant moves all later draws. No setting turns this off, so we replace the list of
-    constants by an empty one, and its cache by a new one. Not thread-safe.
+    Since version 6.131, a few percent of the values that Hypothesis draws are constants from the source of the
+    program's own modules. So the same seed draws different values in a test and on the command line, or after another
+    import, or after a constant in a candidate changes. After the first different value, all later draws differ, too. No
+    setting turns this off, so we replace Hypothesis's list of constants by an empty list, and its cache by a new one.
+    Not thread-safe.
     """
     try:
         providers: Any = import_module(PROVIDERS)

@@ -51,11 +51,12 @@ class Unjudged(RuntimeError):
 def examine(
     contract: Contract, candidate: Candidate, precision: Precision, draw: Draw, *, deterministic: bool = False
 ) -> Examination:
-    """Judge one draw: its values, and the law that it names.
+    """Judge the candidate's result for one draw, and check the law that the draw names.
 
-    If judging fails once but not again with the same draw, the candidate returned two different results: that is a
-    finding. With `deterministic`, results that differ in their bits for the same inputs are a finding too. Raises
-    Unjudged if judging fails twice, NoVerdict if the draw gives no inputs, and what the candidate's `call` raises.
+    If judging the result raises an exception, we call the candidate and judge again. If this succeeds, the candidate
+    returned two different results for the same inputs: we report that as a finding. If it fails again, we raise
+    Unjudged. With `deterministic`, results for the same inputs with different bits are a finding, too. Also raises
+    NoVerdict if the draw gives no inputs, and every exception that the candidate's `call` raises.
     """
     arguments, expected = _prepared(contract, precision, draw)
     try:
@@ -169,9 +170,10 @@ def _called_again(
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other inputs, then again with the first ones: both results must be right, whatever came before.
+    """Call with other inputs, then with the first inputs again. Both results must be right.
 
-    Further calls with other inputs notice a candidate that returns a few buffers in turn.
+    More calls with other inputs find a candidate that returns one of a few buffers each time, and so overwrites an
+    earlier result.
     """
     contract, draw = call.contract, examination.draw
     changed = _other_numbers(contract, precision, draw, 1)
@@ -200,7 +202,10 @@ def _called_again(
 
 
 def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
-    """Call with new inputs, until a candidate that returns up to `RECENT` buffers in turn would overwrite a result."""
+    """Call with new inputs until more than `RECENT` calls are made. Return a finding for the first failed call.
+
+    So we notice a candidate that cycles through up to `RECENT` output buffers, and overwrites an earlier result.
+    """
     while call.calls <= RECENT:
         outputs = call(_other_numbers(call.contract, precision, draw, call.calls))
         if isinstance(outputs, Finding):
@@ -232,7 +237,7 @@ def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -
 
 
 def _differs(first: tuple[np.ndarray, ...], again: Callable[[], tuple[np.ndarray, ...]]) -> str:
-    """Call up to `REPEATS` times until a result differs from the first one. Say where; empty if no result differs."""
+    """Call up to `REPEATS` times, until a result differs from the first. Describe the difference, or return ""."""
     return next(filter(None, (_difference(first, again()) for _ in range(REPEATS))), "")
 
 
@@ -275,10 +280,10 @@ class _Calls:
         return tuple(_at_most_float32(array) for array in outcome.arrays)
 
     def _neutral_keyword(self, failure: Failure, keyword: dict[str, Any]) -> str:
-        """Return the keyword that the candidate does not take, if leaving it out does not change the op; else "".
+        """Return the keyword argument that the candidate does not accept, if we may leave it out; else "".
 
-        A keyword with a default, or one that may be None, may be younger than the candidate. Raises NotJudged if the
-        draw needs such a keyword.
+        The candidate may be older than a keyword that has a default or may be None. We leave the keyword out if the
+        draw gives it this default, or None. Raises NotJudged if the draw gives it another value.
         """
         match = UNEXPECTED.match(failure.message) if failure.kind == "raised" else None
         name = match[1] if match else ""

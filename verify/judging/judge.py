@@ -16,8 +16,8 @@ SAYS_NOTHING = 1e30  # a bound this large allows any number: `verify.bounds.runn
 class Finding(NamedTuple):
     """A fault of a result.
 
-    The kinds are raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, reused, and
-    not the same twice; and suspicious, which is not yet a fault.
+    `kind` is "raised", "hung", "crashed", "reply", "inputs", "definition", "shape", "dtype", "not finite", "value",
+    "law", "reused" or "not the same twice". The kind "suspicious" means that the result is not certainly wrong.
     """
 
     kind: str
@@ -105,9 +105,10 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
 
 
 def _running_sum(near: np.ndarray, terms: np.ndarray | int) -> str:
-    """Explain errors beyond the alarm by the number of terms of a sum.
+    """Write the message that an error beyond the alarm comes from a running sum of `terms` terms.
 
-    A running sum of n terms has an error of up to n u, and a sum of sqrt(n) blocks one of up to 2 sqrt(n) u.
+    A running sum of n terms has an error of up to n u. If code sums sqrt(n) blocks separately, the error is at most
+    about 2 sqrt(n) u.
     """
     at = _worst(near)
     count = int(np.broadcast_to(terms, near.shape)[at])

@@ -215,7 +215,10 @@ class _Search:
         self._raise_fault()
 
     def call_with_nothing(self, only: Mapping[str, Sequence[Any]], *, seed: int) -> None:
-        """Judge a draw without rows, which gives no numbers to compare, so it does not count as an example."""
+        """Judge a draw with a size of 0 for each draw in `large.empty`.
+
+        Such a draw gives no numbers to compare, so it does not count as an example.
+        """
         large = self.contract.large
         for name in large.empty:
             if name not in only and not self.smallest and not self.cut_short:
@@ -298,7 +301,7 @@ class _Search:
         return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
 
     def _note(self, examination: Examination) -> None:
-        """Record the largest share of the bound that each kind of input array used."""
+        """Record what the report needs, such as the largest share of the bound that each kind of input array used."""
         self.differs = self.differs or examination.differs
         self.explained = self.explained or examination.explained
         self.points += examination.points
@@ -311,7 +314,10 @@ class _Search:
                 used[kind] = max(used.get(kind, 0.0), examination.hard)
 
     def settled(self) -> Examination:
-        """Return the final examination. We judge the smallest counterexample again, to report if it does not fail."""
+        """Return the final examination.
+
+        For a counterexample, we judge the smallest one again. If it is right this time, the finding says so.
+        """
         smallest = self.smallest
         if smallest is None or smallest.finding is None:
             return self.worst

@@ -1,4 +1,4 @@
-"""Backward of attention, like FlashAttention: probabilities from saved sums, tiles of keys, D from the output."""
+"""Backward of attention like FlashAttention, in tiles of keys, with saved softmax sums and D = sum(o do) per query."""
 
 import numpy as np
 

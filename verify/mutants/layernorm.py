@@ -1,4 +1,4 @@
-"""LayerNorm as kernels compute it: a row at a time, in two passes over lanes that are summed at the end."""
+"""LayerNorm as kernels compute it: a row at a time, in two passes, with partial sums that are added at the end."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Products with a matrix: a dot product in lanes, a block of columns at a time."""
+"""Products with a matrix: each dot product has parallel partial sums (lanes), and adds a block of columns at a time."""
 
 import numpy as np
 

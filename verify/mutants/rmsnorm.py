@@ -1,4 +1,4 @@
-"""RMSNorm as kernels compute it: a row at a time, in lanes that are summed at the end."""
+"""RMSNorm as kernels compute it: a row at a time, with partial sums (lanes) that are added at the end."""
 
 import numpy as np
 

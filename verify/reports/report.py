@@ -185,7 +185,7 @@ def _legend(contract: Contract, draw: Draw) -> str:
 
 
 def _inputs(contract: Contract, report: Report) -> str:
-    """Write the arguments if all their numbers fit on a line."""
+    """Write the arguments in one line; "" if they have too many numbers for a line."""
     arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""
@@ -296,7 +296,7 @@ def as_annotations(reports: Sequence[Report]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Escape what ends a field or a command of GitHub Actions."""
+    """Escape the characters that end a field or a command of GitHub Actions."""
     for character in "%\r\n:,":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

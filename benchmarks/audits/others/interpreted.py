@@ -147,7 +147,7 @@ PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in t
 
 
 def device_call(self, *positional, **named):
-    """Call one kernel function from another. Triton would take 10 ms to patch its language at every call."""
+    """Call one kernel function from another. Triton would patch its language at every call, in 10 ms; we do it once."""
     if self.fn.__module__ not in PATCHED:
         interpreter._patch_lang(self.fn)
         PATCHED.add(self.fn.__module__)
@@ -203,9 +203,10 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attend with one query per sequence [batch heads head_dim] to two parts of the keys, and combine both by `merge`.
+    """Attend with one query per sequence [batch heads head_dim] to each half of the keys, and merge the two outputs.
 
-    The parts and their logarithms [batch heads] come from torch, in float32.
+    torch computes each half's output and the log-sum-exp of its scores [batch heads], in float32. `merge` takes
+    output and log-sum-exp of the first half, and then of the second.
     """
     group, scale = q.shape[1] // k.shape[2], q.shape[-1] ** -0.5
     keys, values = (a.float().repeat_interleave(group, 2) for a in (k, v))

@@ -12,7 +12,7 @@ add = jax.jit(jnp.add)
 
 @jax.jit
 def softmax_of_what_is_seen(x):
-    """Compute softmax, with zeros for a row of -inf only, for which `jax.nn.softmax` gives NaN."""
+    """Compute softmax. A row with only -inf gives zeros, while `jax.nn.softmax` gives NaN."""
     return jnp.where(jnp.any(jnp.isfinite(x), axis=-1, keepdims=True), jax.nn.softmax(x, axis=-1), 0)
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of judged functions: the share of the bound that each uses, or the reason of a violation."""
+"""Writes the table of judged functions: the largest error as a share of its bound, or the reason of a violation."""
 
 import ast
 import json
@@ -39,7 +39,10 @@ def library_of(candidate: str) -> tuple[str, str]:
 
 
 def called(library: str) -> dict[str, str]:
-    """Map each function of an adapter to the library's function, which the first line of its docstring names."""
+    """Map each function of LIBRARY_ops.py to the library's function that it calls.
+
+    The first line of its docstring names this function.
+    """
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     lines = {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}

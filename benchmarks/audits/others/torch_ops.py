@@ -5,7 +5,10 @@ import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 
 def gradients(function, *inputs, slope):
-    """Call `function` on copies of `inputs`, and return the gradients. Some backward kernels overwrite their arrays."""
+    """Return the gradients of `function` at `inputs`, for the gradient `slope` of its output.
+
+    Works on copies, because some backward kernels overwrite their arguments.
+    """
     copies = [a.clone().requires_grad_() for a in inputs]
     return torch.autograd.grad(function(*copies), copies, slope.clone())
 

@@ -107,7 +107,7 @@ def swiglu(gate, up):
 
 
 def _rotated(x, positions, frequencies, *, halves):
-    """Rotate with three equal sections, as for text."""
+    """Rotate by multimodal RoPE with equal positions in its three sections, as for text."""
     batch, seq, heads, dim = x.shape
     cos, sin = (a.reshape(1, batch * seq, dim // 2).expand(3, -1, -1) for a in here.angles(positions, frequencies))
     q = x.reshape(batch * seq, heads * dim).clone()

@@ -1,10 +1,11 @@
-"""Times llamaspec as `generate` runs it: with its session, its bursts, and the work of the host between bursts.
+"""Times llamaspec as `generate` runs it: in bursts (calls that draw many tokens), with the work of the host between.
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
 `stored` keeps weights in the dtypes of the file. Activations and the cache have the dtypes that `generate` chooses.
-The engine answers requests on standard input, as the package describes. It also answers `{"read": tokens}`, with the
-read bandwidth of this machine in bytes per second, and the bytes that a step reads after `tokens` decoded tokens.
+The engine answers requests on standard input, as the package describes. It also answers `{"read": tokens}` with two
+numbers: the read bandwidth of this machine in bytes per second, and the bytes that a step reads after `tokens` decoded
+tokens.
 """
 
 import json

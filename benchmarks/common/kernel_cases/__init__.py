@@ -3,10 +3,10 @@
 Without a GPU we lower the cases (tests/kernels/test_lowering.py) and compile them for an H200 (benchmarks/gates).
 On a GPU we compare their results with exact numbers and time them (benchmarks/suites/gpu).
 
-    case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
-    limits.py     limits on a compiled product
-    plain.py      XLA's form of every op
-    exact.py      the exact numbers and their error bounds
+    case.py       a case: our kernel, XLA's op, the exact op, their arguments, and limits
+    limits.py     limits on the registers and instructions of a product
+    plain.py      every op in jax.numpy, which XLA compiles
+    exact.py      every op in float64, with error bounds
     ...           cases, by family
 
 To add a kernel to the table, declare a `CaseFamily` in any module of this package: a function that makes cases from a
@@ -55,7 +55,7 @@ REFUSED = (
 
 
 def refusal(name: str) -> str | None:
-    """Return a pattern that matches the message with which a kernel refuses the case `name`; None for other cases.
+    """Return a pattern for the error message of a kernel that refuses the case `name`. None: no kernel refuses it.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)
@@ -79,8 +79,8 @@ def kernel_cases() -> dict[str, Case]:
 def variants() -> dict[str, Case]:
     """Build the cases of all `Variant`s, by name. Some combine two features.
 
-    The features are codes in every group that kernels take, activations in float32, biases, sliding windows and
-    several vectors. Published Llamas have none of them.
+    The features are: every form of quantized codes that kernels accept, activations in float32, biases, sliding
+    windows, and several vectors. The kernel table has no cases with these features.
     """
     cases = (
         replace(case, models=(meeting.model,))

@@ -16,7 +16,7 @@ FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
 
 class KernelLimits(NamedTuple):
-    """Limits on a compiled kernel: the numbers that its design had when we measured it."""
+    """Limits on the machine code of a compiled kernel. We measured them on its design."""
 
     registers: int = 255  # of a thread, at most
     instructions: float | None = None  # instructions of a thread per weight in the main loop, at most
@@ -29,7 +29,7 @@ LATE = KernelLimits(eager=False)  # for a kernel without weights, which loads no
 
 
 class KernelWork(NamedTuple):
-    """The amount of work that a model does at once."""
+    """Sizes of a model's work: cache positions, tokens of a prompt chunk, positions of a page, and sequences."""
 
     several: bool = False  # several vectors, tokens and sequences, too
     capacity: int = 4096  # positions of the cache
@@ -121,7 +121,7 @@ def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
 
 
 def times(batch: int) -> str:
-    """Return the suffix of a shape's name for more than one vector, token or sequence.
+    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences; empty for one.
 
     >>> times(1), times(8)
     ('', ' x8')

@@ -36,7 +36,7 @@ MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks s
     ),
 )
 def coded_gemm_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
-    """Yield cases of the products of a layer and of the head: all forms for eight vectors, q8 and q4 for more.
+    """Yield cases of the products of a layer and of the head: all forms of codes; above eight vectors only q8 and q4.
 
     For 64 vectors and more we leave out matrices that are cut along their columns. XLA adds up their parts, and in a
     model it fuses this sum with the next op.

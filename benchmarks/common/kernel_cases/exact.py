@@ -52,12 +52,12 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
-    """Compute W x and its error bound. Kernels multiply codes by x in fixed point.
+    """Compute W x and its error bound. Kernels multiply quantized codes by x in fixed point: three 8-bit digits.
 
-    For each digit, a warp multiplies the sums of a quarter of the groups by their scales and adds them up, with one
-    rounding per group. Then the kernel adds up three digits and four warps, and may multiply by the scale of the row.
-    If `eps` is not None, x is a normalized vector, and the kernel multiplies by 1/rms at the end. 1/rms is at most
-    1 / sqrt(eps).
+    For each digit, a warp takes a quarter of the groups. It multiplies the integer sum of each group by the group's
+    scale and adds the products up, with one rounding per group. Then the kernel adds up the three digits and the four
+    warps, and may multiply by the scale of the row. If `eps` is not None, x is a normalized vector, and the kernel
+    multiplies by 1/rms at the end. 1/rms is at most 1 / sqrt(eps).
     """
     if isinstance(w, tuple):
         parts = [_product(x, part, eps=eps) for part in w]
@@ -84,10 +84,11 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
 def coded_gemm(w, x) -> Approx:
     """Compute W x and its error bound. The tensor cores add a group's products in float32, and then groups are added.
 
-    They add sixteen products and a sum at once, and truncate all seventeen terms at about the last bit of the largest.
-    This changes a group's sum by at most (17 / 16) 2 U of its size for each term, and the bound allows 3 U. A scale and
-    an addition then round once each for every group (twice each with minima), and so do the additions of parts. Codes
-    and vectors are exact in bfloat16.
+    U is the unit roundoff of float32, and the size of a sum is the sum of its terms' magnitudes. The tensor cores add
+    sixteen products and a sum at once, and truncate all seventeen terms at about the last bit of the largest. For each
+    term, this changes a group's sum by at most (17 / 16) 2 U times its size, and the bound allows 3 U. Then each group
+    has one rounding for its scale and one for its addition (two of each with minima), and each addition of parts has
+    one. Codes and vectors are exact in bfloat16.
     """
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
@@ -113,7 +114,10 @@ def levels_of(w: ScaledCodes) -> np.ndarray:
 
 
 def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> Approx:
-    """Multiply minima [rows groups] by the sums of the groups of x, and bound the error: n numbers have n roundings."""
+    """Multiply minima [rows groups] by the sums of the groups of x, and bound the error.
+
+    The sum of n numbers has n roundings. `roundings` counts all later roundings of a product.
+    """
     groups = minima.shape[1]
 
     def sums(part: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Limits on a compiled product: the figures of its design, extended to several vectors.
+"""Limits on a compiled matrix-vector product: the figures of its design, extended to several vectors.
 
 The design was measured for one vector before any kernel ran on a GPU. Registers are per thread, instructions per
 weight:
@@ -14,15 +14,15 @@ Since then, two instructions instead of three widen the two bfloat16 numbers of 
 Comments give the reasons for all other differences. Limits for codes are counted below: tensor cores multiply codes,
 while the design multiplied them one by one, with 4.3 instructions per weight, or 3.4 for codes of four bits.
 
-A turn of the loop takes one instruction more than in the design, because it waits for its reads before it requests a
-new copy into a slot of the ring. Each limit for floats includes this instruction. A step of several chunks is one turn.
-It saves `TURN` instructions (39 with a norm) for each chunk except the first, and takes a few more registers, because
-it loads the numbers of one chunk while it multiplies the numbers of the previous chunk.
+A turn is an iteration of the main loop. It takes one instruction more than in the design: it waits until a slot of the
+ring has been read before it requests a new copy into this slot. Each limit for floats includes this instruction. A turn
+may multiply several chunks of columns. It then saves `TURN` instructions (39 with a norm) for each chunk except the
+first. It takes a few more registers, because it loads the numbers of one chunk while it multiplies the previous chunk.
 
-With n vectors, a float weight takes 1 + c / (R V) instructions per vector, in addition to the instructions that a turn
-takes once: one multiplication and addition, and a share of the c instructions that load V columns of a vector and widen
-them, which serve the thread's R rows. Each vector adds to a thread's registers: R V sums, V numbers, R numbers that are
-added at the end, and some addresses.
+With several vectors, a float weight takes 1 + c / (R V) instructions per vector: one multiplication and addition, and
+its share of c others. These c instructions load V columns of a vector and widen them, for the R rows of a thread. The
+rest of a turn does not depend on the number of vectors. Each vector adds to a thread's registers: R V sums, V numbers,
+R numbers that are added at the end, and some addresses.
 """
 
 from math import ceil
@@ -115,6 +115,9 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
 def _of_codes(product: QuantizedProduct) -> KernelLimits:
     """Return limits from the instructions of a warp for a step of 256 columns, in which each 8 rows take four products.
 
+    A product is an `mma` instruction, a word has 32 bits, and an octet is 8 rows. A plane is the table of one digit
+    of the levels. `pallas_kernels.parts.integer_mma` explains sides, digits, units and lanes.
+
         2 to 16 per 8 rows      to load codes, 16 bytes at a time (8 in groups of 32, 4 in groups of 16), and to load
                                 four scales
         3 per word              to separate 8 codes of four bits, or 6 to make selectors from codes of levels
@@ -145,11 +148,11 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
     Each plane of levels after the first takes one more instruction per scale.
 
-    Four blocks can share an SM with 128 registers per thread, and three with 168. Tiles of more than four octets
-    may take 168, because three blocks per SM cover their whole matrix. So may levels of several planes, because
-    instructions limit their speed and not memory, and two vectors in groups of 16, with 16 scales per row. More than
-    two vectors may take all registers, with two blocks per SM, because the digits of each take 12 registers.
-    Unrolled steps form no loop, so neither limit applies to them.
+    Four blocks can share an SM with 128 registers per thread, and three with 168. Three kinds of products may take 168:
+    tiles of more than four octets, because three blocks per SM cover their whole matrix; levels of several planes,
+    because instructions and not memory limit their speed; and two vectors in groups of 16, with 16 scales per row. More
+    than two vectors may take all registers, with two blocks per SM, because the digits of each vector take 12
+    registers. Unrolled steps form no loop, so neither limit applies to them.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)

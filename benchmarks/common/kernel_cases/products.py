@@ -175,7 +175,7 @@ def _gemv(
 ) -> Case:  # fmt: skip
     """Make a case of a product of W and x with a third argument, `operand`: a residual or a norm.
 
-    `form` turns a product with keyword arguments into a function of W, x and `operand`.
+    `form` takes one of the three functions `gemv` (ours, XLA's, exact), and returns a function of W, x and `operand`.
     """
     dtype = np.dtype(operand.dtype)
     w, x = coded_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
@@ -275,7 +275,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> KernelLimits:
 
 
 def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
-    """Return the shapes and dtypes of a matrix in the form `scheme` of `EVERY_FORM`. None: a matrix of `dtype`."""
+    """Return the shapes and dtypes of a matrix quantized as `EVERY_FORM[scheme]`. None: a matrix of `dtype`."""
     if scheme is None:
         return array(rows, cols, dtype=dtype)
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]

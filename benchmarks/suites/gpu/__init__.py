@@ -1,9 +1,9 @@
 """Suites of measurements on a GPU. `llamaspec bench --suite gpu` takes less than nine minutes on an H200.
 
 The suite `models` runs only the part for whole models. The suites `kernels` and `variants` take as long as `gpu`.
-`kernels` compares kernels with exact numbers for options that no published Llama uses, with 1,000 repeats each instead
-of 10,000. It also times attention to prompts, the clearing of rows of V, and the cases of the table, starting with the
-last case. `variants` times the options that no published Llama uses.
+`kernels` compares kernels with exact numbers for options that no published Llama uses. It repeats each case 1,000 times
+(`gpu`: 10,000 times). It also times attention to prompts, attention that must clear hidden rows of V, and the cases of
+the table, starting with the last case. `variants` times the options that no published Llama uses.
 
         suite.py      runs the parts in order, each in a new process, within its time limit
         report.py     tables, JSON and the chart

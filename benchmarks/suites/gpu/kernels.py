@@ -29,7 +29,7 @@ FRESH = 512 << 20  # bytes of all sets of arguments, which are used in turn: cac
 def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
     """Time each case of the table, or each variant.
 
-    `backwards` starts with the last cases, because a run may skip some at the end.
+    If `backwards`, the last cases come first. A run may skip the cases for which no time is left.
     """
     cases = scale.timed_variants if variants else scale.timed
     for some in batched(reversed(cases) if backwards else cases, scale.prepared):
@@ -41,9 +41,9 @@ def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, vari
 
 
 def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time decode attention with hidden rows in the last tile of V, which the kernel must clear.
+    """Time decode attention where the last tile of V has hidden rows: the kernel must set these rows to 0.
 
-    All cases read the same number of tiles. The first case of each dtype and shape has no row to clear, and is the
+    All cases read the same number of tiles. The first case of each dtype and shape has no hidden row, and is the
     baseline.
     """
     totals: dict[str, float] = {}
@@ -76,7 +76,10 @@ def _rows(cases: Sequence[Case], scale: Scale, clock: Deadline) -> Iterator[Row]
 
 
 def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[CaseTimer, list[Any]]":
-    """Draw the arguments of a case, and compile our kernel and XLA's program. A target is valid for one thread only."""
+    """Draw the arguments of a case, and compile our kernel and XLA's program.
+
+    Runs in its own thread, and sets `target` there, because a target is valid for one thread only.
+    """
     timing = CaseTimer(case, scale)
     with use_target(target):
         return timing, compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
@@ -156,8 +159,9 @@ def in_turn(
 ) -> tuple[list[Any], list[Any]]:
     """Call `form` with each set of arguments in turn. Returns the updated arrays of each set, and the other results.
 
-    A call waits for the results of the previous call, which pass through the same barrier, and we return all results.
-    Otherwise XLA would merge independent calls, and drop calls with unused results.
+    The arguments of a call and the results of the previous call pass through one barrier, so each call waits for the
+    previous one. Otherwise XLA would merge independent calls. It would also drop calls with unused results, so we
+    return all results.
     """
     donated, updated, results, last = len(case.donated), list(updated), [], None
     for call in range(calls):

@@ -32,7 +32,8 @@ DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 def time_models(scale: Scale, clock: Deadline, *, batch: int = 1) -> Iterator[Row]:
     """Time each model at each length, with our kernels and with XLA's ops.
 
-    Several sequences decode only after the shortest context, because their caches must fit, and read no prompts.
+    With a `batch` of several sequences, we time decoding only after the shortest context, because all caches must fit
+    in memory, and we time no prompts.
     """
     if batch > 1:
         scale = replace(scale, contexts=scale.contexts[:1], prompts=())

@@ -181,7 +181,7 @@ def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
 
 
 def unseen(case: Case, arguments: list[Any]) -> list[Any]:
-    """Put NaN in the rows of a cache before every window.
+    """Put NaN in the cache rows before the sliding window of each query. Cases without a window stay unchanged.
 
     Use the result only for the kernel, because the exact op reads these rows.
     """

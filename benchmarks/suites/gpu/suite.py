@@ -45,7 +45,7 @@ class SuitePart:
     shares: int = 1  # processes at once that share the work
 
     def shared_out(self) -> list["SuitePart"]:
-        """Split the part into its shares, a part for each."""
+        """Split the part into `shares` parts with one process each."""
         if self.shares == 1:
             return [self]
         shares = [{"share": i, "shares": self.shares} for i in range(self.shares)]
@@ -127,7 +127,10 @@ def run_suite(
 
 
 def run_shares(part: SuitePart, **how: Any) -> Iterator[SectionRow]:
-    """Run all shares of a part at the same time, and yield their rows. If interrupted, first yields the rows so far."""
+    """Run all shares of a part at the same time, and yield their rows.
+
+    After an interruption, yields the rows so far, and then raises the exception again.
+    """
     shares = part.shared_out()
     results: list[list[SectionRow]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
@@ -158,7 +161,7 @@ def run_part(
     cache: str,
     started: Callable[[subprocess.Popen], object] = lambda process: None,
 ) -> Iterator[SectionRow]:
-    """Run a part. Yields its rows, and passes its process to `started`.
+    """Run a part in a new process, and yield its rows. Calls `started` with the process when it has started.
 
     Raises ValueError, with the message of the part, if it cannot run on this machine.
     """

@@ -54,7 +54,7 @@ def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
 
 
 def listed(tile: Tile) -> list[int | None]:
-    """Convert a tile to a list for the table. None means that the rule chooses; None at the end is left out.
+    """Convert a tile to a list for the table, without None at its end. Where a field is None, the rule chooses.
 
     >>> listed(Tile(16)), listed(Tile(16, blocks=264))
     ([16], [16, None, 264])
@@ -64,7 +64,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Return the arguments of `tile_for` for a case, or None if the case has no tile of its own or several vectors."""
+    """Return the arguments of `tile_for` for a case. None: the case has several vectors, or no tile of its own."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

@@ -1,7 +1,7 @@
 """Small cases with options that no published Llama uses. The suite `kernels` compares them with exact numbers.
 
-`kernel_cases.variants` has the same features in the shapes of two models, which would take NumPy an hour. The cases
-here have short rows, or a few long rows, but several tiles per thread block.
+`kernel_cases.variants` has the same options in the shapes of two models. NumPy would need an hour for their exact
+numbers. The cases here are smaller: short rows, or a few long rows. Thread blocks still have several tiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -78,8 +78,8 @@ def crowded() -> Case:
     """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
     Four blocks per SM, the maximum, delay the reads. The copies are early, because rings are short and the
-    matrix fits in the L2 cache. Without the fence in `staging.finish_reads`, 3,000 of 3,000 runs were wrong; with 400
-    blocks of 16 rows, half of the runs were.
+    matrix fits in the L2 cache. We removed the fence in `staging.finish_reads` to test this: all of 3,000 runs were
+    wrong. With 400 blocks of 16 rows, only half of the runs were wrong.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
@@ -87,7 +87,7 @@ def crowded() -> Case:
 def come_and_go() -> Case:
     """Make a product with more blocks than run at once, and with rings that are filled again.
 
-    The heads of 70B and, with a longer ring, of 8B have such tiles, but NumPy would take too long for them.
+    The LM heads of 8B (with a longer ring) and 70B have such tiles, but they are too large for NumPy.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x2048 bfloat16"], Tile(32, 6, 1000), "come and go")
 
@@ -104,9 +104,10 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """Yield products of codes for which the table of tiles has more rows than the rule, in groups of 64 or whole rows.
+    """Yield quantized products with more rows per tile in the table of tiles than the rule for tiles would choose.
 
-    Down of Llama 2 13B and 70B, and o of 70B, have fewer rows here, because NumPy would take too long.
+    A scale is for 64 columns or for a whole row. The down projections of Llama 2 13B and 70B, and the output projection
+    of 70B, have fewer rows here, because NumPy would take too long.
     """
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
         for case in _downs(config, quantized_cases(config, BFLOAT16, WORK)):
@@ -146,7 +147,7 @@ def attentions() -> Iterator[Case]:
 
 
 def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
-    """Yield products of codes with more vectors than a kernel accepts. Ops get different numbers of vectors."""
+    """Yield quantized products with more vectors than one launch accepts. The number of vectors differs between ops."""
     sizes = range(AT_ONCE + 1, MAX_BATCH + 1)
     # Products of float weights take one launch, and are in the table.
     by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
@@ -194,7 +195,10 @@ def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
 
 
 def clearing_cases(models: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
-    """Yield decode attention with 0, 1 or 63 hidden rows in the last tile. Each comes with its number of seen keys."""
+    """Yield cases of decode attention with 0, 1 or 63 hidden rows in the last tile of the cache.
+
+    Each case comes with the number of keys that the query sees.
+    """
     for config, capacity in models:
         for dtype in (BFLOAT16, FLOAT32):
             (case,) = attention_decode_cases(config, dtype, KernelWork(capacity=capacity))

@@ -66,8 +66,8 @@ def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."
 def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
     """Return the codes of a quantized matrix; None for a matrix of floats.
 
-    If `heads` is positive, the matrix holds the rows of `heads` heads with interleaved RoPE pairs, and we reorder each
-    head's rows to halves. If `heads` is 0, rows keep their order.
+    If `heads` is positive, the matrix is a q or k projection with this number of heads, and its RoPE pairs are
+    interleaved. We then reorder each head's rows to halves. If `heads` is 0, rows keep their order.
     """
     if entry.type not in FORMS:
         return None

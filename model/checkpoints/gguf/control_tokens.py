@@ -17,9 +17,8 @@ recognizes other markers by their form (conversion/base.py, `does_token_look_spe
        (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>`
        is a normal token in vocabularies with `<|tool_response>` (Gemma 4).
 
-llama.cpp changes gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` to user-defined tokens, in
-order to print them. We keep them as control tokens, since `model.chat.channels` uses them to separate thoughts from
-answers.
+llama.cpp gives gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` the type user-defined, so that
+it prints them. We keep them as control tokens, since `model.chat.channels` uses them to separate thoughts from answers.
 """
 
 import re
@@ -65,11 +64,11 @@ def ending_names(names: Collection[str]) -> frozenset[str]:
 def corrected_types(
     ids: Mapping[str, int], types: Sequence[int], *, named: Iterable[int], merged: Collection[str] = ()
 ) -> list[int]:
-    """Correct the types of tokens by the rules above.
+    """Correct the types of tokens by the rules 1 to 3 in this module's docstring.
 
-    `ids` has the id of each token by its name, and `types` has the file's type for each id. `named` has the ids that
-    the file's keys state as begin or end tokens. `merged` has the names of the tokens that merges make: if such a token
-    has the type normal, it is part of words, even if it looks like a marker.
+    `ids` maps each token's name to its id. `types` has the file's type for each id. `named` has the ids that the file's
+    keys state as begin or end tokens. `merged` has the names of tokens that merges make. A merged token of the type
+    normal is part of words, so it stays normal even if it looks like a marker.
 
     >>> names = ["<|im_start|>", "<|im_end|>", "<|>", "<think>", "<s>", "a"]
     >>> corrected_types({name: id for id, name in enumerate(names)}, [4, 1, 1, 4, 1, 1], named=[4, 5])

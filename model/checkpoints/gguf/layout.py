@@ -6,7 +6,8 @@
     padding         to a multiple of general.alignment, 32 if no key states it; offsets count from here
     each tensor     the rows, in blocks (see `reference.quantizers.ggml`), padded in the same way
 
-All numbers are little-endian. A string is a u64 length, then UTF-8. Version 3 only added big-endian files.
+All numbers are little-endian. A string is a u64 length, then UTF-8. Version 3 differs from version 2 only in that it
+also allows big-endian files.
 
 Files of the architecture "llama" interleave the RoPE pairs of q and k; other architectures keep the pairs as halves.
 One tensor holds the matrices of all experts of a layer. Files leave out a tied output matrix.

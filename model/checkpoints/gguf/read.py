@@ -64,7 +64,7 @@ def _config(metadata: Metadata, architecture: Architecture, located: dict[str, L
 
 
 def _factors(place: Located | None, name: str) -> np.ndarray | None:
-    """Read a tensor that holds factors of RoPE's frequencies; None if the file does not have the tensor."""
+    """Read the tensor `name`, which holds factors of RoPE's frequencies; None if `place` is None."""
     if place is None:
         return None
     file, entry = place

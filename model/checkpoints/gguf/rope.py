@@ -7,8 +7,8 @@ GGUF file may lack these numbers, so we compute them from the factors. For pair 
     1 / factor_i = k_i + (1 - k_i) / factor        k_i = clip(slope f_i + shift, 0, 1)
     slope = original / (2 pi (high - low))         shift = -low / (high - low)
 
-So the largest factor is `factor`. The factors do not determine `original`: if we multiply original, low and high by
-one number, the factors stay the same.
+So the largest of the factors is `factor`. The factors do not determine `original`: if we multiply original, low and
+high by the same number, the factors stay the same.
 """
 
 from itertools import pairwise
@@ -87,8 +87,9 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
 def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blur: float) -> tuple[float, float] | None:
     """Fit the line k = slope f + shift to the pairs with k between 0 and 1; return slope and shift.
 
-    The line is at most 0 for pairs with k = 0, and at least 1 for pairs with k = 1. `f` must decrease from pair to
-    pair, and `blur` is the error of k. Returns None if k increases from pair to pair, or if no pair has k = 0.
+    For the pairs with k = 0, the line is at most 0. For the pairs with k = 1, it is at least 1. `f` must decrease from
+    pair to pair. `blur` is the largest rounding error of k. Returns None if k increases from pair to pair, or if no
+    pair has k = 0.
     """
     zeros, ones = np.flatnonzero(k <= blur), np.flatnonzero(k >= 1 - blur)
     between = np.flatnonzero((k > blur) & (k < 1 - blur))

@@ -1,7 +1,7 @@
 """Reads models that llama-gguf-split has split into several files: NAME-00001-of-00003.gguf and so on.
 
-The first file has the model's keys. Every file has a table of its own tensors, and states its number and the number of
-files.
+The first file has the model's keys. Every file has a table of its own tensors, and states its position among the files
+and the number of files.
 """
 
 import re
@@ -29,8 +29,9 @@ class Located(NamedTuple):
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
     """Locate the tensors of a model, given its only file or the first of its files.
 
-    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing or has another number than its
-    name, or if the parts together do not have as many tensors as the first part states.
+    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing, or if a part's keys state
+    another number than its file name. Also raises it if a tensor occurs twice, or if the parts together do not have as
+    many tensors as the first part states.
     """
     metadata = header.metadata
     count = metadata.integer(COUNT, 1)

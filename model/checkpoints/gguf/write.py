@@ -112,7 +112,7 @@ def _type(to: str | None) -> str | None:
 
 
 def _may_have_type(weight: Weight) -> bool:
-    """Tell whether the type that the user chose applies to a weight."""
+    """Tell whether we may store a weight in the type that the user chose (`to` of `write_gguf`)."""
     return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 

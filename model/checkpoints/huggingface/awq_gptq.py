@@ -11,8 +11,8 @@ are transposed: see `reference.quantizers.gptq` and `reference.quantizers.awq`. 
                 scales    [8 * words, rows]
                 qzeros    [8 * words, rows]: floats, minus scale times zero point, to be added
 
-`words` is the number of words that the zero points of a row need, rounded up to a multiple of 128 / group. Scales and
-zero points of a row are padded to 8 * words numbers.
+Eight zero points share a word. `words` is the number of words for a row's zero points, rounded up to a multiple of 128
+/ group. Scales and zero points of a row are padded to 8 * words numbers.
 """
 
 from collections.abc import Callable
@@ -166,7 +166,7 @@ class GPTQ(Rule):
         check_groups("g_idx", arrays.get("g_idx"), len(arrays["scales"]))
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Return False if g_idx spreads the columns of a group over the matrix, as AutoGPTQ does with desc_act."""
+        """Return False if g_idx puts columns that are not adjacent into one group, as AutoGPTQ does with desc_act."""
         return "g_idx" not in arrays or in_order(arrays["g_idx"], self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
@@ -231,5 +231,5 @@ def read_gptq(fields: Fields) -> Rule:
 
 
 def read_marlin(fields: Fields) -> Rule:
-    """Read a Marlin layout from a quantization_config with quant_method "marlin", which states only the group size."""
+    """Read a Marlin layout from a quantization_config with quant_method "marlin"; its only setting is a group size."""
     return Marlin(group_size(fields.integer_or_none("group_size", 128)))

@@ -7,11 +7,14 @@
     mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
     nvfp4-pack-quantized  see `nvfp4`
 
-naive-quantized is the older name of int-quantized and float-quantized. pack-quantized adds 8 to integers of 4 bits, or
-128 to integers of 8 bits, and packs them along a row into int32 words, the first in the lowest bits. A
-weight_zero_point is packed in the same way, but along a column. A scale belongs to a group of columns of a row, a row
-("channel"), a block of rows and columns, or the whole matrix ("tensor"). If the columns of a group are not adjacent,
-weight_g_idx has the group of each column, and we convert the matrix to float32.
+naive-quantized is the older name of int-quantized and float-quantized.
+
+pack-quantized adds 8 to integers of 4 bits, or 128 to integers of 8 bits, and packs them along a row into int32 words,
+the first in the lowest bits. A weight_zero_point is packed in the same way, but along a column.
+
+A scale belongs to a group of columns of a row, to a row ("channel"), to a block of rows and columns, or to the whole
+matrix ("tensor"). If the columns of a group are not adjacent, weight_g_idx has the group of each column, and we convert
+the matrix to float32.
 """
 
 from typing import Any
@@ -271,7 +274,7 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """Choose the layout in which to write matrices with the form of `codes`. Raises ValueError if no layout fits.
+    """Choose the layout for writing matrices with the form of `codes`. Raises ValueError if no layout fits.
 
     With `rows_grouped`, each group of columns in a row has a scale; otherwise each row has one scale. With
     `int8_activations`, we write int8 codes as int-quantized, which tells readers to use int8 activations. Otherwise we

@@ -24,8 +24,8 @@ from llamaspec.reference.config import Config
 def read_config(values: dict[str, Any], path: str | Path, family: Family | None = None) -> Config:
     """Read the hyperparameters from `values`, a parsed config.json; `path` is the file's path, for error messages.
 
-    If `family` is None, we use the family that config.json names. Callers pass a family for files of another kind, such
-    as Mistral's params.json. Raises `CheckpointError` if a key is missing or unsupported.
+    If `family` is None, we use the family that config.json names. A caller passes a family if `values` comes from
+    another kind of file, such as Mistral's params.json. Raises `CheckpointError` if a key is missing or unsupported.
     """
     family = checked(family, Fields(values, path)) if family else family_of(Fields(values, path))
     fields = fields_within(values, path, family)
@@ -111,12 +111,15 @@ def checked(family: Family, fields: Fields) -> Family:
 
 
 def fields_within(values: dict[str, Any], path: str | Path, family: Family) -> Fields:
-    """Return the keys of the text model: the object in config.json that `family` names, or else all of config.json."""
+    """Return the keys that describe the text model.
+
+    They are in the object of config.json that `family` names, or else at the top level.
+    """
     return Fields(Fields(values, path).object(family.within) if family.within else values, path)
 
 
 def _value(fields: Fields, name: str, keys: tuple[str, ...], family: Family) -> Any:
-    """Read the `Config` field `name` from the first key in `keys` that config.json has, else use the default."""
+    """Read the `Config` field `name` from the first of `keys` that config.json has. If it has none, use the default."""
     key = next((key for key in keys if key in fields.values), keys[0])
     default = family.defaults.get(name, _plain_default(name))
     if name in ("kv_heads", "head_dim"):
@@ -139,7 +142,10 @@ def _plain_default(name: str) -> Any:
 
 
 def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...] | None:
-    """Read the attention window of each layer: None for a layer without a window; None if no layer has a window."""
+    """Read the attention window of each layer, with None for a layer without a window.
+
+    Returns None instead of a tuple if no layer has a window.
+    """
     if family.windows == "none":
         return None
     used = family.windows in ("every layer", "by layer") or fields.boolean("use_sliding_window")

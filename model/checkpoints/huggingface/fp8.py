@@ -7,8 +7,9 @@
     modelopt MXFP8                       weight, weight_scale: one exponent for each group of 32 columns of a row
 
 A weight is its code times its scale, even if the scale's name ends in _inv. We ignore the scales of inputs and of the
-KV cache: they are for products in e4m3, and do not change weights. `nvfp4` reads Model Optimizer's NVFP4. Formats
-W4A16_NVFP4 and W4A8_NVFP4_FP8 store weights as NVFP4 does. MIXED_PRECISION names the format of each module.
+KV cache: other programs need them to multiply in e4m3, and they do not change the weights. `nvfp4` reads Model
+Optimizer's NVFP4. The formats W4A16_NVFP4 and W4A8_NVFP4_FP8 store weights in the same way as NVFP4. MIXED_PRECISION
+states the format of each module.
 """
 
 from llamaspec.model.checkpoints.checkpoint import refused
@@ -94,7 +95,7 @@ def read_modelopt(fields: Fields) -> Rule:
 
 
 def _read_format(settings: Fields) -> Rule:
-    """Read a format of Model Optimizer, for a model or a module."""
+    """Read the layout of one format of Model Optimizer; `settings` apply to a whole model or to one module."""
     match settings.values.get("quant_algo"):
         case "FP8":
             return FP8Rule(rows_alike=0)

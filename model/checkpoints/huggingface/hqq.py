@@ -8,10 +8,10 @@ See `reference.quantizers.hqq` for the arithmetic. hqq reshapes a matrix, row af
 1, each row of the grid is a group: `group_size` adjacent weights of the matrix. With axis 0, each column of the grid is
 a group, so adjacent weights are in different groups; we convert such matrices to float32.
 
-To pack codes, hqq divides the rows of the grid into equal parts, and stores one code of each part in one number, the
-first part in the highest bits. Codes of 4 bits have 2 parts in a byte, codes of 2 bits have 4 parts in a byte, and
-codes of 3 bits have 10 parts in an int32, where the last part may be padded. The setting of 1.58 bits means codes from
-0 to 2, packed as 2 bits. hqq cannot save scales or zero points that are quantized themselves.
+To pack codes, hqq divides the rows of the grid into equal parts. One byte or int32 stores one code of each part, the
+first part in the highest bits. Codes of 4 bits have 2 parts in a byte, and codes of 2 bits have 4. Codes of 3 bits have
+10 parts in an int32, where the last part may be padded. The setting of 1.58 bits means codes from 0 to 2, packed as 2
+bits. hqq cannot save a model with scales or zero points that are quantized themselves.
 """
 
 from typing import Any
@@ -100,7 +100,7 @@ class HQQ(Rule):
         return CodesWithMinima(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
 
     def _scales(self, grid: np.ndarray, start: int, stop: int, cols: int) -> np.ndarray:
-        """Select the scales or zero points of rows `start` to `stop`: one per group, or with axis 0 one per column."""
+        """Select the scales or zero points of rows `start` to `stop`: one per group, or one per column if axis is 0."""
         flat = grid.astype(np.float32).reshape(-1)
         if self.axis == 0:
             return flat[np.arange(start * cols, stop * cols).reshape(-1, cols) % len(flat)]
@@ -109,7 +109,10 @@ class HQQ(Rule):
 
 
 class ByTag(HQQ):
-    """The layout of hqq with settings for each tag: a module's name within a layer, such as "self_attn.q_proj"."""
+    """The layout of hqq with separate settings for each tag.
+
+    A tag is a module's name within a layer, such as "self_attn.q_proj".
+    """
 
     def __init__(self, rules: dict[str, HQQ]):
         first = next(iter(rules.values()))

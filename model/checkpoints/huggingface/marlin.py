@@ -5,9 +5,10 @@
     workspace   scratch space of the kernel
 
 See https://github.com/IST-DASLab/marlin. A tile has 16 rows and 16 columns of the matrix. Marlin stores four
-neighboring tiles (64 rows) together, in the order of the threads of a warp. Each thread has one row from each half of a
-tile's rows, and two adjacent columns from each half of a tile's columns. If each group has a scale, the scales of 64
-rows are stored as a transposed 8 x 8 square. If each row has one scale, Marlin reorders 32 scales at a time.
+neighboring tiles (64 rows) together, in the order of the threads of a warp. In a tile, a thread has two rows (one in
+each half of the rows) and four columns (two adjacent columns in each half of the columns). If each group has a scale,
+the scales of 64 rows are stored as a transposed 8 x 8 square. If each row has one scale, Marlin reorders 32 scales at a
+time.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Reads matrices in the layouts of MLX (https://github.com/ml-explore/mlx), as mlx-lm saves them.
 
-config.json has an object `quantization` with the mode, the number of bits and the group size of all modules. It may
-also have settings for single modules by name, or false for a module that is not quantized. Each row of a matrix has its
-own codes, scales and biases:
+In config.json, the object `quantization` has the mode, the number of bits and the group size of all modules. It may
+also have settings for a single module under the module's name, or false if that module is not quantized. Each row of a
+matrix has its own codes, scales and biases:
 
     mode     weight                            scales             biases    a weight
     affine   codes of 2, 3, 4, 5, 6 or 8 bits  floats             floats    code * scale + bias
@@ -110,7 +110,10 @@ class MXFP8(_Layout):
 
 
 class NVFP4(_Layout):
-    """The layout of the mode nvfp4. Twice a code is an integer, so we convert codes to int8, and halve the scales."""
+    """The layout of the mode nvfp4.
+
+    All e2m1 codes are multiples of 1/2. So we convert them to int8 by doubling them, and halve the scales.
+    """
 
     form = "int8"
 

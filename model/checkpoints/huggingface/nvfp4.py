@@ -4,8 +4,8 @@
     Model Optimizer      weight, weight_scale, weight_scale_2                w = code * scale * scale_2
 
 A code is a number in e2m1. Two codes share a byte, the first in the low half. Each group of 16 columns has a scale in
-e4m3. Twice a code is an integer, so we convert codes to int8, and halve the scales. We round the product (or quotient)
-of the two scales to float32, as both libraries do.
+e4m3. All codes are multiples of 1/2, so we convert them to int8 by doubling them, and halve the scales. We round the
+product (or quotient) of the two scales to float32, as both libraries do.
 """
 
 import ml_dtypes

@@ -1,6 +1,7 @@
 """Reads quantized matrices in Hugging Face's checkpoints; quantization_config in config.json describes their layout.
 
-A module with floats in its tensor weight is not quantized. We never quantize activations, even if config.json says so.
+If a module's tensor weight has a float dtype, the module is not quantized. We never quantize activations, even if
+config.json says that they should be quantized.
 """
 
 import re
@@ -119,9 +120,9 @@ def take_quantized(
 ) -> dict[str, Tensor]:
     """Build a `Tensor` for each quantized matrix among the `expected` weights, and remove its parts from `located`.
 
-    Both dictionaries have the names in the file as keys. `joined` maps a module to the module of the file that holds
-    its matrix together with others. Raises `CheckpointError` if a quantized module lacks a tensor, or if a tensor has
-    the wrong shape or dtype.
+    The keys of `expected` and `located` are tensor names in the file. A file may store the matrices of several modules
+    in one; `joined` maps such a module's name to the name of the file's module. Raises `CheckpointError` if a quantized
+    module lacks a tensor, if a tensor has the wrong shape or dtype, or if no tensor is quantized.
     """
     tensors = {}
     for name, weight in expected.items():
@@ -182,7 +183,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
 
 
 def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
-    """Remove tensors of a quantized module that we do not need from `located`: scales for activations, a zero bias."""
+    """Remove from `located` what we do not need of a quantized module: scales of activations, and a zero bias."""
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

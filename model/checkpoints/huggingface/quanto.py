@@ -8,9 +8,10 @@ QuantizedModelForCausalLM.save_pretrained() writes quanto_qmap.json: the type of
     (qfloat8)
     qint4, qint2      _data._data bytes, _scale, _shift [rows * groups, 1]    code * scale - shift
 
-Codes of qint4 and qint2 are a table with a row for each group. The table is cut into 2 or 4 equal parts, and a byte
-holds a code of each part, the first part in the lowest bits. A group has 128, 96, 64 or 32 columns: the largest size
-that divides a row. A row that no size divides, or that has at most 128 columns, is one group.
+The codes of qint4 and qint2 form a table with one row per group. To pack it, quanto cuts the table into 2 parts (qint4)
+or 4 parts (qint2) with the same number of rows. A byte holds one code of each part, the first part in the lowest bits.
+The group size is the largest of 128, 96, 64 and 32 that divides the number of columns. If none divides it, or if a row
+has at most 128 columns, the whole row is one group.
 """
 
 import numpy as np

@@ -132,7 +132,7 @@ def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Famil
 
 
 def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
-    """Read a tensor in float64 and round it to float32.
+    """Return a tensor in float32; `read` reads it in float64.
 
     A number that is too large for float32 becomes infinite, and readers refuse it later.
     """
@@ -143,7 +143,7 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
 def _split_fused(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
     """Replace each fused matrix by its parts, which are consecutive rows of it.
 
-    `kinds` has the endings of the names of the tensors that have these rows, such as "weight".
+    We do this for the tensors with names that end in one of `kinds`, such as "weight".
     """
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
@@ -271,7 +271,7 @@ def _notes_on_extra(path: str, located: Located, expected: Collection[str], head
 
 
 def _hint(missing: str, head: str, located: Located) -> str:
-    """Return the end of an error message, which explains why the tensor `missing` may be missing; "" if unknown."""
+    """Return a hint for an error message: why the tensor `missing` may be missing; "" if we know no reason."""
     if missing == head:
         return '; if the embedding is also the output matrix, config.json needs "tie_word_embeddings": true'
     for name in located:

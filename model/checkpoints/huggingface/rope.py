@@ -1,7 +1,8 @@
 """Reads and writes the keys of RoPE in config.json: theta, the number of rotated features, and the rescaling.
 
-As in transformers, `rope_scaling` (which version 4 writes) has priority over `rope_parameters` (version 5). If layers
-with and without a window have different RoPE, version 5 writes one object for each of the two kinds of layer.
+As in transformers, `rope_scaling` (which version 4 writes) has priority over `rope_parameters` (which version 5
+writes). If RoPE differs between layers with a window and layers without one, version 5 writes one object for each kind
+of layer.
 """
 
 import math

@@ -42,11 +42,11 @@ class Rule(ABC):
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         """Return the tensors of a quantized module by name.
 
-        A module is quantized if it has the first of these tensors, with one of its dtypes.
+        The module is quantized if its file has the first of these tensors, in a dtype that this `StoredArray` allows.
         """
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Tell whether the columns that share a scale are adjacent. If not, `part` returns a scale for each column."""
+        """Tell whether columns that share a scale are adjacent. If not, `part` returns a scale for each column."""
         del arrays, cols
         return True
 
@@ -57,7 +57,7 @@ class Rule(ABC):
     def of(self, module: str) -> "Rule | None":
         """Return the layout of the module named `module`; None if the module is not quantized.
 
-        A model may have several layouts; by default, all modules have this one.
+        A rule for a model with several layouts overrides this method. By default, all modules have this layout.
         """
         del module
         return self

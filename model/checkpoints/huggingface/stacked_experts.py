@@ -56,7 +56,8 @@ PARTS = {
 def check_experts(path: str, config: Config, family: Family, located: Located) -> None:
     """Raise `CheckpointError` if a layer does not have `config.experts` experts.
 
-    We check this before we make a name for each expert: a config.json could state a huge number.
+    We check this before we create a name for each expert, since a damaged config.json could state a huge number of
+    experts.
     """
     for layer in range(config.layers):
         name = f"{family.stacked_experts.format(layer=layer)}.down_proj_bias"
@@ -69,8 +70,8 @@ def check_experts(path: str, config: Config, family: Family, located: Located) -
 def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
     """Build a `Tensor` for each weight and bias of the experts, and return them by their names in `expected`.
 
-    We remove these names from `expected`, and the stacked tensors from `located`. Raises `CheckpointError` if a stacked
-    tensor is missing, or has the wrong shape or dtype.
+    We remove the names of the experts' weights from `expected`, and the stacked tensors from `located`. Raises
+    `CheckpointError` if a stacked tensor is missing, or has the wrong shape or dtype.
     """
     source = _Source(located, config.experts, path)
     experts = {name: weight for name, weight in expected.items() if weight.expert is not None}

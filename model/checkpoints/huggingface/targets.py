@@ -1,7 +1,7 @@
 """Chooses the layout of each module by the `targets` in a config.json of compressed-tensors.
 
-A target is the name of a module, or "re:" and a regular expression that matches the beginning of a name, or a class:
-"Linear" means all modules that match no other target.
+A target has one of three forms: the name of a module; "re:" and a regular expression that matches the beginning of a
+module's name; or a class. The class "Linear" means all modules that match no other target.
 """
 
 import re

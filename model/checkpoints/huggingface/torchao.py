@@ -15,8 +15,8 @@ integers. quant_type in config.json (here without its suffix Config) determines 
 Each row, each group of columns in a row, or the whole matrix has a scale. Older layouts, and layouts with a string as
 quant_type, are saved as pickles, which we do not read.
 
-FqnToConfig (older: ModuleFqnToConfig) names the quant_type of single modules. Its key `_default` is for all other
-modules, and null is for modules that are not quantized. Embeddings may be quantized, too.
+FqnToConfig (older: ModuleFqnToConfig) states the quant_type of single modules. Its key `_default` applies to all other
+modules. A module with null is not quantized. Embeddings may be quantized, too.
 
 TILE_PACKED_TO_4D is the layout of PyTorch's kernel tinygemm (aten/src/ATen/native/cuda/int4mm.cu). Rows are padded to
 tiles of 8, and columns to a multiple of 1024. A tile of 8 rows and 128 columns has 4 words for each of 32 threads.
@@ -195,7 +195,7 @@ def _read_config(values: dict[str, Any], fields: Fields) -> Rule:
 
 
 def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
-    """Translate the granularity, which says which weights share a scale, to arguments of `CompressedTensors`."""
+    """Convert torchao's granularity (which weights share a scale) to arguments of `CompressedTensors`."""
     name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
     setting = settings.values.get(name)
     if isinstance(setting, list) and setting:  # the first item is for activations, the last for weights
@@ -215,9 +215,9 @@ def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
 
 
 def _named(settings: Fields, key: str) -> object:
-    """Read a setting that is the name of an enumeration's value or of a dtype; None if the setting is absent.
+    """Read a setting that names an enumeration member or a dtype; None if the setting is absent.
 
-    If the setting was given as a string, torchao stores it in lower case.
+    torchao writes the name in lower case if the user passed the setting as a string.
     """
     value = settings.values.get(key)
     return value.upper() if isinstance(value, str) else settings.object(key).get("_data")

@@ -50,7 +50,7 @@ def write_huggingface(
     Matrices of a GGUF file become float32 if no single layout fits them all. `int8_activations` makes readers multiply
     int8 matrices by int8 activations (SmoothQuant).
 
-    We keep the keys of the source's generation_config.json that choose the next token, such as temperature.
+    We copy the keys of the source's generation_config.json that control sampling, such as temperature.
 
     We copy the tokenizer files and the chat template from the source's folder, or write `files` (contents by path)
     instead. We do not copy a link that leads out of the source's folder, since a copy could publish a private file of
@@ -118,7 +118,7 @@ def write_huggingface(
 
 
 def _sampling_keys(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
-    """Return the keys of the source's generation_config.json that choose the next token."""
+    """Return the keys of the source's generation_config.json that control sampling, such as temperature."""
     path = folder / "generation_config.json"
     in_folder = checkpoint.format in ("safetensors", "mistral")
     values = read_object(path) if in_folder and path.is_file() else {}
@@ -144,7 +144,7 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     """Return the dtype in which transformers will compute.
 
     transformers also rounds scales to this dtype, so we choose float32 for a quantized model. For mxfp4 we choose
-    bfloat16, which holds its weights exactly.
+    bfloat16, which holds the decoded weights exactly.
     """
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
@@ -152,10 +152,10 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 
 
 def _storable(checkpoint: Checkpoint) -> Checkpoint:
-    """Remove the codes that no layout can hold from the checkpoint's tensors, so that we write these weights as floats.
+    """Remove codes that no layout can hold, so that we write these weights as floats.
 
-    These are the codes of embeddings, codes with minima, codes in groups of one column, and the codes of a GGUF file
-    with several types of matrices.
+    No layout can hold the codes of embeddings, codes with minima, or codes in groups of one column. If a GGUF file has
+    matrices of several types, we remove the codes of all its matrices.
     """
     matrices = quantizable(checkpoint.config)
     tensors = {

@@ -1,4 +1,4 @@
-"""Writes a `Config` as a config.json with one meaning for transformers 4, transformers 5 and `huggingface.config`."""
+"""Writes a `Config` as a config.json that transformers 4, transformers 5 and this package read in the same way."""
 
 from typing import Any
 

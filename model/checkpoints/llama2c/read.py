@@ -90,7 +90,7 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
 
 
 def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
-    """Return the shape of the first tensor with a size that is not a multiple of `group`; None if none exists."""
+    """Return the shape of the first tensor that groups of `group` weights do not divide; None if there is none."""
     for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
         if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
             return tensor.shape
@@ -98,7 +98,7 @@ def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | No
 
 
 def _kuiper_group(file: MappedFile, config: Config) -> int | None:
-    """Return the group size of a file of KuiperLLama; None if its size shows that it is not a file of KuiperLLama."""
+    """Return the group size of a KuiperLLama file; None if the file's size shows that it has another format."""
     group = int.from_bytes(
         file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
     )
@@ -120,7 +120,7 @@ def _read(
 def _dequantized(
     file: MappedFile, shape: tuple[int, ...], offset: int, *, group: int
 ) -> Float32[np.ndarray, "rows cols"]:
-    """Read a tensor in int8: multiply codes by scales, and round once to float32 as runq.c does.
+    """Read an int8 tensor: multiply codes by scales, and round once to float32 as runq.c does.
 
     A group of weights may span two rows.
     """
@@ -134,7 +134,8 @@ def _dequantized(
 def _codes(file: MappedFile, stored: layout.StoredBlock, offset: int, *, heads: int) -> Codes | None:
     """Return the int8 codes of a matrix; None if it is float32, or if a group of weights spans two rows.
 
-    If `heads` is positive, we reorder the rows of each head from interleaved RoPE pairs to halves.
+    If `heads` is positive, the matrix is a q or k projection, and we reorder the rows of each head from interleaved
+    RoPE pairs to halves.
     """
     rows, cols = stored.shape
     if not stored.group or cols % stored.group:

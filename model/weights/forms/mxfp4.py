@@ -28,7 +28,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class MXFP4(QuantizedMatrix):
-    """A matrix of e2m1 codes. If we shift a code's bits into a float16, it holds the code's value divided by 2^14.
+    """A matrix of e2m1 codes. A float16 with the shifted bits of a code is the code's value divided by 2^14.
 
     A scale is a power of 2; we store its exponent plus 127.
     """

@@ -30,7 +30,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 def _select_levels(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
-    """Select the level of each code, one bit of the code after the other."""
+    """Select the level of each code from `levels`. Each bit of a code selects one half of the remaining levels."""
     if len(levels) == 1:
         return levels[0]
     lower, upper = np.split(levels, 2)
@@ -75,7 +75,7 @@ class FP4Codes(_CodebookCodes):
 
 
 class NF4Words(LevelWords):
-    """A matrix of NF4 codes in the layout of the kernels, which round each level by at most 2^-23."""
+    """A matrix of NF4 codes in the layout of the kernels. The kernels round each level by at most 2^-23."""
 
     __slots__ = ()
     form = "nf4"
@@ -83,7 +83,7 @@ class NF4Words(LevelWords):
 
 
 class FP4Words(LevelWords):
-    """A matrix of FP4 codes in the layout of the kernels, which round each level by at most 2^-23."""
+    """A matrix of FP4 codes in the layout of the kernels. The kernels round each level by at most 2^-23."""
 
     __slots__ = ()
     form = "fp4"

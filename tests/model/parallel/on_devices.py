@@ -247,7 +247,8 @@ def chosen_for_h200(config: Any, params: Any, rows: int) -> Any:
 
     sizes: dict[str, Any] = {"batch": 1, "capacity": rows, "cache_dtype": params.embedding.dtype}
     ops = ops_for("auto", config, params, **sizes, device=Device("gpu", "NVIDIA H200", HOPPER)).ops
-    return Ops(*(replace(op, op=replace(op.op, kernel=op.op.plain)) if isinstance(op, Routed) else op for op in ops))
+    with_xla: Any = [replace(op, op=replace(op.op, kernel=op.op.plain)) if isinstance(op, Routed) else op for op in ops]
+    return Ops(*with_xla)
 
 
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
