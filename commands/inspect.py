@@ -31,7 +31,11 @@ from llamaspec.commands.progress import progress_bar
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: compute with weights of this dtype.")
 @click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")
-@click.option("--device", metavar="NAME", help="--plan: plan for h200, rtx-4090, …  [default: measure this machine]")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="--plan: plan for this device, such as h200 or rtx-4090.  [default: measure this machine]",
+)
 @devices_option
 @json_option
 @click.pass_context

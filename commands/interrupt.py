@@ -36,8 +36,8 @@ class Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt for SIGINT, and SystemExit for other signals. During an import, end the process.
 
-        A C++ library may abort if a handler raises while it is imported. We ignore further signals, so that the removal
-        of half-written files is not interrupted.
+        During an import we raise nothing, because a C++ library may abort if a handler raises while the library is
+        imported. We ignore further signals, so that they do not interrupt the removal of half-written files.
         """
         for signal_number in SIGNALS:
             signal.signal(signal_number, signal.SIG_IGN)
@@ -51,9 +51,9 @@ class Interrupts:
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Read signal numbers from `pipe`.
+        """Read signal numbers from `pipe`, in the watcher thread.
 
-        Shortly after a signal, end the process, unless a command handles the signal.
+        If the process still runs shortly after a signal, end it, unless a command handles this signal itself.
         """
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
@@ -67,7 +67,7 @@ class Interrupts:
         os.close(pipe)
 
     def skip_teardown(self) -> None:
-        """End the process at once if it received SIGINT. JAX's own shutdown would take another second."""
+        """End the process now if it received SIGINT, without JAX's own shutdown, which takes a second."""
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)

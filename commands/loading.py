@@ -73,7 +73,8 @@ def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None
 def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
     """Say which options for the next token generation_config.json sets, except the options `without`.
 
-    Options that are off in our defaults as well are left out. The string is empty if no option is left.
+    An option is left out if the file turns it off and our default is off as well. Returns an empty string if no option
+    is left.
     """
     from llamaspec.model.generation_config import NAME, OFF
     from llamaspec.model.options import SAMPLING
@@ -95,7 +96,10 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
-    """Open a model, and print its notes on stderr. If there is a tokenizer, fit the model to it (`of_model.fitted`)."""
+    """Open a model, and print its notes on stderr, as `open_model` does.
+
+    If the model has a tokenizer, adds its eos_token and clears unused rows of the embedding (`of_model.fitted`).
+    """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
@@ -103,9 +107,9 @@ def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
 
 
 def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
-    """Open a model and its tokenizer, and fit the model to the tokenizer (`of_model.fitted`).
+    """Open a model and its tokenizer, and print the model's notes on stderr, as `open_model` does.
 
-    Prints the notes of the model on stderr.
+    Adds the tokenizer's eos_token to the model's, and clears unused rows of the embedding (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of

@@ -58,7 +58,7 @@ def broken_example(line: str, width: int) -> list[str]:
 
 
 def broken_choices(option: str, width: int) -> str:
-    """Break an option's list of choices between two choices if it is longer than `width`.
+    """Break an option with its list of choices, between two choices, into lines of at most `width` columns.
 
     >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
     --to [safetensors|
@@ -78,9 +78,9 @@ class Verb(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse like click.
+        """Parse the arguments as click does.
 
-        If the model is an argument, but the user wrote `--model`, the error shows the right usage.
+        If the command takes the model as an argument, but the user wrote `--model`, the error shows the right usage.
         """
         try:
             return super().parse_args(ctx, args)
@@ -206,7 +206,8 @@ devices_option = click.option(
     "--devices",
     type=COUNT,
     metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1, or all devices of all processes]",
+    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
+    "devices]",
 )
 parallel_option = click.option(
     "--parallel",

@@ -156,8 +156,9 @@ def write_rows(*rows: str):
 
 
 def wrapped_row(row: str, columns: int) -> str:
-    """Break a row between words, and indent each new line to the start of the text, which follows the label and two
-    spaces.
+    """Break a row between words into lines of at most `columns`.
+
+    A row has a label, two or more spaces, and a text. New lines are indented to the start of the text.
 
     >>> wrapped_row("  law     batching changes nothing", 24)
     '  law     batching\\n          changes\\n          nothing'

@@ -29,10 +29,10 @@ VIRTUAL = "--xla_force_host_platform_device_count"  # XLA's flag for several vir
 def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watch | None]:
     """Prepare JAX for the devices and processes that the options of a command name.
 
-    Yields the connections to the other processes, or None for a single process. Removes the options of processes from
-    `params`, and sets `params["devices"]` to the number of devices. On a CPU, makes virtual devices. With several
-    processes, only the first process writes to stdout, and all processes draw with its seed. Raises ValueError if the
-    processes' commands or options differ.
+    Yields the connections to the other processes, or None for a single process. Removes the options of processes, such
+    as --coordinator, from `params`, and sets `params["devices"]` to the number of devices. On a CPU, makes virtual
+    devices. With several processes, only the first one writes to stdout, and all of them sample with the first one's
+    seed. Raises ValueError if the commands or options of the processes differ.
     """
     stated = dict(params)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}

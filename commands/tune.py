@@ -67,8 +67,8 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(["supervised", "preference", "distill", "reward"]),
     default="supervised",
     show_default=True,
-    help="Learn the answers, to prefer chosen to rejected answers (DPO), a teacher's predictions, or to give exact "
-    "answers (GRPO).",
+    help="Train on answers (supervised), on pairs of a chosen and a rejected answer (preference: DPO), on a teacher's "
+    "predictions (distill), or on the model's own answers, with a reward for exact ones (reward: GRPO).",
 )
 @click.option("--steps", type=COUNT, default=100, show_default=True, metavar="N", help="Stop after N steps.")
 @click.option("--batch", type=COUNT, default=8, show_default=True, metavar="N", help="Take N examples per step.")
@@ -179,16 +179,16 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     if plot and not Path(plot).absolute().parent.is_dir():
         raise click.BadParameter(f"{plot}: its folder does not exist", param_hint="--plot")
     if options["alpha"] and not options["lora"]:
-        raise click.UsageError("--alpha goes with --lora")
+        raise click.UsageError("--alpha needs --lora")
     for name, methods in METHODS_OF.items():
         if options[name] is not None and options["method"] not in methods:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --method {' or '.join(methods)}")
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --method {' or '.join(methods)}")
     if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
         raise click.UsageError(
-            f"--quantize {options['quantize']} goes with --lora; without, choose {', '.join(ROUNDED)}"
+            f"--quantize {options['quantize']} needs --lora; without it, choose {', '.join(ROUNDED)}"
         )
     if options["prune"] and (options["lora"] or options["quantize"]):
-        raise click.UsageError("--prune goes without --lora and --quantize")
+        raise click.UsageError("--prune cannot be combined with --lora or --quantize")
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]
@@ -207,7 +207,9 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
         from llamaspec.training.conversations import Reader, marked_text, read_data
 
         if options["method"] == "reward":
-            raise click.UsageError("--show goes without --method reward, since the model writes the examples")
+            raise click.UsageError(
+                "--show does not apply to --method reward, because the model itself writes the answers"
+            )
         if options["method"] == "preference":
             pairs = read_data(data, tokenizer, template, Reader.preference, eos=eos)
             examples = [example for pair in pairs for example in pair][: 2 * show]  # chosen and rejected in turn

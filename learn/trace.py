@@ -161,8 +161,8 @@ def trace(
 ) -> Trace:
     """Trace the token at `position` of `tokens` through `model`, which runs in `dtype`.
 
-    We record, and compute in float64, only `layers`; None means all. Raises ValueError for a position beyond the
-    tokens, or for a layer that the model lacks.
+    We record the results of the layers `layers`, and compute them in float64 as well; None means all layers. Raises
+    ValueError for a position beyond the tokens, or for a layer that the model lacks.
     """
     if not -len(tokens) <= position < len(tokens):
         raise ValueError(f"expected a position from 0 to {len(tokens) - 1} ({len(tokens)} tokens), got {position}")
@@ -264,7 +264,10 @@ def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | Non
 
 
 def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
-    """Wrap an op. A call runs the op once to compile it, then `TIMED` times, and passes the shortest time to `note`."""
+    """Wrap an op so that each call is timed.
+
+    A call runs the op once to compile it, and then `TIMED` times. It calls `note` with the shortest of these times.
+    """
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = jax.block_until_ready(op(*arguments, **options))
@@ -289,7 +292,7 @@ def _single_layer(params: Any, config: Config, layer: int | None) -> tuple[Any, 
 
 
 def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
-    """Count the bytes that each op of a layer, and the head, reads for one token."""
+    """Count the bytes that one token reads, for each op of a layer and for the LM head."""
     parts = decode_bytes(params, config, position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}
 

@@ -8,8 +8,8 @@ sequence, and a table lists the pages of each sequence in order. A token at posi
 row: its key and value are not written, and it attends to nothing. Table entry 0 means "no page", so page 0 is never
 written.
 
-An int8 cache follows `reference.quantizers.kv_cache`: each key and each value has its own scale. A row holds head_dim
-codes followed by the four bytes of their scale, so codes and scales are one array.
+An int8 cache follows `reference.quantizers.kv_cache`: each key and each value has its own scale. The head_dim codes of
+a key or value are followed by the four bytes of their scale, so codes and scales are one array.
 """
 
 from collections.abc import Sequence

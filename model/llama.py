@@ -170,9 +170,14 @@ class Llama:
     ) -> Generation:
         """Continue `ids` in a session, and reuse the session's cache for the first ids that it already contains.
 
-        `prompt` is the text that the ids end with, or "" if the completion begins a text. `stops` are the ids that end
-        the completion, by default the model's own. We call `interrupted` between bursts, and end the generation once it
-        returns True. `channels` separates the answer from reasoning. The other arguments are as in `generate`.
+        - `prompt` is the text at the end of `ids`, after the last control token. "" means that the completion begins a
+          text: then we remove the space that some tokenizers put before the first word.
+        - `stops` are the ids that end the completion; None: the model's own.
+        - `interrupted` is called again and again, each time after a few tokens were drawn. Once it returns True, the
+          generation ends.
+        - `channels` separates the answer from reasoning.
+
+        The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -341,9 +346,9 @@ def load_backend(
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU. Elsewhere it is bfloat16, unless every
-    matrix of `run` is stored in float32. Norms do not count, because many files store them in float32. `run` is the
-    checkpoint to run, or None for a model with random weights.
+    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU. On other devices it is bfloat16, unless
+    every matrix of `run` is stored in float32. Norms do not count, because many files store them in float32. `run` is
+    the checkpoint to run, or None for a model with random weights.
     """
     if dtype:
         return np.dtype(dtype)

@@ -149,9 +149,9 @@ def check_max_new_tokens(count: int) -> int:
 
 
 def choose_context(context: int | None, trained: int) -> int:
-    """Return `context`, or by default the smaller of `trained` and 4096 tokens.
+    """Return `context`; if it is None, return the smaller of `trained` and 4096 tokens.
 
-    Raises ValueError if it is out of range.
+    `trained` is the context for which the model was trained. Raises ValueError if `context` is out of range.
     """
     if context is None:
         return min(trained, LONGEST_DEFAULT_CONTEXT)

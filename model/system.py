@@ -242,7 +242,7 @@ def _libc(function: str) -> Any:
 def _lines(path: Path) -> list[str]:
     """Return the lines of a file, or [] if it cannot be read.
 
-    Paths in the lines may contain any byte except a newline.
+    The lines may contain paths, which may contain any byte except a newline.
     """
     try:
         return os.fsdecode(path.read_bytes()).split("\n")

@@ -60,6 +60,6 @@ The pages of quantizers refer to three laws by name:
 
 - *Fixed point.* Quantizing dequantized weights gives the same codes and scales again. Such a quantizer is a projection
   onto the numbers of its format.
-- *Powers of two pass into the scale.* Weights times 2^k have the same codes, and their scale is times 2^k. Multiplying
-  by a power of two rounds nothing, as long as no number leaves the range of its format.
-- *Odd.* Q(-w) = -Q(w): the numbers that a block can represent are symmetric around zero."""
+- *Powers of two.* Multiplying the weights by 2^k multiplies only the scale by 2^k, and leaves the codes unchanged.
+  Multiplying by a power of two rounds nothing, as long as no number leaves the range of its format.
+- *Sign.* Q(-w) = -Q(w): the numbers that a block can represent are symmetric around zero."""

@@ -49,7 +49,7 @@ class Config:
     ffn_bias: bool = False
     qk_norm: bool = False  # RMSNorm of every q and k head before RoPE (Qwen3)
 
-    # Switches that no Llama has; `beyond_llama` names those that are on.
+    # Features that no Llama model has; `beyond_llama` lists the ones that a config turns on.
     activation: Activation = "silu"
     gated: bool = True  # a feed-forward layer has a gate besides up and down (not in Starcoder 2, Nemotron)
     layer_norm: bool = False  # LayerNorm with a bias instead of RMSNorm (Starcoder 2)
@@ -110,7 +110,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch that no Llama has is on, and is not in `known`.
+        """Raise ValueError if this config turns on a feature that no Llama model has, except those in `known`.
 
         `what` is a plural noun for the message, such as "adapters".
         """
@@ -118,7 +118,7 @@ class Config:
             raise ValueError(f"{what} do not support {', '.join(name.replace('_', ' ') for name in names)} yet")
 
     def beyond_llama(self) -> tuple[str, ...]:
-        """List the switches that are on and that no Llama has, for code that supports none of them.
+        """List the features of this config that no Llama model has, for code that supports none of them.
 
         >>> config = Config(8, 2, 4, 2, 2, 9, vocab=9, context=5, eps=0.0, theta=1.0, qk_norm=True, logit_cap=30.0)
         >>> config.beyond_llama()

@@ -91,7 +91,9 @@ class Api:
         """Start to answer a completion request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         if body.best_of not in (None, body.n or 1):
-            raise Refusal("best_of: expected the value of n, {body.n or 1}, got {body.best_of}", param="best_of")
+            raise Refusal(
+                f"best_of: expected the same number as n ({body.n or 1}), got {body.best_of}", param="best_of"
+            )
         logprobs = body.logprobs
         prompts = await self._prompts_of(body)
         rules = await self._rules(self._for_texts, body)
@@ -209,10 +211,9 @@ class Api:
         return self._for_turns.of_schema(schema, param="tools", most=most, separator=form.separator())
 
     async def _in_thread[T](self, work: partial[T]) -> T:
-        """Run slow work in a thread, so that the event loop can serve other requests.
+        """Run slow work in a thread, for example render a template, so that the event loop can serve other requests.
 
-        Raises Refusal if `MOST_PREPARED` calls are running or waiting: rendering a template may take a tenth of a
-        second.
+        Raises Refusal if `MOST_PREPARED` calls of this method have not returned yet.
         """
         if self._preparing >= MOST_PREPARED:
             self.metrics.refused.labels("queue").inc()
@@ -236,10 +237,12 @@ class Api:
         shows_end: bool = False,
         channels: Callable[[], Channels | None] = lambda: None,
     ) -> Answering:
-        """Submit `n` engine requests for each prompt, with consecutive seeds.
+        """Submit `body.n` engine requests for each prompt, with consecutive seeds.
 
-        If `shows_end`, the tokens of a choice include its end token. `channels` makes the parser that separates the
-        reasoning of an answer from its text.
+        An answer has up to `most` tokens, and reports the `logprobs` likeliest tokens per position. `rules` makes the
+        grammar of an answer. If `echo`, the text of a choice begins with the prompt. If `shows_end`, the tokens of a
+        choice include its end token. `channels` makes the parser that separates the reasoning of an answer from its
+        text.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream: true", param="stream_options")

@@ -50,8 +50,9 @@ class Access:
     hosts: frozenset[str] | None = None  # names that the Host header may have; None: any
 
     def tenant(self, header: str) -> str | None:
-        """Return the index of the API key in an Authorization header, as a string; "" if no key is needed; None if it
-        is wrong.
+        """Identify a client by the API key in its Authorization header.
+
+        Returns the key's index among the valid keys, as a string; None for a wrong key; "" if the server needs no key.
         """
         if not self.keys:
             return ""
@@ -118,7 +119,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp cannot parse with an error in JSON."""
+        """Return a JSON error for a request that aiohttp cannot parse."""
         message = "the request is not valid HTTP, or its headers are too long, or its Content-Encoding is unknown"
         response = error(Refusal(message, status=status))
         response.force_close()

@@ -239,9 +239,9 @@ class BatchingEngine:
         return True
 
     def _mask(self, number: int, drawn: list[int]) -> Bool[np.ndarray, " vocab"]:
-        """Ask a request for the mask of tokens that may follow.
+        """Return the mask of tokens that may follow `drawn`, according to the request's function `allowed`.
 
-        If its `allowed` raises, the request ends with an error.
+        If this function raises, the request ends with an error.
         """
         job = self._open[number]
         assert job.request.allowed is not None

@@ -48,8 +48,8 @@ class Executor(Protocol):
     ) -> PlanResult:
         """Run a plan, and wait for its results.
 
-        `masks` maps the number of each request with a grammar that draws a token in this plan to the tokens that may
-        follow.
+        `masks` has an entry for each request that has a grammar and draws a token in this plan. It maps the request's
+        number to the mask of tokens that the grammar allows next.
         """
         ...
 
@@ -81,7 +81,8 @@ class JaxExecutor:
     ) -> PlanResult:
         """Run a plan (see `Executor.run`).
 
-        The chunk runs first, because rows of the same plan may read what it writes.
+        The prefill of the chunk runs first, because decoding rows of the same plan may read the keys and values that
+        it writes.
         """
         prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
         if not plan.rows:
@@ -117,9 +118,10 @@ class JaxExecutor:
     def _mask(
         self, row: RowPlan, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Bool[np.ndarray, " vocab"] | None:
-        """Return the mask for a row's last step.
+        """Return the mask of tokens that a row may draw in its last step, or None if it may draw any token.
 
-        If the next token is already known, the mask allows only it. None: any token.
+        A row that is decoded again after a preemption may already know this token. Then the mask allows only this
+        token.
         """
         if request.allowed is None or row.after is None:
             return masks.get(row.number)

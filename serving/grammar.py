@@ -61,11 +61,10 @@ class Grammars:
     def of_schema(
         self, schema: dict[str, Any], *, param: str, most: int = 1, separator: str = ""
     ) -> Callable[[], Allowed]:
-        """Compile a JSON schema, and return a function as `allowed_by` does. `param` is the request's field with the
-        schema.
+        """Compile a JSON schema. Each call of the returned function makes the rule of one answer.
 
-        An answer has up to `most` values that match the schema, with `separator` between them. If the separator
-        contains the name of a control token, the answer contains that token.
+        `param` is the request's field with the schema. An answer has up to `most` values that match the schema, with
+        `separator` between them. If the separator contains the name of a control token, the answer contains that token.
         """
         if not self._stops:
             raise _unusable(param, "this model has no token that ends an answer")
@@ -172,7 +171,7 @@ class GrammarTokenizer:
 
 
 class Escapes:
-    r"""Masks of allowed tokens, with which each character has only one spelling.
+    r"""Masks of tokens that let an answer spell each character of a JSON string in only one way.
 
     llguidance allows any escape in names that a schema does not declare, so `\u0061` could stand for a declared name
     `a`. These masks allow `\u` only for control characters, which have no other spelling in JSON.

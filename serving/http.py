@@ -1,7 +1,7 @@
 """The HTTP server of one model: routes, access, limits, and shutdown.
 
-Every error is JSON in one format. If a client disconnects, its request is cancelled, streamed or not. We limit the
-memory and time that a client can use, even if it sends too much or reads too slowly.
+Every error is JSON in one format. If a client disconnects, we cancel its request, whether the answer is streamed or
+not. We limit the memory and time that a client can use, even if it sends too much or reads too slowly.
 """
 
 import asyncio

@@ -32,11 +32,12 @@ SHARE = 0.5  # the cache may use this share of the memory that the weights leave
 
 
 def engine_chunk(config: Config, platform: str) -> int:
-    """Choose how many prompt tokens a plan prefills: the same number for all prompts and all parts of a prompt.
+    """Choose the chunk size: how many prompt tokens a plan of the scheduler prefills. An engine has only one size.
 
-    A matrix product of a different size may round keys and values differently. With several chunk sizes, the sizes for
-    a prompt would depend on what the prefix cache contains, so the same prompt could give different values later. On an
-    H100, Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit codes), so 512 is faster.
+    A matrix product of a different size may round keys and values differently. With several sizes, the chunks of a
+    prompt would depend on the content of the prefix cache, so the same prompt could give different values later. On an
+    H100, Llama 3.1 8B prefills 512 tokens in 16 ms and 256 tokens in 9 ms (24 and 19 ms with 8-bit weights), so chunks
+    of 512 tokens take less time per token.
     """
     return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 
@@ -53,17 +54,17 @@ def load_engine(
 ) -> BatchingEngine:
     """Load a model and start an engine.
 
-    - `options` are the same as for `model.llama.load_backend`. Of these, the engine uses `context`, `dtype`, `kernels`,
+    - `options` has the options of `model.llama.load_backend`. The engine uses the fields `context`, `dtype`, `kernels`,
       `quantize`, `cache` and `devices`. Several devices share the model by tensor parallelism.
-    - `width` is the number of requests that decode at once. Engines of one width on one kind of machine give the same
-      text for the same request, seed and model; another width may round differently.
+    - `width` is the number of requests that decode at once. For a given request, seed and model, all engines with the
+      same width on the same kind of machine give the same text. An engine with another width may round differently.
     - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
-      `width` contexts, or fewer if these need more than half of the memory that the weights leave free.
+      `width` times the context, or less if this needs more than half of the memory that the weights leave free.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
     - `step_seconds` is how long a step may take before we decide that the device hangs.
 
-    Raises ValueError and MemoryError as `load_backend` does, and ValueError for the reference, for emulated activations
-    and for another way to share the model.
+    Raises ValueError and MemoryError as `load_backend` does. Also raises ValueError if `options` asks for the NumPy
+    reference, for emulated activations, or for a parallelism other than tensor parallelism.
     """
     if options.backend != "jax" or options.emulate_activations or options.parallel != "tensor":
         raise ValueError(

@@ -33,9 +33,9 @@ class EngineDevices(NamedTuple):
     def program(self, run: Callable, arguments: Sequence[Any]) -> tuple[Callable, list[Any]]:
         """Turn `run`, a program of `serving.programs` for one device, into a program for all devices.
 
-        `arguments` are the shapes of the arguments on one device. Returns the program and the shapes of its arguments.
-        Every program returns the sharded state. All programs except `set_row` also return a second result, which is
-        replicated.
+        `arguments` are the shapes of the arguments of `run`. Returns the new program, and the shapes of its arguments
+        over all devices together. Every program returns the sharded state. All programs except `set_row` also return a
+        second result, which is replicated.
         """
         layouts = tuple(self._layout(argument) for argument in arguments)
         shapes = [self.partition.shapes(*pair) for pair in zip(layouts, arguments, strict=True)]

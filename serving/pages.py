@@ -3,10 +3,11 @@
 A page stores the keys and values of `size` consecutive tokens in all layers. A request holds the pages of its tokens,
 in order. Several requests may hold the same page once no request writes to it any more.
 
-The prefix cache is a tree. Its key for a full page of a prompt is the page before it, the tenant and the page's tokens.
-We compare all three, so two prompts cannot be confused as they could with a hash. A page without holders stays in the
-tree until we need its memory, and we evict the page that was released longest ago. A request that holds a page also
-holds all pages before it, and releases the last page first, so an evicted page never has a page after it in the tree.
+The prefix cache is a tree of full pages of prompts. The key of a page has three parts: the page before it in the
+prompt, the tenant (the client's API key), and the page's tokens. We compare the parts themselves, so two prompts cannot
+be confused as they could with a hash. A page that no request holds stays in the tree until we need its memory. Then we
+evict the page that was released longest ago. A request that holds a page also holds all pages before it, and releases
+the last page first, so an evicted page never has a page after it in the tree.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class PagePool:
         return len(self.free) + len(self.idle)
 
     def match(self, tokens: Sequence[int], tenant: str) -> list[int]:
-        """Return the pages in the prefix cache for the beginning of `tokens`. Does not hold them."""
+        """Find the longest prefix of `tokens` in the prefix cache, and return its pages. Adds no holder to them."""
         pages: list[int] = []
         before = NULL_PAGE
         for start in range(0, len(tokens) - self.size + 1, self.size):
@@ -66,9 +67,9 @@ class PagePool:
         return page
 
     def publish(self, page: int, *, before: int, tokens: Sequence[int], tenant: str) -> None:
-        """Put a held page into the tree, after the page `before`. Does nothing if this page is in the tree already.
+        """Put a held page into the tree, after the page `before`. Does nothing if `page` is in the tree already.
 
-        Raises ValueError if the page is not full, or if the tree has another page with the same tokens.
+        Raises ValueError if the page is not full, or if another page with these tokens comes after `before`.
         """
         node = (before, tenant, tuple(tokens))
         if len(tokens) != self.size or self.tree.setdefault(node, page) != page:

@@ -72,7 +72,7 @@ class Logprobs(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Tokens that `decode` drew, with their log-probabilities if `Rows.reports` was set."""
+    """Tokens that `decode` drew, with their log-probabilities if `DecodeArguments.reports` was set, otherwise zeros."""
 
     tokens: Int[Array, "burst rows"]
     logprobs: Logprobs
@@ -120,10 +120,10 @@ def decode(
     config: Config,
     ops: Ops,
 ) -> tuple[State, Decoded]:
-    """Feed each row its known tokens, one per step, and then each token that it has just drawn.
+    """Feed each row its known tokens, one per step, and after them the token that the row drew in the previous step.
 
-    A row ends before its last step if it draws one of its stop tokens, or if its logits are NaN, which `vocab` in place
-    of a token reports. The loop ends once every row has ended.
+    A row ends early if it draws one of its stop tokens, or if its logits are NaN. For NaN, the result has the number
+    `vocab` in place of a token id. The loop ends once every row has ended.
     """
     width, burst = rows.fed.shape
     ids = jnp.arange(width)
@@ -215,7 +215,10 @@ class ServingPrograms(NamedTuple):
 
 @runtime_checkable
 class Spreads(Protocol):
-    """A function that turns a program and its argument shapes for one device into those for several devices."""
+    """A function that turns a program for one device into a program for several devices, and likewise its shapes.
+
+    It takes and returns a pair: the program, and the shapes of its arguments.
+    """
 
     def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...
 

@@ -212,9 +212,9 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Return whether the template writes a message's second call.
+        """Return True if the template writes both tool calls of a message that has two.
 
-        Llama's template refuses it; other templates drop it.
+        Returns False if it refuses such a message, as Llama's template does, or drops the second tool call.
         """
         with_tools = offered is not None
         if with_tools not in self._two_calls:

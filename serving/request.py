@@ -169,8 +169,9 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """Queue a request and return its number. The engine calls `deliver` with each event; it must return soon and
-        not raise.
+        """Queue a request and return its number. The engine calls `deliver` with each event of the request.
+
+        `deliver` must return quickly, and must not raise an exception.
 
         Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary or for too many stop ids.
         """

@@ -6,7 +6,8 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
 1. Requests have a fixed order: by arrival, except that a request of priority p counts as if it had arrived p times
    `patience` plans later. Preemption does not change the order.
 2. Only the first waiting request may begin, so small requests cannot overtake a large one forever. It begins when a row
-   is free, and when the pages for its prompt and a burst are neither held by nor promised to running requests.
+   is free, and when there are enough pages for its prompt and for one burst (the decoding steps of one plan). Pages
+   that running requests hold, or that are reserved for them, do not count.
 3. If the first waiting request comes before the last running one in the order and has a better priority, the last
    running request is preempted. A request never preempts one of its own priority.
 4. A row that needs a page takes an available one. If there is none, the last running request is preempted, which may be
@@ -71,7 +72,7 @@ class Limits:
 
 @dataclass
 class Job:
-    """An unfinished request, and how far it is."""
+    """An unfinished request, and its progress."""
 
     number: int
     request: Request
@@ -90,7 +91,7 @@ class Job:
 
     @property
     def to_read(self) -> int:
-        """The number of prompt tokens that are not prefilled yet. Decoding feeds the last prompt token."""
+        """The number of prompt tokens that are still to prefill, without the last one, which decoding feeds."""
         return max(0, len(self.request.prompt) - 1 - self.computed)
 
     @property
@@ -154,7 +155,11 @@ class Draws(NamedTuple):
 
 
 class News(NamedTuple):
-    """New tokens of a request, and its end if it has ended. The first `skipped` drawn tokens were known before."""
+    """New tokens of a request, and its end if it has ended.
+
+    After a preemption, a plan computes known tokens again. The first `skipped` tokens of its row are such tokens, and
+    `tokens` does not contain them.
+    """
 
     number: int
     tokens: tuple[int, ...]
@@ -196,7 +201,7 @@ class Scheduler:
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
         """End a request, at any time.
 
-        If the current plan contains the request, its results for the request are discarded.
+        If the request is part of the current plan, `done` ignores the tokens that the plan draws for it.
         """
         job = self.waiting.pop(number, None)
         if job is None and (job := self.running.pop(number, None)):
@@ -241,7 +246,7 @@ class Scheduler:
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:
-        """Take the tokens that each request of the plan drew. Returns new tokens and ends of requests."""
+        """Process the tokens that the requests of the current plan drew. Returns new tokens, and requests' ends."""
         plan, self._planned = self._planned, None
         assert plan is not None, "nothing was planned"
         if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -332,7 +337,10 @@ class Scheduler:
         return None
 
     def _adopt(self, job: Job) -> None:
-        """Use pages that other requests published after this request began, if they cover more of its prompt."""
+        """Replace the job's pages by pages of the prefix cache, if these cover more of its prompt.
+
+        Other requests with the same prefix may have published such pages after this request began.
+        """
         prefix = self._match(job)
         if len(prefix) * self.limits.page > job.computed:
             self.pool.hold(prefix)
@@ -353,7 +361,7 @@ class Scheduler:
             self.cancel(job.number, "length")
 
     def _steps(self, job: Job, burst: int) -> int:
-        """Count the steps of a burst that feed a known token of the job or draw a new one."""
+        """Return how many of `burst` decoding steps the job can use: up to its `max_tokens` and the context's end."""
         remaining = job.request.max_tokens - len(job.drawn)
         again = job.known - 1 - job.computed  # known tokens to feed before the newest one
         return min(burst, again + remaining, self.limits.context - job.computed)

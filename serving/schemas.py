@@ -134,7 +134,7 @@ def _fragment(place: Place) -> str:
 def _target(root: dict[str, Any], pointer: str) -> Schema:
     """Return the target of a JSON pointer.
 
-    If the target is missing, returns True, because llguidance reports that error.
+    If the target is missing, returns the schema True, which allows everything: llguidance reports the error later.
     """
     value: Any = root
     for key in unquote(pointer.removeprefix("#")).split("/")[1:]:
@@ -205,7 +205,11 @@ def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
 
 
 def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
-    """Raise ValueError if llguidance might count a repeated name twice, confuse two spellings or find no name."""
+    """Raise ValueError for rules about the names in an object that llguidance does not enforce.
+
+    For `minProperties`, it counts a repeated name twice. It may take another spelling of a declared name for another
+    name, if the name has a control character. It may find no name for a pattern that matches only declared names.
+    """
     declared, required = schema.get("properties"), schema.get("required")
     names = {*declared} if isinstance(declared, dict) else set()
     names |= {name for name in required if _is_text(name)} if isinstance(required, list) else set()
@@ -253,9 +257,7 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Return whether some finite text matches a schema, if some finite text matches every schema for which `ends` is
-    True.
-    """
+    """Return whether some finite text matches a schema. `ends` answers this, as far as known, for its subschemas."""
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

@@ -69,11 +69,11 @@ class TextReader:
         spelled: Mapping[int, str] | None = None,
         channels: Channels | None = None,
     ):
-        """Start an answer. `begins` says whether it begins a text or continues the prompt's text.
+        """Start an answer. If `begins`, the answer is a text of its own; otherwise it continues the prompt's text.
 
-        `begun` are the first tokens of the answer, which the request contains. `stops` are ids that end the answer and
-        have no text. If `shows_end`, the tokens of the answer include the token that ended it. `spelled` maps control
-        tokens to the text that stands for them. `channels` separates reasoning and tool calls from text.
+        `begun` are the first tokens of the answer, if the prompt already ends with them. `stops` are ids that end the
+        answer and have no text. If `shows_end`, the tokens of the answer include the token that ended it. `spelled`
+        maps control tokens to the text that stands for them. `channels` separates reasoning and tool calls from text.
         """
         self.count = 0  # tokens drawn for this answer, including the one that stopped it
         self.stopped = False  # whether a stop string has ended the answer
@@ -149,9 +149,9 @@ class TextReader:
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count the decoded `text`.
+        """Count the characters of the decoded `text`, and decide what the undecided tokens belong to.
 
-        If it is not empty, the undecided tokens belong to it; otherwise to a channel's header.
+        They belong to `text`, or, if it is empty, to a channel's header, which the answer does not show.
         """
         self._decoded += len(text)
         if text:

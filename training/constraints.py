@@ -20,7 +20,7 @@ ROUNDED = ("q8", "q8_row", "q4")  # schemes of integers, which all weights can l
 
 
 class Constraint(NamedTuple):
-    """A function that each tensor passes before the model uses it, and arrays that the function needs."""
+    """A function that changes each trained tensor before the model uses it, and arrays that the function needs."""
 
     arrays: Any
     apply: Callable[[str, Array, Any], Array]  # takes the tensor's name, the tensor, and `arrays`
@@ -37,9 +37,10 @@ def rounding(checkpoint: Checkpoint, scheme: str) -> Constraint:
 
 
 def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) -> Float[Array, "rows cols"]:
-    """Round a matrix to integers up to `largest` times a scale per `group` columns (None: per row).
+    """Round a matrix to multiples of a scale, from -`largest` to `largest` times it.
 
-    The scale makes the largest weight of a group `largest`, so nothing is clipped, and every gradient passes.
+    Each group of `group` columns of a row has its own scale; None: each row has one scale. The weight with the largest
+    magnitude in a group is `largest` times the scale. So no weight is clipped, and the gradient passes every weight.
 
     >>> rounded(jnp.array([[0.5, -1.75, 0.1]]), None, 7)
     Array([[ 0.5 , -1.75,  0.  ]], dtype=float32)
@@ -54,10 +55,10 @@ def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) 
 
 
 def pruning(checkpoint: Checkpoint, kept: float | tuple[int, int]) -> Constraint:
-    """Keep the largest weights of each matrix of the blocks: a share `kept` of them, or n of every m.
+    """Set the smallest weights of each matrix in the blocks to 0, and keep them at 0 during training.
 
-    The masks come from the weights at the start and stay. Raises CheckpointError if the rows of a matrix do not fill
-    groups of m.
+    `kept` is the share of weights to keep, or a pair (n, m): keep n of every m weights. The masks depend only on the
+    weights at the start. Raises CheckpointError if the number of columns of a matrix is no multiple of m.
     """
     masks = {}
     for weight in weights(checkpoint.config):

@@ -7,10 +7,11 @@
     {"prompt": ..., "chosen": ..., "rejected": ...}              a preference: two completions of one prompt
     {"prompt": ..., "answer": "..."}                             a question, and the answer that earns the reward
 
-A chat template says which characters of a conversation are the assistant's: it has `{% generation %}` around them, or
-we render the conversation up to each answer and with it. What the second rendering adds is the answer. This needs
-each rendering to begin with the one before. A template for which this is false (some drop earlier thoughts) is refused;
-no text counts by accident. An answer ends with the token that ends a turn, since the model must learn to stop.
+A chat template says which characters of a conversation are the assistant's. Some templates have `{% generation %}` tags
+around them. For other templates, we render the conversation twice for each answer: up to the answer, and with it. The
+text that the second rendering adds is the answer. This is right only if each rendering begins with the rendering before
+it. We refuse a template that breaks this rule (some drop earlier thoughts), so no other text counts by mistake. An
+answer ends with the token that ends a turn, since the model must learn to stop.
 """
 
 import json
@@ -62,7 +63,7 @@ class Reader:
     end: int | None  # the id that ends a text
 
     def example(self, line: dict[str, Any]) -> Example:
-        """Make the example of a line. Raises ValueError for a line of another form."""
+        """Make an example of a line with text, prompt and completion, or messages. Other lines raise ValueError."""
         match line:
             case {"messages": messages}:
                 return self.conversation(_messages(messages))
@@ -113,9 +114,10 @@ class Reader:
         return Example([*before, *ids], [0.0] * len(before) + [1.0] * len(ids))
 
     def conversation(self, messages: Messages, *, first: int = 0, last: bool = False) -> Example:
-        """Make an example of a conversation, in which the answers from message `first` on count.
+        """Make an example of a conversation. The loss counts the answers from message `first` on.
 
-        With `last`, only the last message counts. Raises ValueError if the template cannot say what counts.
+        With `last`, it counts only the last message. Raises ValueError if the template does not show which text is an
+        answer.
         """
         if self.template is None:
             raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
@@ -138,7 +140,10 @@ class Reader:
         return self.template.render(messages, add_generation_prompt=prompt)
 
     def _by_prefixes(self, messages: Messages, answers: Sequence[int]) -> list[tuple[MarkedText, bool]]:
-        """Split a rendered conversation into pieces, and tell for each whether it is an answer that counts."""
+        """Split a rendered conversation into pieces. Returns each piece, and whether it is one of the `answers`.
+
+        `answers` has the indices of the messages that count.
+        """
         assert self.template
         pieces: list[tuple[MarkedText, bool]] = []
         done = marked("")
@@ -161,7 +166,10 @@ class Reader:
         return pieces
 
     def _tagged(self, messages: Messages) -> list[tuple[MarkedText, bool]]:
-        """Split a rendered conversation into pieces by the template's `{% generation %}` tags."""
+        """Split a rendered conversation at the template's `{% generation %}` tags.
+
+        Returns each piece, and whether it is an answer.
+        """
         assert self.template
         expected = self._render(messages)
         if BEGIN in plain(expected) or END in plain(expected):
@@ -181,7 +189,7 @@ class Reader:
         return pieces
 
     def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
-        """Encode each piece after the pieces before it. An answer counts up to the last token that ends a turn."""
+        """Encode the pieces as one text. An answer counts up to its last token that ends a turn."""
         special, stops = SpecialTokens(self.tokenizer), turn_stops(self.tokenizer, self.template)
         ids: list[int] = []
         weights: list[float] = []
@@ -197,7 +205,7 @@ class Reader:
 
 
 def _with_marks(source: str) -> str:
-    """Write a mark after each generation tag, so that the white space that the tag strips stays stripped."""
+    """Insert code into a template that prints a mark at each generation tag. Each tag strips white space as before."""
 
     def with_mark(tag: re.Match[str]) -> str:
         mark = END if tag[1] else BEGIN
@@ -267,9 +275,10 @@ def read_data[Read](
     *,
     eos: int | None = None,
 ) -> list[Read]:
-    """Read each line of a JSON lines file, for example by `Reader.example`.
+    """Read a JSON lines file. `read` converts each line, for example `Reader.example`.
 
-    `eos` is the id that ends a text; None: find it in the tokenizer. Raises CheckpointError with the line's number.
+    `eos` is the id that ends a text; None: find it in the tokenizer. If `read` refuses a line, raises CheckpointError
+    with the line's number.
     """
     end = end_of_text(tokenizer, {}) if eos is None else eos
     examples: list[Read] = []
@@ -286,9 +295,9 @@ def read_data[Read](
 
 
 def marked_text(tokenizer: Tokenizer, example: Example) -> str:
-    """Spell an example as text, with « and » around the tokens that the loss counts. Control tokens have their names.
+    """Convert an example to text, with « and » around the tokens that the loss counts. Control tokens have their names.
 
-    The first token is predicted by nothing, so it never counts.
+    The first token never counts, because the model does not predict it.
     """
     names = {id: name for name, id in tokenizer.special.items()}
     pieces, run, counted = [], [], False

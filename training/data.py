@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[np.ndarray, "batch predicted"]:
-        """Whether the loss counts the prediction of an id, for each id after the first."""
+        """A mask of the predictions that the loss counts. It begins with the second id, the first that is predicted."""
         return self.weights[:, 1:] > 0
 
 
@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Digests of all that the documents depend on besides the recipe, by a word for it, such as "text"."""
+        """Digests of everything except the recipe that determines the documents. The keys are words such as "text"."""
         ...
 
     @property
@@ -152,7 +152,7 @@ def end_of_text(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> int | None:
 
 
 def digest(*parts: bytes) -> str:
-    """Return the SHA-256 of byte strings, each after its length.
+    """Return the SHA-256 of byte strings. The length of a string is hashed before it, so the boundaries matter, too.
 
     >>> digest(b"ab", b"c") == digest(b"a", b"bc")
     False
@@ -164,7 +164,7 @@ def digest(*parts: bytes) -> str:
 
 
 def tokenizer_digest(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str:
-    """Return a digest of a tokenizer: of its pieces and control tokens, and of its files among `files`."""
+    """Return a digest of a tokenizer: its pieces, its control tokens, and all `files` except chat templates."""
     pieces = json.dumps([tokenizer.piece(id) for id in range(tokenizer.vocab)])
     control = json.dumps([dict(sorted(tokenizer.special.items())), tokenizer.bos])
     own = [files[name] for name in sorted(files) if not name.endswith(".jinja")]
@@ -207,8 +207,9 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:
-    """Round a length up to one of `lengths`, or above them to a power of two. With few lengths, few programs are
-    compiled.
+    """Round a length up to one of `lengths`, or to a power of two if all of them are smaller.
+
+    With few different lengths, few programs are compiled.
 
     >>> padded(225, LENGTHS), padded(257, LENGTHS), padded(257, COARSE), padded(1025, COARSE)
     (256, 288, 384, 2048)

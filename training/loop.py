@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A training, for the loop."""
+    """A training: everything that the loop needs to run it."""
 
     steps: int
     tensors: Tensors  # to train, at the start
@@ -195,7 +195,10 @@ class _Loop:
         return totals if self._ahead else jax.block_until_ready(totals)
 
     def finish(self, *, everything: bool) -> StepReport | None:
-        """Wait for the submitted steps, except the ones that may run ahead, and report each; return the last report."""
+        """Wait for submitted steps, and report each. Returns the last report.
+
+        Unless `everything` is set, the latest steps, up to `steps_ahead`, may still run.
+        """
         latest = None
         while len(self._waiting) > (0 if everything else self._ahead):
             latest = self._finish(self._waiting.popleft())

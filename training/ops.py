@@ -23,7 +23,7 @@ def attend_whole(
     window: int | None,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
-    """Attend like `ops.attend`, for a cache with exactly these sequences, from their first token.
+    """Attend like `ops.attend`, if the cache contains only the tokens of this call, from position 0 on.
 
     On a CPU, this function and its gradient are twice as fast as `ops.attend`.
     """

@@ -1,7 +1,7 @@
 """Packing: several short documents in one row of a batch, so that little of it is padding.
 
-`reference.packing` defines a row: tokens attend only to their own document, and positions begin at 0 in each. So the
-loss and its gradient are those of the separate documents.
+`reference.packing` defines a row: tokens attend only to their own document, and positions begin at 0 in each document.
+So the loss and its gradient are the same as for separate documents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from llamaspec.training.data import Example
 
 
 class PackedBatch(NamedTuple):
-    """Rows of documents, padded at the end of each row. A document begins at each position 0."""
+    """Rows of documents, padded at the end of each row. A document begins wherever the position is 0."""
 
     ids: Int[np.ndarray, "batch seq"]
     at: Int[np.ndarray, "batch seq"]  # positions within the documents

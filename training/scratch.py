@@ -69,9 +69,9 @@ def train(
 ) -> Path:
     """Train a model, and return its directory.
 
-    With `resume`, training continues from the last checkpoint in `out`. `devices` share the documents of a step. With
-    `fsdp`, they also share weights and optimizer state; otherwise each device has a copy. `report` is called, and
-    errors are raised, as in `loop.run`. Also raises ValueError for an invalid recipe.
+    With `resume`, training continues from the last checkpoint in `out`. `devices` is the number of devices that share
+    the documents of a step. With `fsdp`, they also share weights and optimizer state; otherwise each device has a copy.
+    Calls `report` and raises exceptions as `loop.run` does. Also raises ValueError for an invalid recipe.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))

@@ -41,8 +41,8 @@ def compile_step(loss: Callable, transform: optax.GradientTransformation, *, pla
     def update(trained: Tensors, state: optax.OptState, gradient: Tensors, count: Array):
         """Take an optimizer step for the mean loss of `count` predictions.
 
-        Returns the tensors, the optimizer's state, and whether the gradient is finite. If it is not, the step is
-        skipped, and tensors and state do not change.
+        Returns the tensors, the optimizer's state, and whether the gradient is finite. For a gradient with NaN or
+        infinity, tensors and state do not change.
         """
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(slope)) for slope in jax.tree.leaves(gradient)]))
 

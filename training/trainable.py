@@ -49,7 +49,7 @@ def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constr
 
 
 def write_checkpoint(base: Checkpoint, tensors: Tensors, folder: Path) -> None:
-    """Write trained weights as a model with the files of `base`. Weights that were codes become float32."""
+    """Write trained weights as a model with the files of `base`. Weights that `base` quantizes become float32."""
 
     def tensor(name: str, stored: Tensor) -> Tensor:
         dtype = np.dtype(np.float32) if stored.codes else stored.dtype
@@ -73,10 +73,10 @@ def adapters(
     base: str,
     progress: Progress = no_progress,
 ) -> Trainable:
-    """Train LoRA adapters of the matrices `parts`; the model's own weights stay as they are, in `dtype` or in codes.
+    """Train LoRA adapters of the matrices `parts`. The model's own weights are frozen, in `dtype` or quantized.
 
-    A begins uniformly at random within 1 / sqrt(cols), as in PEFT, and B is 0, so the first step starts from the model
-    itself. `base` is the name of the model that the adapter's files state.
+    At the start, matrix A is uniform within 1 / sqrt(cols) of 0, as in PEFT, and matrix B is 0. So the adapted model
+    first equals the base model. `base` is the name of the base model in the adapter's files.
     """
     config = checkpoint.config
     weights = adaptable(config, parts)

@@ -1,4 +1,4 @@
-"""Fine-tuning: a model learns from examples, all of its weights or a low-rank adapter.
+"""Fine-tuning: training a model's weights, or a low-rank adapter for them, on examples.
 
 DIR/step-00000100.safetensors                            the last two checkpoints: trained tensors and optimizer
 DIR/adapter_config.json, adapter_model.safetensors       at the end, of an adapter, in PEFT's format
@@ -102,7 +102,7 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
     if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
         raise ValueError("prune is for training all weights, without lora and quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
-        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
+        raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
         check_at_least_one(accumulate=recipe.accumulate)
     if recipe.context is not None:
@@ -110,7 +110,9 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
 
 
 def split(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Split examples into those to train on, and every twentieth, which is held out. Few examples are all trained on.
+    """Split examples into two lists: to train on, and held out. Every twentieth example is held out.
+
+    With fewer than 20 examples, none is held out.
 
     >>> [len(part) for part in split(range(40))], [len(part) for part in split(range(19))]
     ([38, 2], [19, 0])
@@ -121,7 +123,7 @@ def split(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def chosen(count: int, step: int, *, batch: int, seed: int) -> list[int]:
-    """Choose the examples of a step: each epoch takes all of them once, in its own order.
+    """Return the indices of a step's examples. Each epoch uses all `count` examples once, in a new random order.
 
     >>> sorted(chosen(4, 0, batch=2, seed=0) + chosen(4, 1, batch=2, seed=0))
     [0, 1, 2, 3]
@@ -133,7 +135,11 @@ def chosen(count: int, step: int, *, batch: int, seed: int) -> list[int]:
 
 
 def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> int:
-    """Return the tokens of a row: the recipe's, or the smallest usual length for the longest example, up to `most`."""
+    """Return the number of tokens in a row of a batch.
+
+    This is `recipe.context` if it is set, otherwise the smallest of `LENGTHS` that fits the longest example, but at
+    most `most`.
+    """
     if recipe.context is not None:
         return recipe.context
     longest = max(len(example.ids) for example in examples)
@@ -141,7 +147,7 @@ def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> in
 
 
 def check_examples(path: str | Path, examples: Sequence[Example], context: int) -> None:
-    """Raise CheckpointError if a row of `context` tokens cuts all counted tokens off some example."""
+    """Raise CheckpointError if an example has no token that the loss counts among its first `context` tokens."""
     for number, example in enumerate(examples, 1):
         if not any(weight > 0 for weight in example.weights[1:context]):
             raise refused(
@@ -184,7 +190,7 @@ def tune(
     """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
 
     `base` is the name of the model, for the adapter's files. `teacher` is for the method distill; None: the model
-    itself. `report` and the errors are those of `loop.run`. Raises ValueError for an invalid recipe, and
+    itself. Calls `report` and raises exceptions as `loop.run` does. Also raises ValueError for an invalid recipe, and
     CheckpointError for a file that cannot be used.
     """
     out = Path(out)
@@ -251,7 +257,7 @@ class TaskParts(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """A model to tune, and how."""
+    """A model to fine-tune, and the settings for it."""
 
     checkpoint: Checkpoint
     student: Checkpoint  # the checkpoint, or some of its layers
@@ -291,7 +297,7 @@ class Lesson(NamedTuple):
         return TaskParts(objective.loss, objective.sums, frozen, documents, evaluate)
 
     def rewards(self, questions: list[Any]) -> TaskParts:
-        """Make the parts for the method reward, in which the model writes the documents of each step."""
+        """Make the parts for the method reward: the model itself writes the answers of each step."""
         recipe, trainable = self.recipe, self.trainable
         rows, length = self.static["rows"], self.static["length"]
         sampler = Sampler(
@@ -318,13 +324,17 @@ class Lesson(NamedTuple):
 
 
 def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
-    """Choose the rows of a batch: a step's examples in `accumulate` parts, or 1 on a CPU and 8 elsewhere."""
+    """Choose the number of rows per batch.
+
+    If `recipe.accumulate` is set, a step has this many batches. Otherwise a batch has 1 row on a CPU, and up to 8 rows
+    on other devices. Raises ValueError if the recipe's quantize, prune and lora do not fit together.
+    """
     if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
         raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
     if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
         raise ValueError("prune is for training all weights, without lora and quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
-        raise ValueError(f"prune must be between 0 and 1, or n of m weights, got {recipe.prune}")
+        raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
         return -(-recipe.batch // recipe.accumulate)
     return 1 if platform == "cpu" else min(8, recipe.batch)

@@ -1,4 +1,4 @@
-"""Adapters: wrap a kernel with another signature, so that it can be called like the definition.
+"""Adapters: wrap a kernel with another signature, so that we can call it with the arguments of the definition.
 
     @adapt("attention_prefill", "out: q", "q: b t h d -> b h t d", "k: b s g d -> b g s d", "v: b s g d -> b g s d",
            "start=offsets", "window=window", returns="b h t d -> b t h d")

@@ -40,7 +40,10 @@ class Claim(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One draw for a law, which may call the candidate again with some arguments changed."""
+    """The inputs and results of one draw, for checking a law.
+
+    A law may call the candidate again, with changed arguments.
+    """
 
     arguments: Arguments
     outputs: tuple[np.ndarray, ...]

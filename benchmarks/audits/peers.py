@@ -261,7 +261,7 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option(
     "--llama-server",
     metavar="PROGRAM",
-    help="Path of llama.cpp's server program. Compares only the two servers, under load.",
+    help="Path of llama.cpp's server program. Only compares this server with llamaspec's, under load.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--tiny", is_flag=True, help="Use a model of 2 layers to test this program; the numbers mean nothing.")

@@ -143,7 +143,7 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
 
 
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
-    """Return the shapes of a model with matrices stored in this form."""
+    """Return the shapes of a model with matrices in the form `stored`, and RoPE tables for `positions`."""
 
     matrices = quantizable(config)
 

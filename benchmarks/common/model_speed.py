@@ -53,10 +53,9 @@ def compile_programs(
 ) -> TimedPrograms:
     """Compile a model's programs for the default device, as `model.running.programs` does.
 
-    `options` replace some of the options of XLA.
-
-    `capacity` counts the tokens of a sequence and the padding of its last chunk. If `chunk` is 0, we compile no
-    prefill.
+    `capacity` counts the tokens of a sequence and the padding of its last chunk. `chunk` is the number of tokens in a
+    prefill chunk; if it is 0, we compile no prefill. `burst` is the largest number of tokens in a decoding call.
+    `options` are XLA's options, by default the ones of `model_options`.
     """
     platform = jax.default_backend()
     keep_heaps_small(config, platform=platform)
@@ -136,12 +135,15 @@ def decode_seconds(
     context: int,
     effort: Effort,
 ) -> Seconds:
-    """Time one greedy step of `decoding`."""
+    """Time full bursts of greedy decoding after `context` tokens. Returns seconds per step."""
     return measure(decoding(programs, params, context=context), effort).over(programs.burst)
 
 
 def prefilling(programs: TimedPrograms, params: Params, *, tokens: int) -> Callable[[], Any]:
-    """Make a function that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many tokens."""
+    """Make a function that prefills a prompt of `tokens` tokens, chunk by chunk.
+
+    Raises ValueError if the cache is too small for the prompt and the padding of its last chunk.
+    """
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
         raise ValueError(
@@ -167,7 +169,7 @@ def prefilling(programs: TimedPrograms, params: Params, *, tokens: int) -> Calla
 
 
 def prefill_seconds(programs: TimedPrograms, params: Params, *, tokens: int, effort: Effort) -> Seconds:
-    """Time a call of `prefilling`."""
+    """Time the prefill of a prompt of `tokens` tokens."""
     return measure(prefilling(programs, params, tokens=tokens), effort)
 
 

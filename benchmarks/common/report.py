@@ -38,14 +38,15 @@ def in_a_line(error: Exception) -> str:
 
 
 def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
-    """Make a row of a measured time, and of the bytes and operations of the work that was timed."""
+    """Make a row with a measured time, and with the bytes and operations of the timed work."""
     return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}
 
 
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
-    """Add bytes and operations per second to a timed row, also relative to the measured rates of the machine.
+    """Add speeds to a timed row: bytes and operations per second, also compared with the machine's measured rates.
 
-    `share` is relative to the copy bandwidth. `of_floor` is relative to the speed that bandwidth and matrix rate allow.
+    `share` is bytes per second relative to the copy bandwidth. `floor` is the least time that the machine's bandwidth
+    and matrix rate allow, and `of_floor` is this time relative to the median time. Other rows are returned unchanged.
     """
     if "median" not in row or "bytes" not in row:
         return row

@@ -61,9 +61,10 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:
-    """Count the launches per layer, of our kernels and the compiler's, from programs with few and many layers.
+    """Count the kernel launches per layer, ours and the compiler's, from programs with few and with many layers.
 
-    The count is rounded, because some launches are for all layers together, such as copies of pointers.
+    This is the difference in launches, divided by the difference in layers. The count is rounded, because some launches
+    are for all layers together, such as copies of pointers.
     """
     few, many = layers
     return round((len(full.launches) - len(short.launches)) / (many - few))
@@ -74,8 +75,8 @@ def broken_by_step(
 ) -> Iterator[str]:
     """Yield the broken gates of a decode step, compiled with few layers and with all of them.
 
-    `cache` is the number of bytes that must be updated in place. `plain` is the number of ops of a layer without a
-    kernel for this model; each of these takes one more launch.
+    `cache` is the number of bytes that must be updated in place. `plain` is the number of ops per layer for which
+    our kernels refuse this model; each of these ops may take one more launch.
     """
     if (launched := kernels_a_layer(short, full, layers)) > KERNELS_A_LAYER + plain:
         yield f"expected at most {KERNELS_A_LAYER + plain} kernels per layer, got {launched}"

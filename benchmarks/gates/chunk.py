@@ -51,7 +51,10 @@ def compile_chunk(name: str) -> ChunkFacts:
 
 
 def broken_by_chunk(chunk: ChunkFacts) -> list[str]:
-    """List the broken gates of a chunk. Its last layer has only one product, which computes keys and values."""
+    """List the broken gates of a chunk.
+
+    The last layer needs only one product, for keys and values, because a chunk computes no logits.
+    """
     expected = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
     if (chunk.calls, chunk.kernels) != (expected, 0):
         return [f"expected {expected} calls of cuBLASLt, got {chunk.calls} calls and {chunk.kernels} kernels of XLA"]

@@ -57,9 +57,9 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 
 
 def _thunks(folder: Path) -> Path:
-    """Find the file in which XLA lists its thunks (units of work) after its passes.
+    """Find XLA's final list of thunks (units of work), in the dump of a compilation.
 
-    If no pass changed the program, there is only the list before the passes.
+    If no thunk pass changed the list, XLA writes only the list from before these passes.
     """
     (first,), last = folder.glob("*.thunk_sequence.txt"), [*folder.glob("*.thunk_sequence_after_thunk_passes.txt")]
     return last[0] if last else first

@@ -29,10 +29,10 @@ def profiled(
 ) -> tuple[dict[str, list[Row]], Trace]:
     """Profile a prompt of `context` tokens and a decoding step after it.
 
-    Returns the rows of both, the longest time first, and the trace. Of several runs, we report the one with the median
-    time. The times of a step are averages over a burst. The ops of the programs must have names from
-    `model.insight.profile.named`. On a GPU, a second run of the same programs without CUDA graphs (`without_graphs`)
-    gives kernels their names.
+    Returns the rows for both, sorted by time from the longest, and the trace. Of several runs, we report the one with
+    the median time. The times of a step are averages over all steps of one call. `model.insight.profile.named` must
+    have named the ops of the programs. On a GPU, CUDA graphs hide the names of kernels, so we take the names from a run
+    of `without_graphs`, the same programs without CUDA graphs.
     """
     trace = _traced(programs, params, context=context, runs=RUNS)
     named = without_graphs or programs
@@ -76,7 +76,8 @@ def _rows(
 ) -> list[Row]:
     """Divide the time of a span among the parts of the model.
 
-    `program` is the compiled program that ran in `names`, or in `trace` if `names` is None.
+    `names` is a trace with the names of kernels; None: `trace` has them. `program` is the compiled program that ran
+    in the trace with the names. `read` has the bytes that each part reads, and `steps` the number of steps in a span.
     """
     runs = [events_of(trace, f"{span} {run}") for run in range(RUNS)]
     ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]

@@ -96,7 +96,7 @@ def planned(
 def describe_suite(suite: str, *, context: int | None, batch: int, backend: BackendName = "jax", **chosen: Any) -> str:
     """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU how many ops have no kernel.
 
-    Raises as `choose_model` does, and ValueError for more tokens than the model can hold.
+    Raises the errors of `choose_model`, and ValueError for a context that the model cannot hold.
     """
     if backend == "reference":
         return BY_REFERENCE
@@ -250,7 +250,11 @@ def decode_row(
     name: str = "greedy",
     options: SamplingOptions = GREEDY,
 ) -> Row:
-    """Time decoding. If weights come from memory, we also measure the read bandwidth in each round, since it varies."""
+    """Time decoding after `context` tokens.
+
+    If the weights do not fit in the processor's cache, we also measure the read bandwidth in each round, because it
+    varies.
+    """
     call = decoding(programs, params, context=context, options=options)
     middle = context + programs.burst / 2
     cost = decode_cost(params, subject.config, position=middle, batch=programs.batch)
@@ -317,9 +321,10 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add rates, also relative to the machine's rates, and the floor: the least time that these rates allow.
+    """Add speeds, also relative to the machine's rates, and the floor: the least time that the machine's rates allow.
 
-    If a processor's cache of `cache` bytes holds all that is read, memory bandwidth does not count for the floor.
+    `cache` is the size of the processor's cache in bytes. If the row's bytes come from this cache, the floor ignores
+    memory bandwidth.
     """
     if row["what"] == "breakdown":
         parts = row["parts"]["decode"]

@@ -68,10 +68,10 @@ def all_reduce_rows(devices: int) -> list[dict[str, float]]:
 
 
 def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float]:
-    """Fit the time 2 (n - 1) (alpha + beta m / n) of a ring of n devices that sum arrays of m bytes.
+    """Fit the time 2 (n - 1) (alpha + beta m / n) of an all-reduce of m bytes in a ring of n devices.
 
-    We compute alpha from the fastest array, and beta from the largest. If the largest array is the fastest, as may
-    happen on a busy machine, beta comes from its whole time.
+    alpha comes from the least time of all rows. beta comes from the time of the largest array, minus this least time.
+    On a busy machine the largest array may be the fastest. Then beta comes from its time without the subtraction.
 
     >>> fitted = constants([{"bytes": 0, "seconds": 2e-6}, {"bytes": 10**9, "seconds": 0.01}], 2)
     >>> round(fitted["alpha"] * 1e6, 3), round(1 / fitted["beta"] / 1e9)
@@ -122,7 +122,7 @@ def random_backend(subject: TimedModel, *, devices: int, context: int) -> Parall
 
 
 def decode_row(backend: JaxBackend, *, position: int, vocab: int) -> dict[str, Any]:
-    """Time greedy steps after `position` tokens, and a chunk of a prompt."""
+    """Time greedy decoding steps after `position` tokens, and one prefill chunk at position 0."""
     options, seen = SamplingOptions(temperature=0), np.zeros(vocab, bool)
     cache, burst = backend.start(), min(backend.burst, backend.capacity - position)
     began = time.perf_counter()

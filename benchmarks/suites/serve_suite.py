@@ -126,8 +126,8 @@ def measure_rates(
     """Measure a server with all requests at once, then at each rate in requests per second.
 
     Without `rates`, we use `SHARES` of the rate that the server reached with all requests at once. `open_server` makes
-    a context manager that yields a `Served`. If `metrics`, it is our server, and each run has another cache salt, so
-    that it finds nothing in the cache. Another server has no salt: we start it again for each run.
+    a context manager that yields a `Served`. If `metrics`, this is our server. Each run then has its own
+    cache salt, so it finds no prompts of earlier runs in the cache. We start any other server again for each run.
     """
     rows: list[dict[str, Any]] = []
     texts: list[str] | None = None

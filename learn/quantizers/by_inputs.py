@@ -26,7 +26,7 @@ class CalibratedQuantizer(NamedTuple):
 
 
 def _scaled(w: Matrix, s: np.ndarray, name: str) -> StoredMatrix:
-    """Quantize w diag(s) by a scheme, and divide the result by s.
+    """Multiply each column of w by its factor in s [cols], quantize by the scheme `name`, and divide by s again.
 
     The product and the quotient are rounded to float64.
     """

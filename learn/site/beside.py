@@ -19,7 +19,9 @@ class Pair(NamedTuple):
 
 
 def pairs(source: str) -> list[Pair]:
-    """Split the source of a module into pairs. Code without a docstring becomes part of the previous pair.
+    """Split the source of a module into pairs of docstrings and code, one for each function and class.
+
+    The first pair is for the module itself. Code without a docstring becomes part of the previous pair.
 
     >>> [pair.name for pair in pairs('"Doc."\\nimport a\\ndef f():\\n    "F."\\ndef _g():\\n    pass')]
     ['', 'f']

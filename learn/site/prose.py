@@ -19,7 +19,7 @@ def to_html(text: str, links: Mapping[str, str]) -> str:
 
 
 def inline(text: str, links: Mapping[str, str]) -> str:
-    """Render code in backquotes, emphasis and addresses of one paragraph, and escape everything else."""
+    """Render a paragraph as HTML: code in backquotes, emphasis and addresses. Everything else is escaped."""
     done, rendered = 0, ""
     for match in INLINE.finditer(text):
         rendered += html.escape(text[done : match.start()], quote=False)
@@ -36,7 +36,7 @@ def inline(text: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each block. Indented lines with only blank lines between them form one block."""
+    """Yield the lines of each block: a paragraph, an example, or indented lines, which may have blank lines between."""
     block: list[str] = []
     for line in text.splitlines():
         example = bool(block) and block[0].startswith(">>>")

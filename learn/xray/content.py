@@ -125,7 +125,10 @@ def _attention(trace: Trace) -> dict[int, str]:
 def _continuations(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Let a small model continue the text with each scheme. Returns the tokens and the divergence of each scheme."""
+    """Let a small model, quantized by each scheme, continue the text.
+
+    Returns the tokens and the KL divergence by scheme. Both are empty for a large model.
+    """
     texts: dict[str, list[str]] = {}
     divergence: dict[str, float] = {}
     if not small(recording.config):

@@ -38,7 +38,7 @@ class Listing(NamedTuple):
 
 
 class Runs:
-    """A recorder that calls definitions, and keeps a listing for each function."""
+    """Calls functions of `reference/`, and keeps a `Listing` of the first call of each function."""
 
     def __init__(self) -> None:
         self.listings: list[Listing] = []

@@ -43,7 +43,7 @@ OUTPUTS: dict[tuple[str, str], tuple[str, Axes]] = {
 
 
 class Rerun:
-    """Runs the definitions of each op with the recorded inputs of one token, and keeps the executed lines."""
+    """Runs the definitions of each op with the recorded inputs of one token, and keeps results and executed lines."""
 
     def __init__(self, recording: Recording, position: int):
         self._recording, self._position = recording, position

@@ -1,6 +1,6 @@
 """Our ops in plain JAX, and in the variants for CPUs, with the signatures of the reference.
 
-Each of these ops can be called separately. The walk through models verifies the fused ops of a block.
+Each of these ops can be called separately. `verify.judging.walk` verifies the fused ops of a block.
 """
 
 from dataclasses import replace

@@ -45,13 +45,13 @@ class Channels:
         self._kind: Literal["answer", "thought", "call"] = "answer"
 
     def ends_character(self, token: int) -> bool:
-        """Return whether `token` is a control token. An unfinished character before a control token cannot continue."""
+        """Return whether `token` is a control token. If so, it also ends an incomplete UTF-8 character before it."""
         return token in self._controls
 
     def feed(self, token: int, text: str) -> ChannelText:
         """Process a token and its text.
 
-        For a control token, `text` is the unfinished character before the token, or "".
+        For a control token, `text` is the incomplete UTF-8 character before the token, or "" if there is none.
         """
         control = self._controls.get(token)
         if control is None:

@@ -87,7 +87,7 @@ class Chat:
 
     @property
     def context(self) -> int:
-        """The largest number of tokens in the conversation."""
+        """The largest number of tokens that the conversation may have."""
         return self._llama.context
 
     def instruct(self, system: str | None) -> None:
@@ -96,12 +96,14 @@ class Chat:
         self.reset()
 
     def make_room(self, text: str, *, answer: int) -> int:
-        """Forget the oldest turns if `text` and `answer` tokens do not fit. Returns the number of forgotten turns.
+        """Forget the oldest turns if the next question and its answer would not fit in the context.
 
-        `text` is the next question. We reserve room for `answer` tokens, but at most a quarter of the context. After we
-        forget turns, the model computes the remaining conversation again. So that this does not happen at every turn,
-        we forget enough turns to free half of the context. If the question does not fit even then, we forget nothing,
-        and `reply` will raise ValueError. Raises ValueError if the template refuses the conversation.
+        `text` is the question, and `answer` is the largest number of tokens in the answer. We reserve room for the
+        answer, but at most a quarter of the context. Returns the number of forgotten turns.
+
+        After we forget turns, the model computes the remaining conversation again. So that this does not happen at
+        every turn, we forget enough turns to free half of the context. If the question does not fit even then, we
+        forget nothing, and `reply` will raise ValueError. Raises ValueError if the template refuses the conversation.
         """
         self._settle()
         room = min(answer, self.context // 4)

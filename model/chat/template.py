@@ -72,8 +72,8 @@ class ChatTemplate:
         tools, we render the model's template named tool_use if it has one. A message may have its reasoning under any
         key in `THOUGHTS`.
 
-        Each rendering runs in its own process, which is killed if it takes too much time or memory. Without `workers`,
-        every rendering starts Python, which takes a tenth of a second.
+        Each rendering runs in its own process, which is killed if it takes too much time or memory. If the template has
+        no `workers`, every rendering starts a Python process, which takes a tenth of a second.
 
         Raises CheckpointError if the template fails or refuses the conversation, and CannotRender if the machine lacks
         memory or time. The message is one line and names the template.

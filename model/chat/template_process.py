@@ -61,9 +61,10 @@ class TemplateWorker:
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
-        """Ask for a rendering. Returns the answer, which may be cut short, and the exit status of the worker's child.
+        """Ask for a rendering. Returns the answer, which may be cut short, and the child's exit status.
 
-        Raises WorkerEnd if the worker itself has ended, and TimeoutError if the worker took too long and was killed.
+        The child is the process that the worker forked for this rendering. Raises WorkerEnd if the worker itself has
+        ended, and TimeoutError if the worker took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:
@@ -126,7 +127,7 @@ class TemplateWorker:
 
 
 class Workers:
-    """Keeps workers between renderings, until `close`. Threads may render at the same time, each with a worker."""
+    """Keeps workers between renderings, until `close`. Threads may render in parallel, each with its own worker."""
 
     def __init__(self):
         """Start no process yet. The first rendering of each template starts one."""

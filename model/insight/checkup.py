@@ -82,7 +82,7 @@ def check_up(
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
     """Open a checkpoint. If tie_word_embeddings contradicts the weights, also return a fault.
 
-    If its value causes an error, we open the checkpoint with the other value.
+    If the checkpoint cannot be opened with the value in config.json, we open it with the other value.
     """
     try:
         checkpoint = open_checkpoint(model)

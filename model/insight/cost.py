@@ -49,9 +49,10 @@ def decode_cost(
     """Return the cost of one decoding step of `batch` sequences, each with `position` earlier tokens.
 
     Every weight is read once, and takes two operations per token. If the embedding is not also the head, one row of the
-    embedding is read per token. For experts we count the expected number that is read (`experts_read`). Every key and
-    value that a layer attends to is read once, and takes two operations per query head. The cache has the embedding's
-    dtype, unless `cache_dtype` is given.
+    embedding is read per token. For experts we count the expected number that is read (`experts_read`).
+
+    Every number in the keys and values that a layer attends to is read once, and takes two operations for each query
+    head that uses it. The cache has the embedding's dtype, unless `cache_dtype` is given.
     """
     weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
     row = 0 if config.tied else _bytes(params.embedding) / config.vocab

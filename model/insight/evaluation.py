@@ -41,7 +41,7 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model on either backend that computes logits."""
+    """A model that computes logits, on the JAX backend or on the reference backend."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
         """Yield the logits [rows, vocab] after each of `ids` except the first `after`, some rows at a time."""
@@ -176,7 +176,7 @@ def scored_logits(
 ) -> Iterator[Rows]:
     """Yield the logits that predict every token of a text except the first, in order, some rows at a time.
 
-    `context` is at most the model's capacity. Raises ValueError if `context` or `stride` is out of range.
+    `context` must be at most the model's capacity. Raises ValueError if `context` or `stride` is out of range.
     """
     done = 0
     for window in windows(len(text.ids), context=context, stride=choose_stride(stride, context)):
@@ -250,7 +250,7 @@ def comparison(
 ) -> Comparison:
     """Compare a model and its base by the logits that predict `targets`.
 
-    Both logits come in parts of the same lengths.
+    The logits of both models come in parts of the same lengths.
     """
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)

@@ -24,7 +24,7 @@ from llamaspec.model.weights.loading import Progress, no_progress
 
 
 class TensorCost(NamedTuple):
-    """The effect of one tensor: the change in the base's predictions if the base gets this tensor of the model."""
+    """The effect of one tensor: how the base's predictions change if the model's tensor replaces the base's tensor."""
 
     name: str
     relative_error: float  # rms of the weights' differences / rms of the weights
@@ -32,7 +32,10 @@ class TensorCost(NamedTuple):
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with all quantized matrices decoded to float32, as `with_weights` needs."""
+    """Return the checkpoint with all quantized matrices decoded to float32.
+
+    Then `with_weights` can replace any of them, because all of them have the same type.
+    """
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 

@@ -180,8 +180,8 @@ def seconds_in_graphs(
 
     XLA's profiler does not name the instruction of a kernel in a graph, and it records only the last iteration of a
     loop in a graph. So we also need `named`: the kernels of the same program, compiled without graphs, with
-    instructions and all iterations. The n-th kernel with a name belongs to the same part in both runs. We take the
-    durations from the graphs, because a kernel that the host launches may wait longer for the previous kernel.
+    instructions and all iterations. In both runs, the n-th kernel with a given name belongs to the same part. We take
+    the durations from the graphs, because a kernel that the host launches may wait longer for the previous kernel.
 
     >>> named = [Event(1, 3e6 * i, 3e6 * i + 2e6, op, "gemv") for i, op in enumerate("abab")]
     >>> ran = [Event(1, 0.0, 1e6, "command_buffer", "gemv"), Event(1, 1e6, 4e6, "command_buffer", "gemv")]

@@ -28,7 +28,7 @@ class Seconds(NamedTuple):
         return Seconds(*(value / count for value in self))
 
     def rates(self, amount: int | float) -> tuple[float, float, float]:
-        """Return the rates `amount` per second: the median, the lowest and the highest.
+        """Return `amount` divided by the seconds: the median rate, the lowest and the highest.
 
         >>> Seconds(4.0, 2.0, 8.0).rates(8)
         (2.0, 1.0, 4.0)

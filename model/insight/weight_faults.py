@@ -1,4 +1,4 @@
-"""Finds faults of a checkpoint's weights without running it: NaN, infinite or huge numbers, scales of 0, odd norms."""
+"""Finds faults of weights without running the model: NaN, infinite or huge numbers, scales of 0, odd norm weights."""
 
 from typing import NamedTuple
 

@@ -29,7 +29,7 @@ class CacheSpans(NamedTuple):
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
         """Return the spans for a cache of `capacity` rows; the last span is the whole cache.
 
-        Each span except the last is `growth` times as long as the span before it.
+        Before the last span, each span is `growth` times as long as the one before it.
         """
         spans, span = [], self.smallest
         while 4 * span < 3 * capacity:

@@ -157,7 +157,7 @@ def transform_scores(scores: Float[Array, "*heads seq rows"], config: Config) ->
 
 
 def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "kv_heads group 1 1"]:
-    """Convert the scores of sinks to float32, with the same order of axes as the scores of keys."""
+    """Convert the scores of attention sinks to float32, with the same order of axes as the scores of keys."""
     return sinks.astype(jnp.float32).reshape(config.kv_heads, -1, 1, 1)
 
 

@@ -105,8 +105,8 @@ def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
     """Compute `Weighted` for one query per kv head, in partial sums of up to `SUMMED` values.
 
-    We take every n-th value of the rows in use from the cache in a single slice. If we sliced the rows in use first,
-    XLA would copy them.
+    A single slice takes every n-th of the rows in use from the cache. If we sliced all rows in use first, XLA would
+    copy them.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:

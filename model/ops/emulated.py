@@ -120,8 +120,8 @@ def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config:
 class RoundingArray(np.ndarray):
     """A NumPy matrix that rounds the vectors x in a product. The only supported product is `x @ matrix.T`.
 
-    The array may also be a stack of matrices, which callers index by the first axis. For q8_1, `minima` has the minima
-    of the blocks.
+    The array may also be a stack of matrices, which callers index by the first axis. For the rounding q8_1, `minima`
+    has the minimum of each block of the matrix.
     """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None
@@ -168,7 +168,11 @@ def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
 
 
 def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks"]:
-    """Round activations as `ggml_activations.q8_1` does, in float32, which holds the results exactly."""
+    """Round activations as `ggml_activations.q8_1` does, in float32, which holds the results exactly.
+
+    After the columns, the result has a number for each block. A product multiplies it by the minimum of the matrix's
+    block.
+    """
     rounded = q8_0(x)
     more = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]
     blocks, sums = (jnp.pad(a, more).reshape(*x.shape[:-1], -1, BLOCK) for a in (x, rounded))

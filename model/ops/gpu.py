@@ -340,7 +340,7 @@ def pallas_ops(
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Join the reasons of all calls; if a reason does not apply to all layers, we add the number of layers."""
+    """Join the reasons of all calls. If a reason applies only to some layers, we add their number."""
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

@@ -57,7 +57,8 @@ STEPS = plain(step_product)
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether `coded_gemm` can multiply the codes of `weight` by the vectors `x`.
 
-    The kernel needs more than `MOST_ONE_BY_ONE` vectors. If it can, XLA computes the rest of the op, such as the norm.
+    The kernel needs more than `MOST_ONE_BY_ONE` vectors. It computes only the product: XLA computes the rest of an op,
+    such as the norm.
     """
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)
@@ -137,8 +138,8 @@ def operand(weight: Matrix) -> MatrixOperand:
         scales = weight.scales[:, 0] if one_a_row else weight.scales
         return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.low_bits)
     raise Unsupported(
-        f"kernels read {weight.form} weights only in the layout of model/weights/gpu_codes.py, which needs columns in "
-        f"multiples of {int4.BLOCK} (got {weight.cols}), and no zero points that belong to whole rows"
+        f"kernels read {weight.form} weights only in the layout of model/weights/gpu_codes.py: the number of columns "
+        f"must be a multiple of {int4.BLOCK} (got {weight.cols}), and zero points per row are not supported"
     )
 
 

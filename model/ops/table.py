@@ -89,7 +89,7 @@ class Attend(Protocol):
 class ProjectAdd(Protocol):
     """Add attention's output projection to the residual stream x.
 
-    With `total`, each device has some columns of the matrix, and `total` sums their products.
+    With `total`, each device has some columns of the matrix, and `total` adds up the products of all devices.
     """
 
     def __call__(
@@ -114,7 +114,7 @@ class NormGateUp(Protocol):
 class DownAdd(Protocol):
     """Add the down projection to the residual stream x.
 
-    With `total`, each device has some columns of the matrix, and `total` sums their products.
+    With `total`, each device has some columns of the matrix, and `total` adds up the products of all devices.
     """
 
     def __call__(
@@ -131,7 +131,7 @@ class DownAdd(Protocol):
 class MoeAdd(Protocol):
     """Normalize x, and add the weighted outputs of the chosen experts to x.
 
-    With `total`, each device has some columns of each down projection, and `total` sums their products.
+    With `total`, each device has some columns of each down projection, and `total` adds up the products of all devices.
     """
 
     def __call__(

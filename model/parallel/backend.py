@@ -78,7 +78,8 @@ class ParallelBackend(JaxBackend):
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache.
+        Returns a function that waits for the tokens and returns them; also returns the new state of the completion, and
+        the cache.
         """
         step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(

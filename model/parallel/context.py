@@ -1,9 +1,9 @@
 """Context parallelism: turns a table of ops into one for a cache that is sharded by positions over all devices.
 
 With n devices, position p is row p // n of the cache on device p mod n, so all devices hold equally many positions of a
-sequence. A device appends the keys and values of its own positions, and attends to these positions. The softmax over
-all positions is combined from each device's largest score, sum and weighted values, as
-`reference.softmax.running_update` combines blocks.
+sequence. A device appends the keys and values of its own positions, and attends to these positions. For its positions,
+each device computes the largest score, the sum of exponentials and the weighted sum of values. We combine these numbers
+to attention over all positions, as `reference.softmax.running_update` combines blocks.
 
 Every device computes everything else completely. So it needs all weights, and a cache of `capacity / n` positions.
 """

@@ -22,8 +22,8 @@ from llamaspec.reference.config import Config
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
     """Return the sharding of each tensor by name.
 
-    Matrices are sharded by rows if `devices` divides the rows of every matrix in their stack. Each device has a copy of
-    all other tensors.
+    A stack of matrices (see `tensors.stacks`) is sharded by rows if `devices` divides the rows of each of its matrices.
+    Each device has a copy of all other tensors.
     """
     layouts = {}
     for stack in stacks(config):
@@ -87,7 +87,7 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Gather a stack of matrices.
+    """Gather the rows of stacked matrices from all devices.
 
     `part` has this device's rows of each matrix, and `rows` the number of rows of each matrix.
     """

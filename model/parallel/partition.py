@@ -130,7 +130,7 @@ class Program(NamedTuple):
 
     @property
     def jitted(self) -> Any:
-        """The jitted function of global arrays. It donates the cache."""
+        """The program as a jitted function, which takes global arrays and donates the cache."""
         mesh, weights, cache = self.partition.mesh, self.partition.weights, self.partition.cache
         arguments, results = {
             prefill: (4, cache),

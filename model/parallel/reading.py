@@ -1,6 +1,6 @@
 """A checkpoint with one device's share of a model. It reads only this share from the files.
 
-Consecutive rows of a matrix are one range of a file. Columns are not, so we read a device's part of each row
+Consecutive rows of a matrix are contiguous in a file. Columns are not, so we read a device's part of each row
 separately. We turn off the system's read-ahead (`Checkpoint.scattered`), which would read megabytes of other devices'
 parts.
 """

@@ -1,8 +1,8 @@
 """The share of a model that one device holds: its heads and its columns of the feed-forward layers.
 
-Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) cuts the first matrix of each pair by rows and the
-second one by columns, so that devices exchange nothing between the two products. The logical axes of a weight in
-`model.tensors` decide which axis is cut.
+Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) cuts matrices in pairs, such as v and o, or up and
+down. It cuts the first matrix of a pair by rows and the second by columns, so that devices exchange nothing between the
+two products. The logical axes of a weight in `model.tensors` decide which axis is cut.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,8 +13,8 @@ from llamaspec.model.options import SamplingOptions
 class Backend[Cache, Drawing](Protocol):
     """A model that runs one sequence at a time.
 
-    `Cache` (keys and values) and `Drawing` (a completion in progress) are opaque to callers. A method that takes one of
-    them consumes it, and returns a new one.
+    `Cache` (keys and values) and `Drawing` (a completion in progress) are opaque to callers. A method with a `Cache` or
+    a `Drawing` as argument consumes it, and returns a new one.
     """
 
     capacity: int  # number of positions in a cache
@@ -62,8 +62,8 @@ class Backend[Cache, Drawing](Protocol):
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache. If a
-        stop token is drawn, it is the last of the tokens.
+        Returns a function that waits for the tokens and returns them; also returns the new state of the completion, and
+        the cache. If a stop token is drawn, it is the last of the tokens.
         """
         ...
 

@@ -98,7 +98,7 @@ class JaxBackend:
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Start a completion after `token`, which ends at one of the ids `stops`.
+        """Start a completion after `token`. The completion ends at one of the ids `stops`.
 
         Raises ValueError for more than `STOPS` stop ids.
         """
@@ -111,7 +111,8 @@ class JaxBackend:
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Start to draw up to `steps` tokens. `steps` must be at most `burst`.
 
-        Returns a function that waits for the tokens and returns them, the completion to continue, and the cache.
+        Returns a function that waits for the tokens and returns them; also returns the new state of the completion, and
+        the cache.
         """
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)

@@ -42,11 +42,11 @@ def load_on_one_device(
     progress: Progress,
     clock: StartClock,
 ) -> JaxBackend:
-    """Load `run`, which is `checkpoint` itself or quantized, onto `device`, the default device.
+    """Load `run`, which is `checkpoint` or a quantized copy of it, onto the default device.
 
-    `roundings` come from `model.ops.emulated`, and are empty unless activations are emulated.
-    `model.llama.load_backend` chooses `layout` and `dtype`. Raises ValueError for kernels that the device lacks,
-    MemoryError for a model that does not fit, and CheckpointError for files that cannot be used.
+    `device` describes the default device. `roundings` come from `model.ops.emulated`, and are empty unless activations
+    are emulated. `model.llama.load_backend` chooses `layout` and `dtype`. Raises ValueError for kernels that the device
+    lacks, MemoryError for a model that does not fit, and CheckpointError for files that cannot be used.
     """
     config, platform, (free, other_programs) = checkpoint.config, device.platform, room()
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors, device=device)

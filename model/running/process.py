@@ -37,8 +37,8 @@ def prepare_process(*, debug: bool = False) -> None:
     line.
 
     Importing JAX sets a log level, so a command must call this function before it imports JAX. Environment variables
-    that the user has set take precedence; an empty variable for memory counts as not set. If the user lets JAX allocate
-    memory at the start, JAX takes its default share.
+    that the user has set take precedence; an empty variable for memory counts as not set. If the user has told JAX to
+    allocate GPU memory at the start, JAX takes its default share of the memory.
     """
     os.environ[AHEAD] = os.environ.get(AHEAD) or ON_DEMAND[0]
     if os.environ[AHEAD] in ON_DEMAND and not any(map(os.environ.get, FRACTIONS)):

@@ -1,9 +1,9 @@
-"""The compiled programs of a model. Two programs serve prompts and completions of every length.
+"""The compiled programs of a model. Two programs are enough for prompts and completions of every length.
 
-One program prefills a chunk of a prompt, and one decodes. Decoding at temperature 0 and decoding at higher temperatures
-are two different programs, because a branch inside one program would cost a GPU 25 us per token. A GPU also has
-programs for wider chunks of a prompt. We compile the programs that the first completion needs when a model is loaded,
-and all other programs at their first use.
+One program prefills a chunk of a prompt, and one decodes. Another temperature may need a third program: decoding at
+temperature 0 is one program, and decoding at higher temperatures is another, because a branch inside a single program
+would cost a GPU 25 us per token. A GPU also has programs for wider chunks of a prompt. We compile the programs that the
+first completion needs when a model is loaded, and all other programs at their first use.
 """
 
 from collections.abc import Callable, Iterator, Sequence

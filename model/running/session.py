@@ -18,7 +18,10 @@ DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cache for its first tokens that are already in the cache."""
+    """One sequence on a backend.
+
+    If a new prompt begins with tokens that are in the cache, we do not compute their keys and values again.
+    """
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend

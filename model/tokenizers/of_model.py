@@ -44,8 +44,8 @@ def fitted(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
     """Return a copy of `checkpoint` with two changes for `tokenizer`.
 
     1. Generation also ends at the tokenizer's eos_token, even if config.json states other ids. vLLM does the same.
-    2. Rows of the embedding and the head that belong to no token read as 0 if they are not finite, and a note says so.
-       Some programs do not initialize such rows.
+    2. If a row of the embedding or the head belongs to no token and is not finite, it reads as 0. `Checkpoint.notes`
+       gets a note about such rows, which some programs do not initialize.
     """
     eos, vocab = tokenizer.eos, checkpoint.config.vocab
     stops = checkpoint.stops | ({eos} if eos is not None and eos < vocab else set())

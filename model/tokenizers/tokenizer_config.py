@@ -60,15 +60,16 @@ def stated_tokens(folder: Path) -> dict[str, str | None]:
 
 
 def special_tokens(folder: Path) -> tuple[dict[str, SpecialToken | None], list[SpecialToken]]:
-    """Return the special tokens that files in `folder` state: a dictionary of tokens by key, and a list of others.
+    """Return the special tokens that files in `folder` state: some by key in a dictionary, the others in a list.
 
     The dictionary first has the keys in `NAMED_TOKENS`, such as bos_token, then other keys that end in "_token" and
     have a string. If extra_special_tokens is an object, its items follow. The list is extra_special_tokens, or else
     additional_special_tokens.
 
-    We read tokenizer_config.json. Keys of special_tokens_map.json replace its keys, but we do not read
-    special_tokens_map.json if tokenizer_config.json has added_tokens_decoder. Source: transformers 5.24,
-    tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError` if a file cannot be used.
+    We read tokenizer_config.json. If special_tokens_map.json has the same key, its value replaces the value from
+    tokenizer_config.json. But we do not read special_tokens_map.json if tokenizer_config.json has added_tokens_decoder.
+    Source: transformers 5.24, tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError`
+    if a file cannot be used.
     """
     path, stated = folder / "tokenizer_config.json", read_config(folder)
     files = [(path, stated)]

@@ -35,8 +35,8 @@ class _Arrays(NamedTuple):
 class QuantizedMatrix(_Arrays):
     """A quantized matrix [rows, cols]. A weight is the level of its code times the group's scale.
 
-    If the form has minima, we also add the group's minimum. A row may end with padding of code 0, so that its last
-    group is complete. A padded column may decode to any finite weight.
+    If the form has minima, we also add the group's minimum. A row may end with padding, so that its last group is
+    complete. Padding has code 0, and may decode to any finite weight.
     """
 
     __slots__ = ()
@@ -63,9 +63,9 @@ class QuantizedMatrix(_Arrays):
 
     @property
     def slices(self) -> int:
-        """The largest number of `pieces` that one loop multiplies; a larger group still has a single loop.
+        """The largest number of `pieces` that one loop multiplies. XLA is slow with more than 64 pieces.
 
-        XLA is slow with more than 64 pieces.
+        A loop multiplies at least one whole group, even if a group has more pieces.
         """
         return 64
 

@@ -12,7 +12,8 @@ minima, for groups of 16 and of 32 columns ("levels" are the forms nf4, fp4, iq4
     int4, levels     6              5
     int4_min         8              6
 
-Codes of 5 and 6 bits have these sizes only in the groups that GGUF files use. In other groups, each code needs a byte.
+Codes of 5 and 6 bits have these sizes only if a group has as many columns as in GGUF files. Otherwise, each code needs
+a byte.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ ROW = 64  # columns; we pad a row with one scale to a multiple of this number
 def can_multiply(codes: Codes, cols: int) -> bool:
     """Tell whether products can read these codes of a matrix with `cols` columns.
 
-    A group must be a whole row, or have 16 columns, or a multiple of 32.
+    A group must be a whole row, or have 16 columns or a multiple of 32 columns.
     """
     return codes.group >= cols or _fits(codes.group)
 

@@ -158,9 +158,9 @@ def abstract_params(
 def _shared(
     checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
-    """Map the names of the tensors in an array of `params` to the array, if both checkpoints have equal tensors.
+    """Map the names of tensors to their array in `params`, for tensors that are equal in `loaded` and `checkpoint`.
 
-    `params` are the parameters of the checkpoint `loaded`.
+    An array may stack several tensors; then all of them must be equal. `params` are the parameters of `loaded`.
     """
     arrays = {}
 

@@ -116,7 +116,7 @@ def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tensors that are stacked into one array: a leaf of the tree that `array_names` returns."""
+    """The names of the tensors that are stacked into one array of `Params`. `array_names` returns a tree of these."""
 
     names: tuple[str, ...]
     apart: bool = False  # whether the tensors may be separate arrays, in a `Stacked`

@@ -78,7 +78,7 @@ def is_worth_compiling(tensors: Iterable[Tensor]) -> bool:
 def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
     """Tell whether a GPU can quantize tensors from `loading._joined` all at once: all must be floats of one dtype.
 
-    On a CPU, we quantize parts instead. This needs less memory, and we copy the codes into huge pages.
+    On a CPU, we quantize one part after the other, which needs less memory, and copy the codes into huge pages.
     """
     sources = [tensor.codes.source if tensor.codes else None for tensor in tensors]
     return all(

@@ -25,7 +25,10 @@ def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encode
 
 
 def scales_for(tops: Tops, largest: Float64[Array, ""]) -> tuple[Tops, Tops]:
-    """Compute the scales `tops` / `largest`, rounded once, and their reciprocals; the reciprocal of 0 is 0 here."""
+    """Compute the scales `tops` / `largest`, rounded once, and their reciprocals; the reciprocal of 0 is 0 here.
+
+    `tops` are the largest magnitudes of groups, and `largest` is the level for such a magnitude.
+    """
     scales = (tops.astype(jnp.float64) / largest).astype(jnp.float32)
     reciprocals = jnp.where(scales == 0, 0, 1 / scales.astype(jnp.float64)).astype(jnp.float32)
     return scales, reciprocals
@@ -55,9 +58,9 @@ Integers = Int32[Array, "rows groups group"]
 def minifloat(
     blocks: Blocks, exponents: Integers, steps: Integers, to: Minifloat
 ) -> Shaped[Array, "rows groups group"]:
-    """Assemble codes from the signs of `blocks` and the magnitudes `steps` * 2^(exponents - mantissa bits).
+    """Assemble codes of the format `to` from the signs of `blocks` and from magnitudes.
 
-    See `Minifloat.encode`.
+    The magnitudes are `steps` * 2^(exponents - mantissa bits). See `Minifloat.encode`.
     """
     # A normal number has at least 2^mantissa_bits steps. In the sum, these steps carry 1 into the exponent field.
     codes = (exponents - (1 - to.bias) << to.mantissa_bits) + steps

@@ -151,7 +151,7 @@ def check_attention(
     kv_heads = k.shape[1]
     if q.dtype not in (np.dtype("float32"), np.dtype("bfloat16")) or not q.dtype == k.dtype == v.dtype:
         raise Unsupported(
-            f"{op} takes q, k and v in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}"
+            f"{op} takes q, k and v all in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if head_dim not in (64, 128):
         raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")

@@ -42,9 +42,9 @@ class Target:
     def wait_for_previous(self) -> None:
         """Wait until all results of earlier kernels are readable.
 
-        Several earlier kernels may still run before this call. Until then, a kernel may read weights that no earlier
-        kernel writes. A kernel may not write to global memory, and may not read activations except with
-        `read_past_first_cache`, which may return an old value.
+        A kernel can start while one or more earlier kernels still run. Before it makes this call, it may read weights,
+        because no earlier kernel writes them, but may not write to global memory. It may read activations only with
+        `read_past_first_cache`, and may then get an old value.
         """
         if self.overlaps:
             plgpu.griddepcontrol_wait()

@@ -56,7 +56,8 @@ def loss_and_gradient(
 
     `weights[i]` multiplies the loss of `tokens[i]`; the first token is not predicted, so `weights[0]` is not used. The
     gradient has the shape of `params`. If the head is tied, `head` and `embedding` have separate parts, and the
-    gradient of the shared matrix is their sum. Raises ValueError for a switch that no Llama has.
+    gradient of the shared matrix is their sum. Raises ValueError if `config` turns on a feature that no Llama model has
+    (`Config.beyond_llama`).
 
     This model has no layers and a head of zeros, so both ids are equally likely:
 
@@ -91,7 +92,7 @@ def loss_and_gradient(
 
 
 def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> AttentionValues:
-    """Compute `reference.llama.attend` without a cache, up to the output projection."""
+    """Compute `reference.llama.attend` without a cache: all steps before the output projection."""
     seq = len(x)
     assert layer.attention_norm is not None
     normed = rmsnorm(x, layer.attention_norm, eps=config.eps)

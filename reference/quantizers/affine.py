@@ -15,10 +15,10 @@ half a step short of the largest weight, which is then clipped: again at most ha
 rounding of s, and 2^-150 for a denormal s. If s underflows to 0, all numbers are 0. As in `symmetric`, a float32
 quotient gives the same code unless w / s is within u |w / s| of a tie.
 
-While s is normal, powers of two pass into it. Quantized weights are a fixed point and Q(-w) = -Q(w), unless lo / s is
-within 4 N u of a tie; then rint may leave the last or the first code unused. More bits are never worse on average, in
-the sense of `symmetric` and except for the weights at both ends: each weight moves to the nearest multiple of s, for
-every z.
+While s is normal, multiplying w by a power of two multiplies only s. Quantized weights are a fixed point and Q(-w) =
+-Q(w), unless lo / s is within 4 N u of a tie; then rint may leave the last or the first code unused. More bits are
+never worse on average, in the sense of `symmetric` and except for the weights at both ends: each weight moves to the
+nearest multiple of s, for every z.
 """
 
 from typing import NamedTuple

@@ -9,8 +9,8 @@ smallest sum of squared errors, which is guaranteed to be
 
 The sum is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2. It is smallest if b_i w_i = |w_i| and a is the mean of |w_i|.
 
-Powers of two pass into a while it is normal. Q(-w) = -Q(w) if no weight is 0. Quantized weights are a fixed
-point: n a is exact in float64, so the mean of n equal numbers is exact. A row of zeros has a = 0.
+Multiplying w by a power of two multiplies only a, while a is normal. Q(-w) = -Q(w) if no weight is 0. Quantized weights
+are a fixed point: n a is exact in float64, so the mean of n equal numbers is exact. A row of zeros has a = 0.
 """
 
 import numpy as np

@@ -17,9 +17,9 @@ Guaranteed, with u = 2^-24 and for W and x of float32 or narrower:
 rint adds half a step. Before it, the reciprocal and the product have an error of u each, relative to a number up to 3/2
 for w and up to 127 for x. Beyond 3 b / 2 the code is 1 or -1, and the error is the rest.
 
-Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a if these are above 10^-5. Q(-W) = -Q(W).
-Quantized weights are not a fixed point, because their mean differs. Quantized tokens are a fixed point:
-fl(fl(127 s) / 127) = s for every s = fl(a / 127).
+Weights below 10^-5 / 2 all become 0. Multiplying W by a power of two multiplies only b, and multiplying x by one only
+a, while b and a are above 10^-5. Q(-W) = -Q(W). Quantized weights are not a fixed point, because their mean differs.
+Quantized tokens are a fixed point: fl(fl(127 s) / 127) = s for every s = fl(a / 127).
 """
 
 import numpy as np

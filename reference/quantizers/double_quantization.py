@@ -19,9 +19,9 @@ Guaranteed, for the neighboring levels l <= (a - o) / b <= l':
 This is at most 0.0071 b, also below the last level, -0.993 b. The nearest level is at most half a gap away. a - o, its
 quotient by b, the product with the level and the sum with o are each rounded to float32, with an error of u; 2^-22 is
 4 u. We round the exact mean to float32 to get o. bitsandbytes adds in float32, in its own order, and may get a
-neighboring number. Equal scales (b = 0) are exact. Powers of two pass into o and b. Quantized scales are not a fixed
-point, because their mean differs from o. Q(-a) is not -Q(a), because 1 is a level and -1 is not, but scales of weights
-are never negative.
+neighboring number. Equal scales (b = 0) are exact. Multiplying the scales by a power of two multiplies only o and b.
+Quantized scales are not a fixed point, because their mean differs from o. Q(-a) is not -Q(a), because 1 is a level and
+-1 is not, but scales of weights are never negative.
 
 A code is a byte, so there is nothing to pack.
 """

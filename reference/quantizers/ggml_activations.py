@@ -25,8 +25,9 @@ on the other side of a tie, and later results differ by about 10^-3.
 Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. A code is half a step off. In
 q8_0, float16 changes d by 2^-11 d, or by 2^-25 if d is denormal in float16, and the code multiplies this by up to 127.
 In q8_k, float32 rounds at most four times, for numbers up to 127.
-All types are odd in x. x^ is a fixed point, except for q8_k, where d is rounded twice. Powers of two pass into d while
-it is normal, but not through denormal float16 numbers.
+Q(-x) = -Q(x) for all types. x^ is a fixed point, except for q8_k, where d is rounded twice. Multiplying x by a power of
+two multiplies only d and leaves the codes unchanged, while d is normal; it may change the codes of float16 if a number
+becomes denormal.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,8 @@ Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d
 Below about 2^-25, d' is 0 and so are all weights of the block. A d beyond float16, 65504, is refused.
 Quantized weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', and
 dividing it by that code gives d' again. Qb_1 has no such guarantee, because m' and (2^b - 1) d' are added in
-float32. Powers of two pass into d' and m' while both are normal.
+float32. While d' and m' are normal, multiplying w by a power of two multiplies only them, and leaves the codes
+unchanged.
 """
 
 from dataclasses import dataclass

@@ -12,16 +12,19 @@ w* / 127, it takes the nearest levels v and then the best d for these levels:
 It keeps the first d with the smallest sum. The codes are computed from d before it is rounded to float16: the
 nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code.
 
-MXFP4 is the OCP's microscaling format (see `mx`) as written by ggml: e = floor(log2(max |w|)) + 125. log2 is in
-float32 and rounds up to k slightly below 2^k. The level is the nearest one, the smaller one on ties (the OCP
-rounds to even), and -0 does not occur. Below 2^-125 the C code does not define e; here e is 0.
+MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125. ggml computes
+log2 in float32, so for max |w| slightly below 2^k the logarithm is rounded up to k. Each weight gets the nearest
+level. On ties, ggml takes the level of smaller magnitude; the OCP rounds to the even code. The code of -0 is never
+used. If max |w| is below 2^-125, the C code does not define e; here, e is 0.
 
-Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The step is d / 2 up to 2 d, then d up to
-4 d, then 2 d up to 6 d: half of it is at most d / 4 or |w| / 4. Between 6 d and 8 d, |w| - 6 d < |w| / 4. Quantized
-weights are a fixed point, and it is odd in w. Powers of two pass into e, unless log2 rounds up for only one of the
-two blocks.
-Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32 rounding, but no formula bounds d. It is odd
-in w, because d has the sign of w*, but has no fixed points. Powers of two pass into d while it is normal.
+Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. Neighboring levels differ by d / 2 up to
+2 d, by d from there up to 4 d, and by 2 d up to 6 d. Half of such a difference is at most d / 4 or |w| / 4. A weight
+between 6 d and 8 d becomes 6 d, and |w| - 6 d < |w| / 4. Quantized weights are a fixed point, and Q(-w) = -Q(w).
+Multiplying w by a power of two changes only e and leaves the codes unchanged, unless log2 is rounded up for the
+maximum before the multiplication and not after it, or the other way round.
+Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32 rounding, but no formula bounds d.
+Q(-w) = -Q(w), because d has the sign of w*, but quantized weights need not be a fixed point. While d is normal,
+multiplying w by a power of two multiplies only d and leaves the codes unchanged.
 """
 
 from dataclasses import dataclass

@@ -24,9 +24,9 @@ The format defines reading, and the weight is exact in float64. It does not defi
 Guaranteed: for the stored scales, each code is the nearest one to w (up to float64 rounding). So a weight within
 the range of the codes moves by at most d |s| / 2, and a weight outside moves to the end of the range. No group has
 a larger error than zeros would have. Groups with s = 0 have code 0. Superblocks beyond float16's range are refused.
-Powers of two pass into d and e while both are normal. Q3_K and Q6_K are odd in w, because d has the sign of the
-largest step. The others are not, because m is never negative. The result is not a fixed point: the search may start
-from another guess.
+While d and e are normal, multiplying w by a power of two multiplies only them, and leaves the codes unchanged. Q(-w) =
+-Q(w) for Q3_K and Q6_K, because d has the sign of the largest step, but not for the others, because m is never
+negative. The result is not a fixed point: the search may start from another guess.
 """
 
 import itertools

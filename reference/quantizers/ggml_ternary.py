@@ -8,8 +8,8 @@ in float32, as in ggml: w fl(1 / d), with ties away from zero, so half of d beco
 
 Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. t is within 1/2 of w / d
 (2^-20 covers float32 rounding, 2^-120 an overflow of 1 / d), and d t becomes d' t. Quantized weights are a fixed
-point: their largest magnitude is d', which is exact in float16. Q(-w) = -Q(w), and powers of two pass into d' while
-it is normal.
+point: their largest magnitude is d', which is exact in float16. Q(-w) = -Q(w), and multiplying w by a power of two
+multiplies only d', while d' is normal.
 
 TQ2_0 uses 2 bits per weight. TQ1_0 packs five trits into a byte, because 3^5 = 243 < 256: the byte is their number
 in base 3 as a fraction of 243, rounded up to 256ths. After multiplying the fraction by 3, its integer part is the

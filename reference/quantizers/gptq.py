@@ -16,9 +16,9 @@ At the end, W - W^ = E U for the errors E = (e_1, e_2, ...). With the damped H,
 Guaranteed: if no code is clipped, |e_i| U_ii <= s / 2, because e_i U_ii = w_i - w^_i is the error of one rounding.
 Squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 per row.
 There is no guarantee for a single weight, or that the output is better than with plain rounding. With correlated
-features it nearly always is; without correlation (X^T X diagonal) both are the same. Powers of two in W pass into
-the scales. Q(-W) = -Q(W) on an even grid, and on the grid of `affine` except at its ties. The result is not a fixed
-point, because the largest weight of a group, and with it the grid, may change.
+features it nearly always is; without correlation (X^T X diagonal) both are the same. Multiplying W by a power of two
+multiplies only the scales. Q(-W) = -Q(W) on an even grid, and on the grid of `affine` except at its ties. The result is
+not a fixed point, because the largest weight of a group, and with it the grid, may change.
 
 A checkpoint (AutoGPTQ's) has int32 qweight [cols bits / 32, rows], with the bits of the codes in sequence along the
 inputs; qzeros [groups, rows bits / 32], packed along the outputs, minus one in version 1; float16 scales

@@ -15,11 +15,11 @@ and z are stored in float32, and the codes are computed from the stored values.
 
 Guaranteed: the sum is at most the sum for the initial z, because the initial z is one of the candidates. Each code is
 the nearest one, because clip(rint()) uses the stored s and z, so a weight within the range of the grid is off by at
-most s / 2. A group of equal weights, or with an s that underflows, has s = 1 and z = -min. It is not odd, because z and
-2^bits - 1 - z round differently. Powers of two do not pass through, because beta has the unit of |w|^(p - 2). Quantized
-weights are usually a fixed point, as long as s is normal and both ends of the grid are in use; if z has moved by half a
-code, they are not. More bits are never worse on average for evenly spread weights: these fill whole steps from min to
-max, and no z has a smaller sum than the first.
+most s / 2. A group of equal weights, or with an s that underflows, has s = 1 and z = -min. Q(-w) may differ from -Q(w),
+because z and 2^bits - 1 - z round differently. Multiplying w by a power of two may change the codes, because beta has
+the unit of |w|^(p - 2). Quantized weights are usually a fixed point, as long as s is normal and both ends of the grid
+are in use; if z has moved by half a code, they are not. More bits are never worse on average for evenly spread weights:
+these fill whole steps from min to max, and no z has a smaller sum than the first.
 """
 
 from typing import NamedTuple

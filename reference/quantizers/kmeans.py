@@ -23,9 +23,9 @@ Guaranteed: up to rounding to float32, every weight has the nearest level (the l
 is the mean of its weights: `lloyd` stops when neither step lowers the sum. `optimal` is the minimum up to float64
 rounding, because the recursion tries every first weight of the last level. There is no step, so there is no bound
 for a single weight. Quantized weights are a fixed point of `optimal`, with a sum of 0. They need not be one of
-`lloyd`, because its start may miss a level. Powers of two pass into the levels. Q(-w) = -Q(w), except for ties
-between two levels or two partitions. With more levels, the sum of `optimal` is never larger; the sum of `lloyd`
-may be.
+`lloyd`, because its start may miss a level. Multiplying w by a power of two multiplies only the levels, and leaves the
+codes unchanged. Q(-w) = -Q(w), except for ties between two levels or two partitions. With more levels, the sum of
+`optimal` is never larger; the sum of `lloyd` may be.
 """
 
 import itertools

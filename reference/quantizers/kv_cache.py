@@ -14,7 +14,8 @@ by half a step (plus 127 2^-150 for denormal scales).
 
 A row is packed as its codes followed by its scale, 4 bytes of float32. So the cache is one array with a row per token.
 
-The laws of `symmetric` hold: powers of two pass into s, Q(-x) = -Q(x), and stored numbers are a fixed point.
+The laws of `symmetric` hold: multiplying x by a power of two multiplies only s, Q(-x) = -Q(x), and stored numbers are a
+fixed point.
 """
 
 import numpy as np

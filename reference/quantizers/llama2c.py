@@ -14,8 +14,8 @@ every row after the first uses scales of its neighbors. The weights in such a fi
 
 Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
 may be off by about 127 u before it is rounded, and the last term is for a denormal s. A group of zeros, which is
-0 / 0 in export.py, has s = 0 and codes 0. While s is normal, powers of two pass into it and quantized weights are
-a fixed point. Q(-w) = -Q(w).
+0 / 0 in export.py, has s = 0 and codes 0. While s is normal, multiplying w by a power of two multiplies only s, and
+quantized weights are a fixed point. Q(-w) = -Q(w).
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ w x - w^ x^ = (w - w^) x + w^ (x - x^) follows
 
     |y - y^| <= sum_j |x_j| |w_j - w^_j|  +  sum_(j not in O) |x_j - x^_j| |w^_j|
 
-Q(-w) = -Q(w), and powers of two pass into a. Quantized weights are a fixed point.
+Q(-w) = -Q(w), and multiplying w by a power of two multiplies only a. Quantized weights are a fixed point.
 
 A code is a byte, so there is nothing to pack. bitsandbytes stores int8 `weight` [rows, cols], and a in a separate
 tensor, float32 `SCB` [rows].

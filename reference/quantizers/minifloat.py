@@ -20,9 +20,9 @@ Guaranteed, for weights of float32 or narrower:
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
 that is half a unit in the last place of w, or half a subnormal step; 2^-150 is for a denormal s. We divide
-in float64, so that no neighbor of a tie looks like a tie. While s is normal, powers of two pass into s, and
-quantized weights are a fixed point. Q(-w) = -Q(w). A group of zeros, or with an s that underflows to 0, has
-s = 0, and zeros with the signs of the weights as codes.
+in float64, so that no neighbor of a tie looks like a tie. While s is normal, multiplying w by a power of two multiplies
+only s and leaves the codes unchanged, and quantized weights are a fixed point. Q(-w) = -Q(w). If all weights of a block
+are 0, or s underflows to 0, then s = 0, and the codes are zeros with the signs of the weights.
 """
 
 from dataclasses import dataclass

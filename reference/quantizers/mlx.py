@@ -17,8 +17,9 @@ Guaranteed, if max - min is a float32 number, s and b have relative rounding err
 Without clipping, the first term is half a step. Moving s0 to e / k may leave the last code up to one step short of the
 other end: e / s0 is at least n / 2, and k differs from e / s0 by at most 1/2.
 
-Q(-w) = -Q(w) while e is unique, because the two ends change places. Powers of two pass into s and b while s0 is above
-its minimum. Quantized weights are not a fixed point in general, because the other end moves, and with it s0.
+Q(-w) = -Q(w) while e is unique, because the two ends change places. Multiplying w by a power of two multiplies only s
+and b, while s0 is above its minimum. Quantized weights are not a fixed point in general, because the other end moves,
+and with it s0.
 
 In memory, the codes of a row are a stream of bits, the lowest bits first, stored in uint32 words.
 """

@@ -20,10 +20,11 @@ Guaranteed:
 
 but with c = 1 - largest / 2^(emax + 1) for `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
 c |w| is half a unit in the last place of w. A saturated w is below 2^(emax + 1) in units of 2^(e - 127), and becomes
-`largest`. The second term is half a subnormal step, also for blocks far below 2^-127. Zeros have e = 0. Powers of two
-pass into e. Q(-w) = -Q(w). Quantized weights are a fixed point of `floor_exponent`, because their largest keeps its
-exponent. They are also one of `ceil_exponent`, although codes and e may change: if the largest is rounded down so that
-a smaller power fits, the finer grid of that power contains all the numbers.
+`largest`. The second term is half a subnormal step, also for blocks far below 2^-127. Zeros have e = 0. Multiplying w
+by a power of two changes only e, and leaves the codes unchanged. Q(-w) = -Q(w). Quantized weights are a fixed point of
+`floor_exponent`, because their largest keeps its exponent. They are also one of `ceil_exponent`, although codes and e
+may change: if the largest is rounded down so that a smaller power fits, the finer grid of that power contains all the
+numbers.
 
 With `floor_exponent`, a format is never better for any weight than another one that contains all its numbers (both
 divided by 2^emax). So e2m3 and e3m2 are at least as good as e2m1, and e4m3 and e5m2 at least as good as e3m2.

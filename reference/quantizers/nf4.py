@@ -18,8 +18,9 @@ Guaranteed, for the neighboring levels l <= w / a <= l':  |w - w^| <= a (l' - l)
 but only |w - w^| <= a if a < 1e-38. The nearest level is at most half a gap away. The reciprocal, the product with it
 and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to about 1. The widest gap of NF4
 is 0.304, of FP4 1/3. 0 is a level, so zeros are exact, and so is the largest weight of a block. While a is normal,
-quantized weights are a fixed point and powers of two pass into a. NF4 is not odd. FP4 is odd, unless w / a is midway
-between two levels.
+quantized weights are a fixed point, and multiplying w by a power of two multiplies only a and leaves the codes
+unchanged. Q(-w) may differ from -Q(w) for NF4, because its levels are not symmetric around 0. For FP4, Q(-w) = -Q(w),
+unless w / a is midway between two levels.
 """
 
 from dataclasses import dataclass, field

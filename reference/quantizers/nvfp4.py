@@ -15,7 +15,8 @@ Guaranteed, where s' is s before rounding:
 
 The first term is half a step of e2m1. The second bounds the clipping of the largest weight when s is rounded down;
 2^-23 is for the rounding of g, if g is normal. Quantized weights are a fixed point if no s is denormal: the rounding
-of s is then at most 1/16, so the largest code of a block is 6. Q(-w) = -Q(w), and powers of two pass into g.
+of s is then at most 1/16, so the largest code of a block is 6. Q(-w) = -Q(w), and multiplying w by a power of two
+multiplies only g.
 """
 
 from typing import NamedTuple

@@ -9,8 +9,8 @@ decides: the gradient still passes up to half a step beyond the grid.
 
 Guaranteed: y is a fixed point, and |x - y| <= s / 2 if the gradient passes (up to float64 rounding). In that case
 nothing is clipped, rint changes x / s by at most 1/2, and y / s is an integer, which rint does not change. With the s
-and z of `affine` or `symmetric`, y equals their dequantized weights. Powers of two in x and s pass into y. Q(-x) =
--Q(x) if z is in the middle of the grid.
+and z of `affine` or `symmetric`, y equals their dequantized weights. Multiplying x and s by a power of two multiplies y
+by it. Q(-x) = -Q(x) if z is in the middle of the grid.
 
 Numbers that are not finite are refused, as in every quantizer here, because such a weight ruins the training. (PyTorch
 turns a NaN into the lowest number of the grid.) A gradient that is not finite passes through.

@@ -14,8 +14,8 @@ them. A denormal s is off by up to 2^-150, and the largest weights may be clippe
 underflows to 0, has codes 0.
 
 Ties go to the even code. A kernel that divides in float32 gets the same code unless w / s is within u |w / s| of a
-tie. While s is normal, powers of two pass into it without changing codes, and quantized weights are a fixed point:
-their largest magnitude is N s, and N s / N is s again.
+tie. While s is normal, multiplying w by a power of two multiplies only s and leaves the codes unchanged, and quantized
+weights are a fixed point: their largest magnitude is N s, and N s / N is s again.
 
 More bits can make a single weight worse, but not the average. Suppose that all weights of a block except the largest
 follow a symmetric distribution that never rises away from 0. Then another bit does not increase the expected squared

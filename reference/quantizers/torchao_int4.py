@@ -13,8 +13,8 @@ Guaranteed, if max - min is a float32 number, s and z have relative rounding err
 
 This is half a step, plus the rounding errors of s and z, with |q| <= 8. In float32, w - lo and its quotient have errors
 of 15 u s each, the last code may be 30 u s short, z has an error of u (8 s + |z|), and a wider w one of u (24 s + |z|).
-It is not odd, because codes count from the smallest weight, and quantized weights are not a fixed point, because z and
-s are rounded. Powers of two pass into s and z while s is above its minimum.
+Q(-w) may differ from -Q(w), because codes count from the smallest weight. Quantized weights are not a fixed point,
+because z and s are rounded. Multiplying w by a power of two multiplies only s and z, while s is above its minimum.
 """
 
 from typing import NamedTuple

@@ -29,7 +29,7 @@ def stories(data) -> list[str]:
 
 
 def assert_refused(result: tuple | Done, *words: str, status: int = 1):
-    """Assert that a command exited with `status`, printed nothing on stdout, and one `error:` line with all `words`."""
+    """Assert that a command exited with `status`, and printed only one `error:` line, on stderr, with all `words`."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
     assert (code, out, len(lines)) == (status, "", 1), err

@@ -303,7 +303,10 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_sigterm_ends_a_chat_that_ctrl_z_stopped():
-    """SIGTERM ends a chat that Ctrl-Z stopped during an answer, though restoring terminal modes could stop it again."""
+    """SIGTERM ends a chat that Ctrl-Z stopped during an answer.
+
+    Before the chat ends, it restores the terminal's modes, which could stop it again.
+    """
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(

@@ -112,7 +112,8 @@ def padded_story(data: Path) -> Any:
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
     """Quantize all matrices of a GGUF file to `type`; return the file and a hash of its tensors.
 
-    For types that llama.cpp quantizes by a search, `codes` has llama.cpp's codes of `superblocks`.
+    For types that llama.cpp quantizes by a search, `codes` are the codes that llama.cpp found for the weights of
+    `superblocks()`, in the same order. For other types it is None.
     """
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files

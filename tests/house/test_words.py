@@ -1,4 +1,4 @@
-"""Rules for all files: how docstrings begin, and that test files have unique names."""
+"""Rules for all files: docstrings begin with allowed words, and test files have unique names."""
 
 import ast
 import re

@@ -21,7 +21,8 @@ def steps():
 def visible_parts(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
     """Return the elements of the drawing that are visible at step `plan`.
 
-    The name of an element's animation states the first step at which it is visible, and the first after that.
+    Each element has an animation with the name engine-FIRST-END. The element is visible from step FIRST on, and no
+    longer visible at step END.
     """
     parts = []
     for part in drawing.iter(f"{SVG}g"):

@@ -1,6 +1,6 @@
 """The judge refuses every broken kernel of the lab and accepts the repaired one.
 
-In exercises to write a function, it refuses the empty function and accepts a right one.
+If the learner must write a function, the judge refuses the empty function and accepts a right one.
 """
 
 import inspect

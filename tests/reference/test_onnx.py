@@ -1,8 +1,8 @@
 """`reference` agrees with the node tests of ONNX, an independent computation in float32 and narrower dtypes.
 
-An adapter per operator calls `reference` with the inputs of a case. It returns, output by output, the reference's value
-and a bound on ONNX's distance from it, which counts ONNX's roundings with one `u` each; u is the roundoff of the case's
-dtype. Dot products of float16 and bfloat16 are accumulated in float32, as NumPy does. If nothing is rounded, the
+An adapter per operator calls `reference` with the inputs of a case. For each output, it returns the reference's value
+and a bound on ONNX's distance from it. The bound has one u for each rounding of ONNX, where u is the roundoff of the
+case's dtype. Dot products of float16 and bfloat16 are accumulated in float32, as NumPy does. If nothing is rounded, the
 bound is 0.
 """
 
@@ -54,7 +54,10 @@ def rms_normalization(case: Case) -> Outputs:
 
 
 def rotary_embedding(case: Case) -> Outputs:
-    """Express ONNX's random cos and sin as a rotation and a stretch by hypot(cos, sin)."""
+    """Rotate with the reference's RoPE, and multiply by hypot(cos, sin).
+
+    ONNX's cases have random cos and sin, which are not those of an angle: cos^2 + sin^2 is not 1.
+    """
     x, cos, sin, positions = needed(case, 0), needed(case, 1), needed(case, 2), case.input(3)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]  # [batch, seq, pairs]
@@ -130,7 +133,7 @@ CAUSAL_GRAPHS = ["test_flexattention_causal_mask"]
 def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarray:
     """Convert a boolean mask to 0 and -inf, and hide the keys after the mask's end.
 
-    A 3-D mask begins with the heads.
+    The first axis of a 3-D mask is the heads.
     """
     if mask.dtype == bool:
         mask = np.where(mask, 0, -np.inf)
@@ -240,7 +243,10 @@ def argmax(case: Case) -> Outputs:
 
 
 def top_k(case: Case) -> Outputs:
-    """Choose as a router of experts does, with an identity matrix as the router. For the smallest, negate x."""
+    """Choose the k largest numbers by the reference's `route`, with an identity matrix as the router's weights.
+
+    To choose the k smallest numbers, negate x.
+    """
     x, k = needed(case, 0), int(needed(case, 1)[0])
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1).astype(np.float64)

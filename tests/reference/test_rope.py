@@ -40,10 +40,10 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
-    """Bound the error of `x` after RoPE rotations by `turns` positions, one after another.
+    """Bound the error of `x` after RoPE rotations by each of `turns` (in positions), one after another.
 
-    An angle is at most the position, so rounding it moves a pair by at most `turn` roundings of the pair's length. cos,
-    sin, the products and the sum add six roundings.
+    The angle in radians is at most the number of positions. So rounding it moves a pair by at most this number times u
+    times the pair's length. cos, sin, the products and the sum add 6 u times the length.
     """
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 

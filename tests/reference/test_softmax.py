@@ -25,9 +25,9 @@ def spread(x: np.ndarray) -> np.ndarray:
 def online_bound(x: np.ndarray, blocks: int) -> np.ndarray:
     """Bound the relative error of `softmax_online`, or of `softmax`, compared with exact probabilities.
 
-    Each exponent is rounded by at most u times its size, which is at most the spread. The exponents that rescale the
-    sum add up to at most the spread, since the maximum only rises from block to block. Each rescaling is an exp (2 u),
-    a product and a sum; then come n terms, their exp, and a quotient.
+    The magnitude of an exponent is at most the spread, so its rounding error is at most u times the spread. The
+    exponents that rescale the sum add up to at most the spread, since the maximum only rises from block to block. Each
+    rescaling adds 4 u: an exp (2 u), a product and a sum. Then come n terms, their exp, and a quotient.
     """
     return (3 * spread(x) + 4 * blocks + x.shape[-1] + 6) * U
 

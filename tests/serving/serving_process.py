@@ -24,7 +24,10 @@ class Process(NamedTuple):
 
 @contextmanager
 def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
-    """Run a server with this log file, port, and limit of open files. 0 means any port, or the default limit."""
+    """Run a server with this log file and port, and with `files` as its limit of open files.
+
+    Port 0 means any free port; 0 files means the default limit.
+    """
     command = [sys.executable, "-m", "tests.serving.serving_process", str(port), str(files)]
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)

@@ -238,6 +238,7 @@ def test_a_wrong_field_is_named(site, change, param):
     reply = site.ask("/v1/completions", {"prompt": "a"} | change)
     assert reply.status == 400 and reply.error["type"] == "invalid_request_error"
     assert reply.error["param"].startswith(param) and param.split(".")[0] in reply.error["message"]
+    assert "{body" not in reply.error["message"]
 
 
 @pytest.mark.parametrize(

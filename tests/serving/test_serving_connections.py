@@ -1,4 +1,4 @@
-"""Limits of connections: how many are served, how the others are refused, and that idle ones are closed."""
+"""Limits on connections: the server refuses connections beyond its limit, and closes idle connections."""
 
 import socket
 from contextlib import ExitStack, suppress

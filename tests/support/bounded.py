@@ -6,7 +6,7 @@ the peak of resident memory, including mapped files and Python itself.
 
 One process serves many calls, because a start takes half a second. The process imports the module of the called
 function, which takes one string. A new process starts for a function of another module, and when earlier calls have
-left too much memory behind, since both would count against the next call.
+left too much memory behind. Otherwise the import or the leftover memory would count against the next call.
 """
 
 import atexit

@@ -30,8 +30,8 @@ class Done(NamedTuple):
 def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
     """Run the Python source `script` in a folder outside the repository, with the repository importable.
 
-    Unset NPROC, so that one thread per core runs: the threads that conftest.py adds for interpreted kernels take
-    memory.
+    The process runs without NPROC, so XLA starts one thread per core. conftest.py sets NPROC to more threads, for
+    interpreted kernels, but these threads would add to the measured memory.
     """
     environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ CONFIGS = {
 def random_checkpoint(
     config: Config, *, seed: int, dtype: np.dtype | type = np.float32, few: int | None = None
 ) -> Checkpoint:
-    """Draw weights that keep activations near 1, norms away from 1, and logits at several units.
+    """Draw weights at random. Activations stay near 1, norm weights differ from 1, and logits reach several units.
 
     With `few`, each row has only `few` nonzero weights, with magnitudes that sum to about 1. Products then do not
     amplify errors, so an error bound for the whole model stays small enough to be useful.

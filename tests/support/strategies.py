@@ -119,10 +119,10 @@ def attention_bound(
     """Bound the error of attention that computes in `dtype` and accumulates dot products in `sums`.
 
     A score is a dot product of head_dim terms, times a scale, plus a mask. Its size is at most `top` = |q| |k| scale +
-    |mask| (Cauchy-Schwarz). The score's error is at most (head_dim u_sums + 8 u) top; its distance from the row's
-    maximum is at most 2 top, which is rounded too. A probability's relative error is twice the error of the exponent
-    (once in the numerator, once in the sum over all keys), plus keys u for that sum. The weighted sum of the values
-    adds keys u_sums. Whatever the probabilities, two averages of the values differ by at most 2 max |v|.
+    |mask| (Cauchy-Schwarz), and its error is at most (head_dim u_sums + 8 u) top. The exponent is the score minus the
+    row's maximum. Its size is at most 2 top, and it is rounded, too. A probability's relative error is twice the
+    exponent's error (once in the numerator, once in the sum over all keys), plus keys u for that sum. The weighted sum
+    of the values adds keys u_sums. For any probabilities, two averages of the values differ by at most 2 max |v|.
     """
     head_dim, keys = q.shape[-1], k.shape[-3]
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))

@@ -105,7 +105,7 @@ def test_names_say_whether_it_is_he_or_she(stories):
 def test_the_world_refuses_what_cannot_be():
     world = World(Choices(random.Random(0)), Character("Dot", "fox", she=True))
     world.put("kite", "Dot", taken_from=None)
-    with pytest.raises(ValueError, match="kite: at Dot, not Ben"):
+    with pytest.raises(ValueError, match="kite: expected the holder Ben, got Dot"):
         world.put("kite", "a tree", taken_from="Ben")
     with pytest.raises(ValueError, match="there"):
         world.go("home")

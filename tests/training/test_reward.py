@@ -34,7 +34,10 @@ from tests.training.test_tune import (  # noqa: F401
 
 
 def test_the_definition_is_the_gradient_of_the_papers_surrogate():
-    """At the old policy, the clipped surrogate of GRPO has this gradient: central differences to 1e-6."""
+    """The slopes of `group_relative` equal the gradient of GRPO's clipped surrogate at the old policy.
+
+    Central differences approximate the gradient, to within 1e-6.
+    """
     rng = np.random.default_rng(0)
     for _ in range(20):
         old, rewards = rng.uniform(-9, -1, 5), rng.choice([0.0, 1.0, 0.5], 5)
@@ -52,7 +55,11 @@ def test_the_definition_is_the_gradient_of_the_papers_surrogate():
 
 
 def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
-    """Two groups of two answers: the gradient is that of the reference with weights -ds at the answers' ids."""
+    """The gradient for two groups of two answers equals the reference's.
+
+    `group_relative` gives the slope with respect to each answer's log p. The reference's backward pass computes the
+    gradient of log p from weights of minus this slope at the answer's ids.
+    """
     rng = np.random.default_rng(1)
     rewards = [1.0, 0.0, 0.0, 0.5]
     answers = [
@@ -116,14 +123,14 @@ def test_answers_are_the_models_own(model):  # noqa: F811
 
 
 def questions(folder: Path) -> Path:
-    """Write forty questions. Every answer is a letter, which the random model draws now and then."""
+    """Write forty questions. Their answer is always the letter a, which the random model draws now and then."""
     path = folder / "questions.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": f"{i}", "answer": "a"}) for i in range(40)))
     return path
 
 
 def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
-    """The model begins near the answer (it was tuned to it a little), and rewards make it certain."""
+    """Rewards make the right answer certain. Before, the model is tuned to answer one of two letters."""
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"prompt": f"{i}", "completion": c}) for i in range(20) for c in "ab"))
     code, _, log = llamaspec(
@@ -161,4 +168,4 @@ def test_a_bad_request_for_rewards_is_one_line(model, tmp_path):  # noqa: F811
     )
     data = ("--data", str(questions(tmp_path)))
     assert "the model's context is 64" in refusal(*command, *data, "--answer-tokens=80")
-    assert "--group goes with --method reward" in refusal("tune", str(model), *data, "--group=2", "--out=x")
+    assert "--group needs --method reward" in refusal("tune", str(model), *data, "--group=2", "--out=x")

@@ -1,4 +1,4 @@
-"""Find a Python with libraries that we do not depend on. LLAMASPEC_OTHER_PYTHON lists the candidates, as PATH does."""
+"""Find a Python with libraries that we do not depend on. LLAMASPEC_OTHER_PYTHON lists Pythons, separated by colons."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Error bounds in extreme cases that no draw of a contract reaches."""
+"""Error bounds in extreme cases that the random inputs of the contracts do not reach."""
 
 from collections.abc import Callable
 from itertools import product

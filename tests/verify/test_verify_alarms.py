@@ -36,7 +36,7 @@ def test_the_judge_does_not_warn_in_float16():
 
 
 def test_sums_in_an_order_that_differs_each_time_keep_laws_of_equal_bits():
-    """A kernel with atomics returns other bits in half of its calls; its results are within bounds."""
+    """A kernel with atomics, which returns different bits in about half of its calls, is within bounds."""
     random = np.random.default_rng(0)
 
     def atomic(q, k_pages, v_pages, table, lengths):
@@ -100,7 +100,10 @@ def test_a_running_sum_is_explained_and_not_suspicious(candidate: Callable):
 
 
 def test_an_error_beyond_that_of_a_running_sum_is_suspicious():
-    """For 8,321 terms, an error of 3/4 n u is beyond n u / 2 and below the proven bound."""
+    """A relative error of 3/4 n u is suspicious for n = 8,321 terms and the unit roundoff u = 2^-24.
+
+    It is larger than n u / 2, the limit for a sum one term after the other, but smaller than the proven bound.
+    """
 
     def off(x):
         p = IMPLEMENTATIONS["softmax"].function(x).astype(np.float64)

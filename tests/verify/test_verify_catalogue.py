@@ -163,9 +163,9 @@ def test_weights_rounded_to_float16_pass_in_float16():
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_router_that_tells_zeros_apart_passes_where_their_signs_differ(zero):
-    """A router that ranks -0 after 0, as XLA's top_k does, passes, although the definition treats them as equal.
+    """A router may rank a logit of -0 after a logit of 0, as XLA's top_k does. The definition treats them as equal.
 
-    If logits are equal in their signs too, a wrong order is rejected.
+    For equal logits with equal signs, the contract rejects a wrong order.
     """
     x, router = np.full((1, 1), zero, np.float32), np.array([[-1.0], [1.0], [-2.0]], np.float32)
     contract = contract_for("route")
@@ -185,7 +185,10 @@ def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
 
 
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
-    """For equal scores, the bound in use is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u, as printed for a = 0."""
+    """The bound that the judge uses for softmax equals the formula that `verify` prints.
+
+    The scores are equal, so a = 0, and the formula becomes ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u.
+    """
     n = 64
     [expected] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
     s = (n + 10 * 64) * U

@@ -1,4 +1,4 @@
-"""Narrowed draws: typed values are used as meant or refused, so no typing error lets a wrong kernel pass."""
+"""Draws that the user limits to typed values. Each value is used as meant, or refused: no typo hides a wrong kernel."""
 
 from dataclasses import replace
 
@@ -179,7 +179,10 @@ WRONG = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.nested_given])
 @given(texts=st.lists(TYPED, min_size=1, max_size=2))
 def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
-    """A wrong candidate is rejected or the typed values are refused, unless the values exclude the faulty inputs."""
+    """A wrong candidate never passes because of a typo: it is rejected, or the typed values are refused.
+
+    It may pass only if the typed values exclude the inputs for which it is wrong.
+    """
     try:
         report = run(candidate, texts, examples=150)
     except ValueError:

@@ -74,7 +74,7 @@ def run(op: str, candidate: Callable[..., Any], **options: Any):
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a right function, but let `change` change its fifth result."""
+    """Return our own implementation of `op`, but with `change` applied to the result of the fifth call."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:

@@ -94,7 +94,10 @@ def test_pages_that_two_sequences_share_are_drawn():
 
 
 def test_a_replay_file_may_lack_a_draw_that_has_a_default():
-    """A replay file from before attention_paged had the draw `shared` is still valid, since `shared` has a default."""
+    """A replay file without the draw `shared` is still valid, because `shared` has a default.
+
+    Such files were written before the contract of attention_paged had this draw.
+    """
     path = REPOSITORY / "docs" / "found" / "vllm-attention-paged.json"
     saved = load(path)
     assert "shared" not in saved.draw

@@ -73,7 +73,7 @@ def page_rows() -> list[list[str]]:
 
 
 def table_row(op: str, examples: list[int]) -> list[str]:
-    """Make the row of an op whose mutants are all found, each after a number of examples."""
+    """Make the table row of an op. `examples` has the number of examples until each of its mutants was rejected."""
     return [op, str(len(examples)), str(len(examples)), f"{median(examples):g}", str(max(examples))]
 
 

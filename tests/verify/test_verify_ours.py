@@ -1,6 +1,6 @@
 """Our own ops meet their contracts: the quick form of `make verify`.
 
-Walks through models verify the code inside a block's fused ops (test_model_against_reference.py). An interpreted
+The code inside a block's fused ops is verified in test_model_against_reference.py, layer by layer. An interpreted
 attention kernel takes seconds per example, so only `make verify` and tests/kernels verify attention kernels.
 """
 

@@ -165,7 +165,10 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_suspicious_results_fail_with_strict():
-    """With `strict`, a suspicious result fails: its error of 200 u |W| |x| is within gamma_513, but above the alarm."""
+    """With `strict`, a suspicious result fails the test.
+
+    The error is 200 u |W| |x|. It is within the proven bound, gamma_513 |W| |x|, but above the limit for suspicion.
+    """
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

@@ -24,7 +24,10 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 
 def early(contract: Contract) -> list[str]:
-    """List the dimensions that end before `FAR` without a reason, or that have a reason but do not end."""
+    """List dimensions with a wrong statement of their limit.
+
+    They are at most `FAR` and state no reason for it, or they exceed `FAR` and state a reason for a limit.
+    """
     return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
 

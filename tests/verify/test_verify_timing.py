@@ -197,16 +197,16 @@ def test_what_is_wrong_is_not_timed(capsys):
 
 
 UNTIMED = [
-    ("right_if_small", "not timed, because a timed call was wrong: value: at ["),
+    ("right_if_small", "not timed, because a timed call returned a wrong result: value: at ["),
     ("raises_if_large", "not timed, because a timed call raised: MemoryError: too much"),
-    ("kept_where_timed", "not timed, because a timed call was wrong: value: at ["),
+    ("kept_where_timed", "not timed, because a timed call returned a wrong result: value: at ["),
     (
         "computes_when_it_is_read",
         "not timed, because a timed call raised: TypeError: returned Later, which may compute when it is",
     ),
     ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
     ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
-    ("left_to_a_thread", "not timed, because a timed call was wrong: "),
+    ("left_to_a_thread", "not timed, because a timed call returned a wrong result: "),
 ]
 
 

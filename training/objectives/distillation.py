@@ -1,4 +1,4 @@
-"""Distillation: a student learns a teacher's distribution over the next token, not only the token that came.
+"""Distillation: a student learns a teacher's distribution over the next token, not only the actual next token.
 
 `reference.losses.distillation` defines the loss, T^2 KL(teacher || student) at temperature T, at each counted position.
 """
@@ -34,9 +34,10 @@ def distillation(
     length: int,
     temperature: float,
 ) -> Objective:
-    """Make the objective of packed documents; the frozen arrays are the student's own and the teacher's weights.
+    """Make the objective of distillation on packed documents.
 
-    It reports the loss per counted token, and the share of counted tokens for which both find the same id likeliest.
+    The frozen arrays are a pair: the student's frozen arrays, and the teacher's weights. The objective reports the loss
+    per counted token, and the share of counted tokens for which student and teacher have the same likeliest id.
     """
 
     def loss(
@@ -62,7 +63,7 @@ def distillation(
 
 
 def kept_layers(checkpoint: Checkpoint, layers: Sequence[int]) -> Checkpoint:
-    """Return a model of only these layers of a model, in this order, with the same embedding, norm and head.
+    """Return a model with only the given layers of `checkpoint`, in the given order. Embedding, norm and head stay.
 
     Raises CheckpointError for a layer that the model does not have.
     """

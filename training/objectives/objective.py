@@ -18,7 +18,7 @@ class Objective(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """The loss on held-out examples, and what the objective reports besides."""
+    """The loss on held-out examples, and the other figures that the objective reports."""
 
     loss: float
     measures: dict[str, float]

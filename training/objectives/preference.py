@@ -48,9 +48,10 @@ def answer_log_probabilities(
 
 
 def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tuple[np.ndarray, ...]]:
-    """Make batches of `rows` pairs: ids, counted, frozen [2 rows], real [rows]. Chosen answers are the first rows.
+    """Make batches of `rows` pairs. The first `rows` rows are the chosen answers, the others the rejected ones.
 
-    `real` is 0 for the pairs that fill up the last batch.
+    A batch is a tuple: ids [2 rows, length], counted [2 rows, length], frozen [2 rows] (the log probabilities at the
+    start), and real [rows], which is 0 for pairs that only fill up the last batch.
     """
     batches = []
     for start in range(0, len(pairs), rows):
@@ -79,8 +80,10 @@ def preference(
 ) -> Objective:
     """Make the objective of scored pairs.
 
-    It reports the margin of the definition (beta is in it once), the share of pairs with a margin above 0, and the
-    log probabilities of both answers, because the margin may also grow while both fall.
+    The change of an answer is its log probability minus its log probability at the start. The margin of a pair is
+    `beta` times the difference between the changes of the chosen and the rejected answer. The objective reports the
+    margin, the share of pairs with a margin above 0, and both log probabilities, because both may fall while the margin
+    grows.
     """
 
     def loss(

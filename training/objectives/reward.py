@@ -1,7 +1,7 @@
 """Rewards: the model writes several answers to a question, and the better ones become likelier (GRPO).
 
-`reference.losses.group_relative` defines the loss. Each answer serves for one update, so the probability ratio of PPO
-is 1, and no value model is needed. The reward is 1 for exactly the known answer, and 0 for any other.
+`reference.losses.group_relative` defines the loss. It needs no value model. Each answer is used for only one update, so
+the probability ratio of PPO is 1. The reward is 1 for exactly the known answer, and 0 for any other.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ from llamaspec.training.trainable import Trainable
 
 
 class Answer(NamedTuple):
-    """A sampled answer, as an example whose own ids count, and its reward."""
+    """A sampled answer and its reward. In the example, the loss counts the answer's ids, but not the question's."""
 
     example: Example
     reward: float
 
 
 class Sampler:
-    """Draws answers of the model in training, by the forward pass and the sampling of `generate` in plain JAX."""
+    """Draws answers from the model that is being trained, as `generate` does with plain JAX ops."""
 
     def __init__(
         self,
@@ -91,7 +91,10 @@ class Sampler:
         return drawn
 
     def _answer(self, question: Question, ids: list[int], steps: int) -> Answer:
-        """Cut the drawn ids after the first that ends an answer, and at `length`; compare the text with the answer."""
+        """Cut the drawn ids after the first id that ends an answer, or where the row is full. Then set the reward.
+
+        The reward is 1 if the answer has ended and its text equals the question's known answer, otherwise 0.
+        """
         room = min(steps, self._length - len(question.ids))
         end = next((i + 1 for i, id in enumerate(ids[:room]) if id in self._stops), room)
         own = ids[:end]
@@ -104,7 +107,7 @@ class Sampler:
 def rewarded(
     params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype
 ) -> Callable[..., tuple[Array, Sums]]:
-    """Make the loss of sampled answers; it reports the mean reward, too. Each row is an answer with its advantage."""
+    """Make the loss of sampled answers, which also reports the reward. A row of a batch is an answer."""
 
     def loss(
         tensors: Tensors,
@@ -122,7 +125,10 @@ def rewarded(
 
 
 def group_work(answers: Sequence[Answer], *, group: int, rows: int, length: int) -> Work:
-    """Make batches of answers, `group` to each question in turn. An advantage is a reward minus its group's mean."""
+    """Make batches of answers. Each `group` consecutive answers are a group: they answer the same question.
+
+    The advantage of an answer is its reward minus the mean reward of its group.
+    """
     rewards = np.array([answer.reward for answer in answers], np.float64).reshape(-1, group)
     advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1)
     batches = []

@@ -103,7 +103,7 @@ def capital(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Thing:
-    """A toy that can be lost. A `World` fills the braces."""
+    """A toy that can be lost. A `World` replaces the {braces} in its phrases by words."""
 
     noun: str
     use: str  # "to fly {their} kite"

@@ -46,7 +46,7 @@ def made_up(choices: Choices) -> str:
 
 
 class BraceWords(dict):
-    """Words for the braces of a question. A word that is not in `words` is chosen when it is needed."""
+    """A dict from the names in a question's {braces} to words. Chooses a word at random for a name not in `words`."""
 
     def __init__(self, choices: Choices, words: Mapping[str, str] | None = None):
         super().__init__(words or {})

@@ -1,9 +1,9 @@
 """The plots: six small simulations. Every event needs the events before it.
 
 A plot moves its hero and a thing through a `World`, and tells each event in one of a few ways. The world refuses
-impossible events: nobody goes to the place where they already are, or gives away a thing that they do not have. The
-next event depends on the state: the wind does not take a drum, a kite in the sea is not in a tree, and a frog does not
-climb.
+impossible events: a hero cannot go to the place where the hero already is, or give away a thing that the hero does not
+have. The next event depends on the state: the wind does not take a drum, a kite in the sea is not in a tree, and a frog
+does not climb.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ def become(w: World, *feelings: str, why: str) -> None:
 
 
 def meet(w: World, helpers: tuple[str, ...], *, helped: str = "{n}") -> None:
-    """Let an animal that can help come by."""
+    """Tell that an animal arrives that can help: one of `helpers`, but not of the hero's kind."""
     w.choose("helper", tuple(kind for kind in helpers if kind != w.hero.kind))
     w.choose("helping", HELPER_TRAITS)
     w.set(someone=a(f"{w.words['helping']} {w.words['helper']}"))
@@ -460,7 +460,7 @@ def fitting(thing: Thing, place: StoryPlace) -> list[str]:
 
 
 def before(options: Sequence[str], option: str) -> str:
-    """Return the option before this one (for the first, the last option): a wrong option to ask about."""
+    """Return the element before `option` in `options`, or the last one for the first: a wrong option to ask about."""
     return options[options.index(option) - 1]
 
 

@@ -216,7 +216,10 @@ class Talk:
         return f"Ask me for a story about {a(kind)}{_about(self._choices.pick(group), '')}."
 
     def _not_in_it(self) -> None:
-        """Add a question about a name or thing in no story so far, worded like a question about another story."""
+        """Add a question about a name or a thing that no story of this conversation contains.
+
+        Some of the wordings come from a story that contains it.
+        """
         pick, told_text = self._choices.pick, " ".join(story.text for story in self.stories)
         facts = self.stories[-1].facts
         if pick(("name", "thing")) == "name":
@@ -280,7 +283,7 @@ def conversation(rng: random.Random) -> list[TalkMessage]:
 
 
 def request(choices: Choices) -> tuple[StoryRequest, str]:
-    """Choose a plan, and the words that request it after "a story": " about a fox and a red kite"."""
+    """Choose what to ask for. Returns it, and the words for it after "a story", as in " about a fox and a red kite"."""
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
     plan, hero = StoryRequest(), ""
     if "hero" in named:
@@ -301,7 +304,7 @@ def request(choices: Choices) -> tuple[StoryRequest, str]:
 
 
 def _about(subject: Subject, color: str) -> str:
-    """Word the subject of a story, after its hero."""
+    """Return the words for a story's subject, which come after the hero's, as in " and a red kite"."""
     match subject:
         case Skill():
             return f" who learns to {subject.verb}"

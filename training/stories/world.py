@@ -41,7 +41,7 @@ class World:
             self.sentences.append(self.fill(way))
 
     def set(self, **words: str) -> None:
-        """Set the meanings of words. `{They}` is `{they}` with a capital letter."""
+        """Set the texts that replace words in braces. A text for `{they}` also gives one for `{They}`, capitalized."""
         for word, meaning in words.items():
             self.words |= {word: meaning, capital(word): capital(meaning)}
 
@@ -80,7 +80,7 @@ class World:
     def put(self, thing: str, holder: str, *, taken_from: str | None) -> None:
         """Move a thing. Raises ValueError if `taken_from` does not hold it."""
         if self.holders.get(thing) != taken_from:
-            raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
+            raise ValueError(f"{thing}: expected the holder {taken_from}, got {self.holders.get(thing)}")
         self.holders[thing] = holder
 
 
@@ -101,7 +101,7 @@ def questions_of(section: str) -> tuple[Question, ...]:
 
 @cache
 def unnamed(question: str) -> tuple[str, ...]:
-    """Word a question about {n} in three ways: by name, by pronoun, and by kind.
+    """Return three wordings of a question about {n}: by name, by pronoun, and by kind.
 
     >>> unnamed("Who helped {n}?"), unnamed("Did {n} smile?")[1]
     (('Who helped {n}?', 'Who helped {them}?', 'Who helped the {kind}?'), 'Did {they} smile?')

@@ -75,7 +75,7 @@ class Carried(NDArrayOperatorsMixin):
         return self.moved(lambda part: part[index])
 
     def __bool__(self) -> bool:
-        raise TypeError("a rounding could decide which branch is taken: cannot derive a bound")
+        raise TypeError("rounding could change which branch is taken: cannot derive a bound")
 
     def astype(self, dtype: Any, **_: Any) -> "Carried":
         """Return the array unchanged: the operation that made it has already added the error of its rounding."""
@@ -304,19 +304,19 @@ class Undecided:
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function is not np.where:
-            raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{function.__name__}")
+            raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for np.{function.__name__}")
         return _where(*arguments, **options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, *_: Any, **options: Any) -> Any:
-        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
+        raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
 
     def __bool__(self) -> bool:
-        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for a branch")
+        raise TypeError(f"rounding could change np.{self.name}: cannot derive a bound for a branch")
 
 
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
-        raise TypeError("a rounding could decide np.where: cannot derive a bound for a condition that is rounded")
+        raise TypeError("rounding could change the condition of np.where: cannot derive a bound")
     carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
     a, b = known.operand(a), known.operand(b)

@@ -36,7 +36,10 @@ class Failure(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Arrays that a call returned, and the inputs and earlier results that it overwrote."""
+    """The arrays that a call returned, and the names of the inputs that the call changed.
+
+    It also says whether the call overwrote an earlier result.
+    """
 
     arrays: tuple[np.ndarray, ...]
     changed: tuple[str, ...]

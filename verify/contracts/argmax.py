@@ -1,4 +1,4 @@
-"""Argmax: exact, and the first of several equal numbers."""
+"""Argmax: the index must be exact. If several numbers are equal, it must be the index of the first."""
 
 import numpy as np
 from hypothesis import strategies as st

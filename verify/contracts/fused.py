@@ -1,4 +1,6 @@
-"""Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU. The result is rounded once.
+"""Ops that kernels fuse: a product with a matrix, and a norm before it, or a bias, a residual, RoPE or SwiGLU after it.
+
+The result is rounded once.
 
 We carry errors from step to step (running error analysis), so the bound covers all steps. Between the norm and the
 product, a kernel may round numbers to the dtype of x for its matrix units; nowhere else.

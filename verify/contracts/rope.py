@@ -36,9 +36,11 @@ PACKED = {"packed by 2": 2, "packed by 5": 5}  # values of the draw `start`, wit
 
 
 def positions(start: int | str, batch: int, seq: int) -> Int32[np.ndarray, "batch seq"]:
-    """Make positions that count on from `start`, or texts packed into one row, each counted from 0.
+    """Make the positions of each row: counted from the number `start`, or of several texts packed into the row.
 
-    Each row starts 5 positions later than the row before it, or has texts that are one token longer.
+    A number `start` is the first position of row 0; each row starts 5 positions after the row before it. "packed by n"
+    means that each text in row 0 has n tokens, and positions count from 0 in each text. In each row, texts are one
+    token longer than in the row before it.
 
     >>> positions(7, 1, 3).tolist(), positions("packed by 2", 2, 5).tolist()
     ([[7, 8, 9]], [[0, 1, 0, 1, 0], [0, 1, 2, 0, 1]])

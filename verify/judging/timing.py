@@ -129,7 +129,8 @@ class _Turn:
         for name, arrays in unjudged.items():
             finding = judge(arrays, expected, self.precision).finding
             if finding and finding.kind != "suspicious":
-                raise NoVerdict(f"{name}: not timed, because a timed call was wrong: {finding.kind}: {finding.message}")
+                wrong = f"{finding.kind}: {finding.message}"
+                raise NoVerdict(f"{name}: not timed, because a timed call returned a wrong result: {wrong}")
         self._judged.update(unjudged)
 
 

@@ -261,7 +261,7 @@ def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, secon
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
-    """Draw weights for a checkpoint's tensors, by name: activations stay near 1, norms differ from 1."""
+    """Draw weights for a checkpoint's tensors, by name, so that activations stay near 1; norm weights differ from 1."""
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Contracts for `--list`: how a candidate is called, and its bounds and laws."""
+"""Contracts as `--list` prints them: the parameters of a candidate, the domain, the bounds and the laws."""
 
 import inspect
 import re

@@ -242,6 +242,6 @@ def without_packages(name):
 
 
 def stand_ins(*names):
-    """Replace modules that a kernel imports but does not use."""
+    """Replace the modules `names`, which a kernel imports but does not use, with mocks."""
     for name in names:
         sys.modules[name] = MagicMock(name=name)

@@ -38,7 +38,10 @@ KEYS = 64  # keys in a tile of attention, at least
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
-    """Add the error of one rounding to bfloat16. For float32, return x: its error already has the last rounding."""
+    """Add the error of rounding the result to `dtype`.
+
+    This is one rounding for bfloat16. For float32 nothing is added, because the bound of x includes the last rounding.
+    """
     return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
 
 
@@ -139,7 +142,7 @@ def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
 def norm_qkv(
     w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
 ) -> tuple[Approx, Approx, Approx]:
-    """Compute q, and the caches after a row of k and a row of v were written. All other rows are unchanged."""
+    """Compute q and both caches. Each sequence's new k and v are written to the cache row at its position."""
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_apply_norm(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
@@ -169,7 +172,7 @@ def attention_decode(q, k, v, lengths, *, window: int | None = None) -> Approx:
 
 
 def attention_paged(q, k, v, table, lengths, *, window: int | None = None) -> Approx:
-    """Clamp page numbers to the pages that exist, and lengths to the table's positions, then attend."""
+    """Attend to a paged cache. Page numbers and lengths that are out of range are clamped, as in the kernel."""
     table = np.clip(table, 0, len(k) - 1)
     k, v = (pages[table].swapaxes(1, 2).reshape(len(q), pages.shape[1], -1, pages.shape[-1]) for pages in (k, v))
     return attention_decode(q, k, v, np.minimum(lengths, k.shape[2]), window=window)

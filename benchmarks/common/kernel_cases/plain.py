@@ -1,4 +1,4 @@
-"""The ops of the table in jax.numpy, compiled by XLA: the baseline for the times of kernels.
+"""Each kernel's op in plain jax.numpy, compiled by XLA: the baseline for the times of our kernels.
 
 Each function has the arguments, shapes and dtypes of the kernel with the same name, and computes in float32.
 """

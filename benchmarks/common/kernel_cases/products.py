@@ -129,9 +129,9 @@ def bias_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Ca
     ),
 )
 def several_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
-    """Yield cases of every product with several vectors, with a bias if it may have one.
+    """Yield cases of every product with `batch` vectors, with a bias where a product may have one.
 
-    Matrices have codes in every form, or floats for up to two vectors.
+    Matrices are quantized in every form. For one or two vectors, there are also cases with float matrices.
     """
     for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)

@@ -114,8 +114,8 @@ class CaseTimer:
     def lowered(self, form: Callable[..., Any]) -> Any:
         """Lower a program that calls `form` many times in a loop on the device, with changing arguments.
 
-        An iteration of the program's loop takes about 10 us even without calls, so each makes many calls. If a case
-        updates arrays in place, the updated arrays go into the next call with the same set of arguments.
+        An iteration of the loop takes about 10 us even without calls, so each iteration makes many calls. If a case
+        updates arrays in place, the next call with the same set of arguments gets the updated arrays.
         """
         program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
         return program.lower(1, self._updated, self._fixed)

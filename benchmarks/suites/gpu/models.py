@@ -106,9 +106,9 @@ def decoding(
     context: int,
     options: SamplingOptions = GREEDY,
 ) -> Row:
-    """Time a decoding step after `context` tokens, as a session runs it.
+    """Time a decoding step after `context` tokens, in the same way as a session of `generate` runs it.
 
-    A call draws as many tokens as in a session. We start the next call before we read the tokens of the last one.
+    Each call draws as many tokens as a call in a session. Before we read the tokens of a call, we start the next call.
     """
     ask = model_speed.decoding(programs, params, context=context, options=options)
 

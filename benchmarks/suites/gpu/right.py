@@ -175,7 +175,7 @@ def _choose_numbers(count: int, largest: int) -> np.ndarray:
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Replace the arguments of an op by the harder ones of `SPOILED`, if it has any for this op."""
+    """Replace the arguments of a case by harder ones, made by the function in `SPOILED` for its op, if there is one."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 

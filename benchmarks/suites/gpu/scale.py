@@ -108,10 +108,9 @@ def checked_cases() -> Iterator[Case]:
 
 
 def timed_cases() -> Iterator[Case]:
-    """List the kernel table in the dtypes that models run in.
+    """Yield the cases of the kernel table in the dtypes that models run in, the most important first.
 
-    The most important cases come first: decoding one sequence with two models. The other ops of these models follow,
-    and then other models.
+    The order is: decoding one sequence with two models, the other cases of these models, and then other models.
     """
     cases = [case for name, case in kernel_cases().items() if refusal(name) is None and _run(case)]
     yield from sorted(

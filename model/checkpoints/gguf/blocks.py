@@ -96,7 +96,7 @@ def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | CodesWithMinima:
     """Unpack rows of ggml's type `name` to codes, scales and minima.
 
-    All are exact in float32: if a scale is the product of two stored scales, the product has at most 18 bits.
+    float32 holds all of these exactly. If a scale is the product of two stored scales, the product has at most 18 bits.
     """
     kind = ggml.READABLE[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))

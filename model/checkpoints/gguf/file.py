@@ -29,7 +29,7 @@ Value = int | float | bool | str | list[str] | np.ndarray
 class Metadata:
     """The keys and values of a GGUF file; a method for each type returns a value, or raises `CheckpointError`.
 
-    The error names the file and the key: the key is missing, or its value does not have the type of the method.
+    The error names the file and the key. It says that the key is missing, or that its value has another type.
     """
 
     def __init__(self, values: Mapping[str, Value], path: str):
@@ -92,8 +92,8 @@ class Header(NamedTuple):
 def read_header(file: MappedFile) -> Header:
     """Read the header of a GGUF file.
 
-    Raises `CheckpointError` if the header is invalid, if tensors overlap, or if bytes are missing, left over or between
-    two tensors.
+    Raises `CheckpointError` if the header is invalid, if tensors overlap, if the file is too short, or if it has bytes
+    that belong to no tensor.
     """
     cursor = _Cursor(file)
     version, tensors, keys = _read_counts(cursor)

@@ -1,8 +1,9 @@
 r"""Converts Llama 3's rescaling of RoPE to and from the GGUF tensor rope_freqs.weight.
 
-The tensor has one factor for each pair of features; RoPE divides the pair's frequency by it. The factors follow from
-the four numbers of `reference.rope.Llama3Scaling`: factor, low, high and original (the context before rescaling). A
-GGUF file may lack these numbers, so we compute them from the factors. For pair i with the unscaled frequency f_i,
+The tensor has one factor for each pair of features; RoPE divides the pair's frequency by this factor. The factors
+follow from the four numbers of `reference.rope.Llama3Scaling`: factor, low, high and original (the context before
+rescaling). A GGUF file may lack these numbers, so we compute them from the factors. For pair i with the unscaled
+frequency f_i,
 
     1 / factor_i = k_i + (1 - k_i) / factor        k_i = clip(slope f_i + shift, 0, 1)
     slope = original / (2 pi (high - low))         shift = -low / (high - low)

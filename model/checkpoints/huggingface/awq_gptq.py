@@ -7,9 +7,9 @@ are transposed: see `reference.quantizers.gptq` and `reference.quantizers.awq`. 
     gemv        qweight   int32 [rows, cols / 8]: eight codes in a word, the lowest bits first
                 qzeros    int32 [rows, words]: zero points, packed in the same way
                 scales    [rows, 8 * words]
-    gemv_fast   qweight   int16 [rows / 4, cols]: codes of four rows, moved within blocks of 64 columns
+    gemv_fast   qweight   int16 [rows / 4, cols]: codes of four rows, reordered within blocks of 64 columns
                 scales    [8 * words, rows]
-                qzeros    [8 * words, rows]: floats, minus scale times zero point, to be added
+                qzeros    [8 * words, rows]: floats: -scale * zero point, which is added to scale * code
 
 Eight zero points share a word. `words` is the number of words for a row's zero points, rounded up to a multiple of 128
 / group. Scales and zero points of a row are padded to 8 * words numbers.

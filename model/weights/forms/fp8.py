@@ -31,7 +31,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class FP8(QuantizedMatrix):
-    """A matrix of e4m3 codes. A float16 with the shifted bits of a code is the code's value divided by 2^8.
+    """A matrix of e4m3 codes. If we shift a code's bits into a float16, the float16 is the code's value divided by 2^8.
 
     This is also true for subnormal codes.
     """

@@ -28,9 +28,9 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class MXFP4(QuantizedMatrix):
-    """A matrix of e2m1 codes. A float16 with the shifted bits of a code is the code's value divided by 2^14.
+    """A matrix of e2m1 codes. A scale is a power of 2; we store its exponent plus 127.
 
-    A scale is a power of 2; we store its exponent plus 127.
+    If we shift a code's bits into a float16, the float16 is the code's value divided by 2^14.
     """
 
     __slots__ = ()

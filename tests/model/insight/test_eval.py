@@ -138,7 +138,7 @@ def test_weights_that_overflow_are_reported():
 
 
 def loss_bound(golden: dict) -> float:
-    """Return twice the error that logits may have, which is 1e-5 times the largest logit.
+    """Return the bound 2e-5 times the largest logit: one logit may be off by 1e-5 times the largest.
 
     See tests/model/test_model_against_reference.py.
     """

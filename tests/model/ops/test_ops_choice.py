@@ -177,7 +177,7 @@ def test_harmless_config_fields_do_not_change_the_xla_op(name, unchanged):
 
 @dataclass(frozen=True)
 class Newer(Config):
-    """A config with a switch that no kernel knows."""
+    """A config with a feature that no kernel supports."""
 
     nonlinearity: str = "silu"
 

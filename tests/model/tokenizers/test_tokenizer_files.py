@@ -177,7 +177,7 @@ def test_the_tokens_that_a_template_writes_stay(eos, tmp_path):
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_folder_says_whether_texts_begin_with_a_space(prefix, tmp_path):
-    """tokenizer_config.json decides whether texts begin with a space; LlamaTokenizer ignores tokenizer.model's flag."""
+    """tokenizer_config.json decides whether a space precedes a text; LlamaTokenizer ignores tokenizer.model's flag."""
     keys = keys_of("sentencepiece", begins=True) | {"tokenizer.ggml.add_space_prefix": (BOOL, prefix)}
     tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
     files = tokenizer_files(tokenizer, named={}, templates={})

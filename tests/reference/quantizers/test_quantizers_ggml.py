@@ -144,7 +144,7 @@ def test_packing_keeps_everything(name, weights, rows, blocks):
 
 
 def scale_error(exact: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return |d' - d| for stored scales d', after asserting that it is at most one rounding to float16."""
+    """Return the error |d' - d| of stored scales d'. Asserts that rounding d to float16 explains the error."""
     error = np.abs(exact.astype(np.float64) - stored)
     assert np.all(error <= np.maximum(2.0**-11 * np.abs(exact.astype(np.float64)), 2.0**-25))
     return error[..., None]
@@ -198,9 +198,10 @@ def test_the_error_of_mxfp4_is_bounded(weights):
 @pytest.mark.parametrize("below", [1, 2, 8, 64])
 @pytest.mark.parametrize("power", [-100, -3, 0, 1, 5, 60, 127])
 def test_mxfp4_just_below_a_power_of_two(power, below):
-    """A block's exponent is right if its largest weight is 2^power (1 - below * 2^-24), just below a power of two.
+    """The exponent of an MXFP4 block is right if the largest weight is just below a power of two.
 
-    It is computed from log2 in float32, which rounds up to `power` if the weight is near enough.
+    The largest weight is 2^power (1 - below * 2^-24). The exponent comes from its log2 in float32. If this log2 rounds
+    up to `power`, the block gets the exponent of 2^power, otherwise the exponent below.
     """
     top = np.ldexp(1 - below * 2.0**-24, power)
     q = MXFP4.quantize(np.full((1, 32), top))

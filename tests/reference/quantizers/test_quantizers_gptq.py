@@ -55,9 +55,9 @@ def test_the_output_is_that_of_llm_compressor(case):
 
 @given(weights=weights, seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8), damp=st.sampled_from([0.01, 0.1]))
 def test_the_errors_account_for_the_output(weights, seed, bits, damp):
-    """GPTQ's errors E of single columns explain the output error: W - W^ = E U, and ||E||^2 is the damped output error.
+    """GPTQ's errors E, one per weight, explain the output error: W - W^ = E U, and ||E||^2 is the damped output error.
 
-    |e_i| U_ii, the change of column i when it is quantized, is at most half a step unless a code is clipped.
+    Quantizing column i changes a weight by |e_i| U_ii. This is at most half a step unless a code is clipped.
     """
     w, x = weights(3, COLS), correlated(seed, 64)
     q = gptq.quantize(w, x, bits=bits, group=8, damp=damp)

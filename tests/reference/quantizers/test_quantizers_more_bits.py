@@ -1,16 +1,16 @@
-"""For each family of quantizers, an average over weights for which more bits are never worse.
+"""Tests that more bits are never worse, for each family of quantizers.
 
-For a single weight, more bits can be worse: 3 bits represent a 3-bit grid exactly, 4 bits do not. More bits are never
-worse
+For a single weight, more bits can be worse: 3 bits represent the numbers of a 3-bit grid exactly, 4 bits do not. So
+each test compares an error for which the claim holds:
 
--   for a random weight, if its density does not rise away from zero (`symmetric`, `affine`), or is uniform
-    over the whole range (`hqq`, Q4_1 and Q5_1);
--   for every weight, if the coarser grid is part of the finer one (`mx`, Q4_0 and Q5_0, masks);
--   for the sum over a row, if that sum is the minimum (`kmeans`).
+-   the mean error of random weights, if their density does not rise away from zero (`symmetric`, `affine`), or is
+    uniform over the whole range (`hqq`, Q4_1 and Q5_1);
+-   the error of every weight, if the coarser grid is part of the finer one (`mx`, Q4_0 and Q5_0, masks);
+-   the summed error of a row, if the quantizer minimizes this sum (`kmeans`).
 
-A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine). The tests replace
-a uniform density by a lattice. It has so many points that its sum is closer to the integral than the two sides of the
-inequality are to each other.
+A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine), so uniform
+densities suffice. The tests replace the integral over a uniform density by a sum over equally spaced weights
+(`lattice`). These are so many that this changes the two errors by less than the difference between them.
 """
 
 import itertools
@@ -38,7 +38,10 @@ def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """Assert that no error exceeds the previous one, except by rounding of sums, and of scales at the range's ends."""
+    """Assert that no error exceeds the previous one, up to rounding.
+
+    The sums are rounded. If the range's ends are weights of magnitude `ends`, rounding the scales moves them, too.
+    """
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):
         assert after <= before * (1 + 4 * POINTS * U) + slack
@@ -46,13 +49,15 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 
 @given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
 def test_symmetric_integers(top, reaches, negative):
-    r"""More bits do not increase the error for the largest weight m and others uniform on [-a, a], for a <= m.
+    r"""More bits do not increase the error if the largest weight is m, and the others are uniform on [-a, a], a <= m.
 
-    G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2. For larger a it differs from a s^2
-    / 12 by at most s^3 / (36 sqrt 3). One more bit gives a step s' <= s / 2, so G_s(a) - G_s'(a) >= 0.026 a s^2 if a >=
-    s / 2. The test sums over parts of width h, which is off by at most a h s / 4, since the slope of the squared error
-    is at most s: for both sides, and 1024 parts of a, by 0.375 a h s. This is at most 0.024 a s^2 for all steps but the
-    smallest, that is, for s >= m / 63. For a below s / 2, no error is larger.
+    Let s be the step, and G_s(a) the integral of the squared error from 0 to a. For a <= s / 2, every weight becomes 0,
+    so no step gives a larger error. For larger a, G_s(a) differs from a s^2 / 12 by at most s^3 / (36 sqrt 3). One more
+    bit gives a step s' <= s / 2, so G_s(a) - G_s'(a) >= 0.026 a s^2.
+
+    The test replaces an integral by a sum over 1024 parts of width h = a / 1024. The slope of the squared error is at
+    most s, so the sum for s is off by at most a h s / 4. The sums for s and s' together are off by at most 0.375 a h s.
+    This is at most 0.024 a s^2 if s >= m / 63, which holds for all steps except the smallest.
     """
     w = np.concatenate([[-top if negative else top], *(lattice(-top * part, top * part) for part in reaches)])[None]
     read = [symmetric.dequantize(symmetric.quantize(w, bits=bits, block=w.shape)) for bits in range(2, 9)]
@@ -77,11 +82,13 @@ def test_affine_integers(top, below, reaches):
 
 @given(lo=st.floats(-4, 4), width=st.floats(0.1, 8))
 def test_hqq(lo, width):
-    """More bits do not increase the sum of |w - w^|^p for uniform weights w; w^ is the decoded weight.
+    """More bits do not increase the sum of |w - w^|^p over uniform weights w; w^ is the dequantized weight.
 
-    Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
-    it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
-    (h / 2)^p / (1 + p) per weight. For the two numbers of bits together, this is less than half of their difference.
+    The weights fill whole steps of the grid. So the sum is the same for every zero point z, except that weights beyond
+    the ends of the grid increase it. Therefore no z decreases the sum, but one more bit multiplies it by at most
+    (1/2)^p. The test sums over equally spaced weights with the distance h instead of an integral. This changes each sum
+    by at most (h / 2)^p / (1 + p) per weight, and two such changes are less than half of the difference between the
+    sums for b and b + 1 bits.
     """
     w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
     read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
@@ -128,8 +135,8 @@ def test_microscaling(chain, weights):
 def test_codebooks(weights, bits):
     """The minimal loss with 2^(b + 1) levels is no larger than with 2^b levels: extra levels can stay unused.
 
-    `test_quantizers_kmeans` bounds how far float64 is from the minimum; rounding a level to float32 adds the square of
-    the rounding.
+    The test allows for two errors: the sum that float64 code finds may be above the minimum (`test_quantizers_kmeans`
+    bounds by how much), and rounding a level to float32 adds the square of this rounding error for each weight.
     """
     w = weights(2, 64)
     rows = w.astype(np.float64)

@@ -45,13 +45,17 @@ def of_words(words: np.ndarray) -> np.ndarray:
 
 
 def awq_words(raw: np.ndarray) -> awq.Affine:
-    """Unpack AWQ words with as many columns per group as rows of bytes; scales do not matter here."""
+    """Unpack the same bytes as AWQ's codes and as its zero points, with one group per row. All scales are 1."""
     words = raw.view("<i4").astype(np.int32)
     return awq.unpack(awq.PackedTensors(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
 
 def gptq_words(raw: np.ndarray, *, bits: int, version: int, part: str) -> gptq.Affine:
-    """Unpack `raw` [..., 4 bits] as rows of 32 codes in one group, or as zero points of 32 rows in groups of 32."""
+    """Unpack `raw` [rows, 4 * bits] as GPTQ tensors: each row of bytes has 32 numbers of `bits` bits.
+
+    If `part` is "codes", a row is the codes of one weight row, in one group. Otherwise it is the zero points of one
+    group, for 32 weight rows.
+    """
     words = raw.view("<i4").astype(np.int32)
     rows = len(words)
     if part == "codes":
