@@ -279,8 +279,10 @@ def _site(
 
 
 def _name(model: str) -> str:
-    """Return the name by which clients request a model: owner/name on the Hub, or the file name without its
-    extension.
+    """Return the name by which clients request a model.
+
+    For a model on the Hub, this is owner/name. For a file, it is the file name without its extension, and for a folder
+    the folder's name.
     """
     path = Path(model)
     if not path.exists():

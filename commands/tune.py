@@ -31,7 +31,7 @@ RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of ad
 
 
 def matrices(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    """Read the names of matrices, separated by commas. Raises BadParameter for another name."""
+    """Parse names of matrices, separated by commas. Raises BadParameter for an unknown name."""
     names = tuple(name.strip() for name in value.split(","))
     if wrong := [name for name in names if name not in PARTS]:
         raise click.BadParameter(f"{wrong[0]!r} is no matrix that LoRA can change, expected some of {', '.join(PARTS)}")
@@ -39,7 +39,7 @@ def matrices(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 def layer_numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Read numbers of layers, separated by commas. Raises BadParameter for other text."""
+    """Parse numbers of layers, separated by commas. Raises BadParameter for other text."""
     if value is None:
         return None
     numbers = [number.strip() for number in value.split(",")]
@@ -49,7 +49,7 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
 
 
 def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Read a share between 0 and 1, or "2:4". Raises BadParameter for other text."""
+    """Parse a share between 0 and 1, or "2:4", which gives (2, 4). Raises BadParameter for other text."""
     if value is None or value == "2:4":
         return (2, 4) if value else None
     with suppress(ValueError):

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Verbs(click.Group):
-    """A group with a table of commands."""
+    """A click group that finds its commands in a table of `Entry`s."""
 
     def __init__(self, *arguments: Any, verbs: Mapping[str, Entry], **keywords: Any):
         super().__init__(*arguments, **keywords)
@@ -56,7 +56,8 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb.
 
-        Raises ReaderGone for a closed pipe. click would exit with 1, which has another meaning for `verify`.
+        Raises ReaderGone if stdout is a closed pipe. click would exit with 1 instead, but `verify` exits with 1 for a
+        violated contract.
         """
         try:
             return super().invoke(ctx)

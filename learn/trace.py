@@ -212,7 +212,7 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Return the functions of `reference/` that define each op of a model, in the order of their application."""
+    """Return the functions of `reference/` that define each op of a model, in the order in which they run."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 

@@ -84,7 +84,8 @@ def compare_servers(
 ) -> list[dict[str, Any]]:
     """Send load to our server and llama.cpp's, with the built-in model in float32. Returns a row per server and rate.
 
-    Without `rates`, the rates are shares of the rate that our server reaches. llama.cpp's cache is in float16.
+    `rates` are in requests per second. Without `rates`, we use shares of the rate that our server reaches with all
+    requests at once. llama.cpp's cache is in float16.
     """
     checkpoint = open_checkpoint("stories")
     config, file = checkpoint.config, str(folder / "stories.gguf")
@@ -160,7 +161,7 @@ def commands(
 def measure(engines: Mapping[str, EngineProcess], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
     """Measure tokens per second in rounds, after a warm-up. Returns the rates, and the tokens that each engine drew.
 
-    The rate "the floor" is the speed of decoding that the measured read bandwidth allows.
+    The rates also have an entry "the floor": the decoding speed that the measured read bandwidth allows.
     """
     rates: Rates = {name: {"prefill": [], "decode": []} for name in [*engines, "the floor"]}
     drawn: dict[str, list[int]] = {}

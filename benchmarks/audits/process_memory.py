@@ -30,9 +30,9 @@ COLUMNS = (
 
 
 def measured(layers: int, quantize: str | None) -> Row:
-    """Measure the memory of this process after JAX has started, its peak while compiling, and its peak while running.
+    """Measure the memory of this process in bytes: after JAX has started, and how much compiling and running add.
 
-    The peak while running does not count arrays.
+    Both are peaks. The peak while running does not count the model's arrays.
     """
     import jax
     import numpy as np
@@ -77,7 +77,7 @@ def measured(layers: int, quantize: str | None) -> Row:
 
 
 def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """Fit the bytes per model and the bytes per layer, by least squares.
+    """Fit a line to the bytes `key` of rows by least squares. Returns the bytes for 0 layers, and the bytes per layer.
 
     >>> fitted([{"layers": 2, "running": 9.0}, {"layers": 4, "running": 13.0}], "running")
     (5.0, 2.0)

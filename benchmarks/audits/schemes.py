@@ -54,7 +54,7 @@ AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
 
 
 class Stored(NamedTuple):
-    """A form in which decoding keeps matrices in memory."""
+    """The dtype of a model in memory, and how its matrices are quantized, if at all."""
 
     dtype: str = "float32"
     codes: CodeForm | None = None
@@ -89,7 +89,10 @@ def in_windows(stories: Sequence[list[int]]) -> Int[np.ndarray, "windows seq"]:
 
 
 def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens: int) -> dict[str, Any]:
-    """Measure how well a model predicts stories, with its matrices in each scheme or type."""
+    """Measure how well a model predicts its own stories (at least `tokens` tokens), in each form of `forms`.
+
+    The row of a form has bits per weight, error of the weights, perplexity, and KL divergence from the original model.
+    """
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
@@ -158,7 +161,7 @@ def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Render the table as Markdown. The cells of a model that a scheme or type does not fit are empty."""
+    """Render the table as Markdown. A cell is empty if a scheme or type does not fit the sizes of a model."""
     models = report["models"]
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]

@@ -99,7 +99,11 @@ class Judge:
         return relative_error(*flat)
 
     def predictions(self, model: Checkpoint) -> tuple[float, float]:
-        """Compute the mean KL divergence of a model from the base model, and how often their likeliest tokens agree."""
+        """Compare a model's predictions for the stories with the base model's.
+
+        Returns the mean KL divergence in nats per token, and the share of tokens (0 to 1) at which both models have the
+        same likeliest next token.
+        """
         divergences, agreed = [], []
         for ids, expected in zip(self.stories, self.expected_logits, strict=True):
             got = _logits(model, ids)
@@ -128,7 +132,7 @@ def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
 
 
 def rows(judge: Judge) -> Iterator[GalleryRow]:
-    """Yield the results of every scheme."""
+    """Yield the results of every scheme, and then of every calibrated method."""
     for name, scheme in SCHEMES.items():
         model = rounded(judge.base, scheme.rounded)
         yield GalleryRow(

@@ -131,7 +131,7 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Compute q or k of a token before RoPE, in float64 [heads head_dim], with the inverse rotation."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim]. Rotates the exact result back."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)

@@ -3,22 +3,24 @@ r"""Affine integers: evenly spaced numbers from the smallest weight of a block t
     N = 2^bits - 1        lo = min(0, min_i w_i)        hi = max(0, max_i w_i)
     s = (hi - lo) / N     z = rint(-lo / s)             q_i = clip(rint(w_i / s) + z, 0, N)      w_i ~ s (q_i - z)
 
-(Jacob et al., 2018, https://arxiv.org/abs/1712.05877; "asymmetric".) The range is extended to include zero,
-and the zero point z is an integer, so zero is exact. s is stored in float32, and z and the codes are computed
-from the stored s. ONNX's QuantizeLinear and DynamicQuantizeLinear do the same, including ties to even. AWQ and
-GPTQ store such numbers.
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877; "asymmetric".) The range from lo to hi always includes zero, and
+the zero point z is an integer. So the weight zero is exact. s is rounded to float32 first, and z and the codes are
+computed from the rounded s. ONNX's QuantizeLinear and DynamicQuantizeLinear do the same, including ties to even. AWQ
+and GPTQ store such numbers.
 
 Guaranteed, for weights of float32 or narrower:  |w - s (q - z)| <= s / 2 + N (2 u s + 2^-150),  u = 2^-24
 
-If no code is clipped, the error is at most half a step. The zero point is rounded as well, so the grid may end up to
-half a step short of the largest weight, which is then clipped: again at most half a step. N u s accounts for the
-rounding of s, and 2^-150 for a denormal s. If s underflows to 0, all numbers are 0. As in `symmetric`, a float32
-quotient gives the same code unless w / s is within u |w / s| of a tie.
+Reasons: A weight that is not clipped moves by at most half a step, s / 2. Rounding z moves the grid by at most half a
+step, so the grid may end up to half a step before the largest or the smallest weight. That weight is then clipped, and
+also moves by at most half a step. The second term of the bound is for the rounding of s to float32: a relative error of
+u, or an absolute error of 2^-150 if s is denormal. If s underflows to 0, all dequantized weights are 0. A kernel that
+computes w / s in float32 gets the same code, unless w / s is within u |w / s| of a tie.
 
-While s is normal, multiplying w by a power of two multiplies only s. Quantized weights are a fixed point and Q(-w) =
--Q(w), unless lo / s is within 4 N u of a tie; then rint may leave the last or the first code unused. More bits are
-never worse on average, in the sense of `symmetric` and except for the weights at both ends: each weight moves to the
-nearest multiple of s, for every z.
+Q(w) = s (q - z) are the dequantized weights. Powers of two: the weights 2^k w have the same codes and zero points as w,
+and the scale 2^k s, while both scales are normal. Fixed point and sign: Q(Q(w)) = Q(w) and Q(-w) = -Q(w), unless lo / s
+is within 4 N u of a tie. In this case, rint may leave the last or the first code unused. More bits: `symmetric` says
+under which condition another bit does not increase the expected error. The same is true here, except for the smallest
+and the largest weight of a block. The reason is that each other weight moves to the nearest multiple of s, for every z.
 """
 
 from typing import NamedTuple
@@ -39,7 +41,7 @@ class Affine(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Affine:
-    """Quantize to uint8 codes and zero points and float32 scales, one per `block` (see `blocks`).
+    """Quantize to uint8 codes. Each `block` (see `blocks`) has a uint8 zero point and a float32 scale.
 
     Raises ValueError for weights that are not finite, a block that does not divide the shape, or bits outside
     2 to 8.
@@ -76,7 +78,8 @@ def encode(
     lowest: int,
     highest: int,
 ) -> Float64[np.ndarray, "*shape"]:
-    """Compute the codes of `w` on a fixed grid: clip(rint(w / s) + z, lowest, highest). A scale of 0 gives z.
+    """Compute the codes of `w` on a fixed grid: clip(rint(w / s) + z, lowest, highest). If a scale is 0, its codes are
+    z.
 
     >>> encode(np.array([0.5, 1.5, 9.0]), np.array([1.0]), np.array([1.0]), lowest=0, highest=3)
     array([1., 3., 3.])

@@ -4,20 +4,23 @@ https://arxiv.org/abs/2306.00978).
     s_j = m_j^alpha / sqrt(max_k m_k^alpha  min_k m_k^alpha)        m_j = mean |X_j|
     alpha = argmin over 0, 1/20, ..., 19/20 of  || Q(W diag(s)) (X / s) - W X ||^2
 
-If a weight is multiplied by s, rounded and divided by s, its error is 1 / s of the former error, as long as
-the step stays the same. The step hardly grows, because the weight is one of many in its group. As in
-`smoothquant`, the norm before the layer takes the factor 1 / s. Q is `affine` in groups along a row: codes of
-4 bits, a zero point, and a range that includes zero. (autoawq does not extend the range, and clips groups with
-a single sign.) autoawq finds the same s without its `duo_scaling`. That option is on by default and also
-divides m_j^alpha by a mean of the weights' magnitudes to the power 1 - alpha.
+X_j are the values of input feature j in a calibration run, and s_j is the factor for column j of W. If a weight is
+multiplied by s, rounded and divided by s, its error is 1 / s of the error without s, as long as the step stays the
+same. The step hardly grows, because the weight is one of many in its group. The input must be divided by s. As in
+`smoothquant`, we divide the weight of the norm before the layer instead. Q is `affine` in groups along a row: codes of
+4 bits, a zero point, and a range that includes zero. (autoawq does not extend the range, and clips groups with a single
+sign.) autoawq finds the same s if its option `duo_scaling` is off. The option is on by default, and also divides
+m_j^alpha by a mean of the weights' magnitudes to the power 1 - alpha.
 
-Guaranteed: on the calibration's X, the sum is at most the sum for plain rounding, because the search includes
-alpha = 0, which makes every s_j 1. Weights have the guarantee of `affine`, divided by s. m^alpha is at least
-10^-4, so no s is 0. Powers of two in W do not change s. Fixed points and Q(-W) = -Q(W) are as in `affine` for
-W diag(s), for a fixed s: a search on quantized weights may find another one.
+Guaranteed: for the X of the calibration, the squared error || Q(W diag(s)) (X / s) - W X ||^2 is at most the error of
+plain rounding, || Q(W) X - W X ||^2. The reason is that the search includes alpha = 0, which makes every s_j 1. The
+error of a weight in column j is at most the bound of `affine` for W diag(s), divided by s_j. We replace m_j^alpha below
+10^-4 by 10^-4, so no s_j is 0. Powers of two: multiplying W by 2^k does not change s. For a fixed s, Q has the laws of
+`affine` for W diag(s): the fixed point, and Q(-W) = -Q(W). But a new search on quantized weights may find another s.
 
-A checkpoint (autoawq's "gemm") has the transposes: int32 qweight [cols, rows / 8] and qzeros [groups, rows / 8],
-with the rows 0, 2, 4, 6, 1, 3, 5, 7 in the nibbles from the lowest on; and float16 scales [groups, rows].
+A checkpoint (autoawq's "gemm") stores transposed arrays: int32 qweight [cols, rows / 8], int32 qzeros [groups, rows /
+8] and float16 scales [groups, rows]. An int32 has the 4-bit numbers of eight rows. From its lowest bits on, they are of
+the rows 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from collections.abc import Callable
@@ -43,7 +46,7 @@ class PackedTensors(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "rows cols"], *, group: int) -> Affine:
-    """Compute Q: 4-bit codes and zero points, and float32 scales [rows, groups]. Raises the errors of `affine`.
+    """Apply Q: compute 4-bit codes and zero points, and float32 scales [rows, groups]. Raises the errors of `affine`.
 
     >>> quantize(np.array([[0.0, 15.0]]), group=2).codes
     array([[ 0, 15]], dtype=uint8)
@@ -57,7 +60,7 @@ def search(
     *,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> Float64[np.ndarray, " cols"]:
-    """Find s for the inputs `x`. `rounded` quantizes and dequantizes weights.
+    """Find the factors s for the inputs `x`. `rounded(w)` is Q: it quantizes and dequantizes weights.
 
     Raises ValueError for inputs that are not finite.
 
@@ -80,7 +83,7 @@ def search(
 
 
 def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.ndarray, " cols"]:
-    """Compute s for one alpha; `means` is mean |X_j|.
+    """Compute the factors s for one alpha. `means[j]` is the mean of |X_j|.
 
     >>> scales(np.array([1.0, 4.0]), alpha=0.5), scales(np.array([1.0, 4.0]), alpha=0.0)
     (array([0.70710678, 1.41421356]), array([1., 1.]))
@@ -92,7 +95,7 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
 def pack(q: Affine) -> PackedTensors:
     """Pack codes and scales for a checkpoint. As in autoawq, scales are rounded to float16; below 2^-25 they become 0.
 
-    Raises ValueError if the number of rows is not a multiple of 8, or a scale exceeds float16.
+    Raises ValueError if the number of rows is not a multiple of 8, or if a scale is too large for float16.
     """
     return PackedTensors(_words(q.codes.T), _words(q.zeros.T), in_float16(q.scales.T))
 

@@ -7,10 +7,12 @@ smallest sum of squared errors, which is guaranteed to be
 
     sum_i (w_i - a b_i)^2 = sum_i w_i^2 - n a^2        (and n (2^-24 a)^2 for the rounding of a to float32)
 
-The sum is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2. It is smallest if b_i w_i = |w_i| and a is the mean of |w_i|.
+Here n is the length of the row. For any a and any signs b_i, the sum is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2. It is
+smallest if b_i w_i = |w_i| for every i, and a is the mean of |w_i|.
 
-Multiplying w by a power of two multiplies only a, while a is normal. Q(-w) = -Q(w) if no weight is 0. Quantized weights
-are a fixed point: n a is exact in float64, so the mean of n equal numbers is exact. A row of zeros has a = 0.
+Q(w) = a b are the dequantized weights. Powers of two: the weights 2^k w have the same signs as w, and the scale 2^k a,
+while both scales are normal. Sign: Q(-w) = -Q(w) if no weight is 0. Fixed point: Q(Q(w)) = Q(w), because n a is exact
+in float64, so the mean of n magnitudes a is exactly a. A row of zeros has a = 0.
 """
 
 import numpy as np
@@ -38,7 +40,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def pack(codes: Int8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Pack one bit per code, 1 for +1, the first code in the lowest bit.
+    """Pack one bit per code: 1 for +1 and 0 for -1. The first code is in the lowest bit of the first byte.
 
     >>> pack(np.array([1, -1, -1, -1, -1, -1, -1, 1], np.int8))
     array([129], dtype=uint8)

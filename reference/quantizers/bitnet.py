@@ -5,21 +5,24 @@ https://arxiv.org/abs/2402.17764).
     a = max(max_j |x_j|, 10^-5)     q = clip(rint(127 x / a), -128, 127)        x ~ a q / 127, for each token
     y = (T q) a b / 127             T q in integers
 
-as in Hugging Face transformers: W is multiplied by fl(1 / b) and x by fl(127 / a), in float32; ties go to
-even. The mean is exact and then rounded to float32. A model must be trained with this rounding (see `qat`: the
-gradient ignores it). Ordinary weights lose most of their quality.
+This is the arithmetic of Hugging Face transformers: W is multiplied by fl(1 / b) and x by fl(127 / a), in float32, and
+ties go to even. The mean is computed exactly and then rounded to float32. A model must be trained with this rounding,
+as in `qat`, where the gradient ignores it. A model that was trained without it loses most of its quality.
 
-Guaranteed, with u = 2^-24 and for W and x of float32 or narrower:
+Guaranteed, with u = 2^-24, for W and x of float32 or narrower. A weight w has the code t, and a number x of a token has
+the code q:
 
     |w - b t|  <=  (1/2 + 4 u) b    where |w| <= 3 b / 2, and |w| - b beyond
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127
 
-rint adds half a step. Before it, the reciprocal and the product have an error of u each, relative to a number up to 3/2
-for w and up to 127 for x. Beyond 3 b / 2 the code is 1 or -1, and the error is the rest.
+Reasons: rint changes a number by at most 1/2. Before rint, the reciprocal and the product each have a relative error of
+u, and the product is at most 3/2 for w and at most 127 for x. If |w| exceeds 3 b / 2, the code is 1 or -1, so the error
+is |w| - b.
 
-Weights below 10^-5 / 2 all become 0. Multiplying W by a power of two multiplies only b, and multiplying x by one only
-a, while b and a are above 10^-5. Q(-W) = -Q(W). Quantized weights are not a fixed point, because their mean differs.
-Quantized tokens are a fixed point: fl(fl(127 s) / 127) = s for every s = fl(a / 127).
+A weight smaller than 10^-5 / 2 always becomes 0. Powers of two: 2^k W has the same codes as W, and the scale 2^k b, if
+both scales are above 10^-5. The same is true for x and a. Sign: Q(-W) = -Q(W), where Q(W) = b T. Quantized weights are
+not a fixed point, because the mean of |b T| differs from b. Quantized tokens are a fixed point, because fl(fl(127 s) /
+127) = s for every s = fl(a / 127).
 """
 
 import numpy as np
@@ -32,7 +35,8 @@ SMALLEST = np.float32(1e-5)
 
 
 def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
-    """Quantize to int8 codes -1, 0 and 1, and b, float32 [1, 1]. Raises ValueError unless all weights are finite.
+    """Quantize to int8 codes -1, 0 and 1, and one float32 scale b [1, 1]. Raises ValueError unless all weights are
+    finite.
 
     >>> q = quantize(np.array([[1.0, -2.0, 0.25, 0.75]]))
     >>> q.codes, q.scales
@@ -45,7 +49,7 @@ def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
 
 
 def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
-    """Quantize to int8 codes, and a / 127, float32 [*batch, 1]. Raises ValueError unless all of x is finite.
+    """Quantize to int8 codes, and float32 scales a / 127 [*batch, 1]. Raises ValueError unless all of x is finite.
 
     >>> quantize_tokens(np.array([[127.0, -0.5, 1.5]])).codes
     array([[127,   0,   2]], dtype=int8)
@@ -73,7 +77,7 @@ def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndar
 
 
 def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter cols"]:
-    """Pack t + 1 of each weight in two bits. A byte holds the rows i, i + rows / 4, ... of a column.
+    """Store t + 1 of each code t in two bits. Byte i of a column has the rows i, i + rows / 4, ..., lowest bits first.
 
     The number of rows is a multiple of 4.
 
@@ -86,5 +90,5 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter col
 
 
 def unpack(packed: UInt8[np.ndarray, "quarter cols"]) -> Int8[np.ndarray, "rows cols"]:
-    """Restore the codes from `pack`. The bits 11, which `pack` never writes, give 2."""
+    """Restore the codes from `pack`. The two bits 11, which `pack` never writes, give the code 2."""
     return packing.unpack(packed.T, bits=2, stride=packed.shape[0]).T.astype(np.int8) - np.int8(1)

@@ -58,7 +58,9 @@ def join(blocks: Shaped[np.ndarray, "*grid members"], block: tuple[int, ...]) ->
 
 
 def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
-    """Repeat the scale of each block for its weights, in a tensor of `shape`. Raises ValueError unless blocks tile it.
+    """Repeat each block's scale for all weights of the block, in a tensor of `shape`.
+
+    Raises ValueError unless blocks of equal size tile the tensor.
 
     >>> spread(np.array([[1.0, 2.0]]), (2, 4))
     array([[1., 1., 2., 2.],

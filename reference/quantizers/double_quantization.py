@@ -12,16 +12,19 @@ evenly spaced numbers of both signs in each decade from 10^-6 to 10^0, twice as 
 before. Small numbers therefore have fewer digits. All scales of the tensor form one row; the last block may be
 short.
 
-Guaranteed, for the neighboring levels l <= (a - o) / b <= l':
+Guaranteed, where a^ is the dequantized scale, and l <= (a - o) / b <= l' are neighboring levels:
 
     |a - a^|  <=  b (l' - l) / 2 + 2^-22 (|a| + |o| + b)
 
-This is at most 0.0071 b, also below the last level, -0.993 b. The nearest level is at most half a gap away. a - o, its
-quotient by b, the product with the level and the sum with o are each rounded to float32, with an error of u; 2^-22 is
-4 u. We round the exact mean to float32 to get o. bitsandbytes adds in float32, in its own order, and may get a
-neighboring number. Equal scales (b = 0) are exact. Multiplying the scales by a power of two multiplies only o and b.
-Quantized scales are not a fixed point, because their mean differs from o. Q(-a) is not -Q(a), because 1 is a level and
--1 is not, but scales of weights are never negative.
+The first term is at most 0.0071 b. This includes a quotient between -1 and the lowest level, -0.993. Reasons: The
+nearest level is at most half a gap away. Four results are rounded to float32, each with a relative error of u = 2^-24:
+a - o, the quotient by b, the product with the level, and the sum with o. Together they give 4 u = 2^-22.
+
+o is the exact mean, rounded to float32. bitsandbytes adds the scales in float32 in another order, so its o may be a
+neighboring number. If all scales of a tensor are equal, b = 0, and they are exact. Powers of two: the scales 2^k a have
+the same codes as a, with 2^k o and 2^k b. Quantized scales are not a fixed point, because their mean differs from o.
+Sign: Q(-a) is not -Q(a), because 1 is a level and -1 is not. That does no harm, because scales of weights are never
+negative.
 
 A code is a byte, so there is nothing to pack.
 """
@@ -43,7 +46,9 @@ class Scales(NamedTuple):
 
 
 def dynamic_levels() -> Float32[np.ndarray, "256"]:
-    """Return the levels in order, each rounded once. (bitsandbytes computes 22 of them in float32, with errors.)
+    """Return the levels in ascending order, each rounded once to float32.
+
+    (bitsandbytes computes 22 of them in float32, with further rounding errors.)
 
     >>> levels = dynamic_levels()
     >>> levels[127:129], levels[-2:]

@@ -22,7 +22,8 @@ from llamaspec.reference.quantizers.ops import gemv_quantized
 
 
 def fixed_point(x: Float[np.ndarray, "*batch cols"], *, group: int, bits: int) -> Float[np.ndarray, "*batch cols"]:
-    """Round `x` to fixed point. Returns float64. `group` divides `cols`.
+    """Round `x` to fixed point, with an exponent for each `group` numbers of a row. Returns float64. `group` divides
+    `cols`.
 
     >>> fixed_point(np.array([3.0, 0.3, -0.3, 0.3]), group=2, bits=3)
     array([ 3.    ,  0.5   , -0.3125,  0.3125])
@@ -41,9 +42,9 @@ def gemv_fixed_point(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """Compute `gemv_quantized`, for implementations that convert x to fixed point.
+    """Define a kernel that computes `gemv_quantized` with x in fixed point.
 
-    The exact result is the same as for `gemv_quantized`, but the allowed error is larger.
+    The exact result is the same as for `gemv_quantized`. Only the allowed error of the kernel is larger.
 
     >>> scales = np.array([[0.5]], np.float32)
     >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")

@@ -1,4 +1,5 @@
-r"""Activations in llama.cpp: it rounds x to a type that fits the matrix's type before it multiplies.
+r"""Activations in llama.cpp: before a product with a quantized matrix, the vector x is rounded to x^, in one of these
+formats.
 
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
 The product then needs only integers. For a block of consecutive numbers of x, with d in float32:
@@ -14,20 +15,21 @@ The product then needs only integers. For a block of consecutive numbers of x, w
 x* is the number of largest magnitude, with its sign; the first one on ties. rint rounds ties to even, and the codes are
 computed before d is rounded to float16. Both differ from Q8_0 for weights in `ggml_blocks`.
 
-llama.cpp multiplies the minimum m of a block of Q4_1 or Q5_1 by the sum that q8_1 stores: d sum(codes), in float16. The
-stored sum can differ from the sum of the numbers x^ by 2^-10 of it. So our q8_1 returns one extra number per block,
-after all x^: the difference, which is also multiplied by m.
+A block of Q4_1 or Q5_1 has a minimum m. llama.cpp multiplies m by a sum that q8_1 stores for each block of x: d
+sum(codes), rounded to float16. The stored sum differs from the exact sum of the block's x^ by up to 2^-10 of that sum.
+So our q8_1 returns this difference, one number per block, after all x^. It is also multiplied by m.
 
-For equal float32 inputs, these are llama.cpp's codes (test_libggml.py checks each product of each type). But its inputs
-differ from exact ones by the noise of float32 sums, about 10^-5 of a step of q8_0. So one or two of 100,000 numbers are
-on the other side of a tie, and later results differ by about 10^-3.
+For the same float32 x, our codes are equal to llama.cpp's (test_libggml.py checks each product of each type). But in a
+model, llama.cpp computes x itself by float32 sums, with errors of about 10^-5 of a step of q8_0. So one or two of
+100,000 numbers are on the other side of a tie, and later results differ by about 10^-3.
 
-Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. A code is half a step off. In
-q8_0, float16 changes d by 2^-11 d, or by 2^-25 if d is denormal in float16, and the code multiplies this by up to 127.
-In q8_k, float32 rounds at most four times, for numbers up to 127.
-Q(-x) = -Q(x) for all types. x^ is a fixed point, except for q8_k, where d is rounded twice. Multiplying x by a power of
-two multiplies only d and leaves the codes unchanged, while d is normal; it may change the codes of float16 if a number
-becomes denormal.
+Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. Reasons: Rounding to a code
+moves x by at most half a step, d / 2. In q8_0, rounding to float16 changes d by at most 2^-11 d, or by 2^-25 if d is
+denormal in float16. A code of up to 127 multiplies this error. In q8_k, at most four results are rounded to float32,
+and they are at most 127.
+
+Q(x) = x^. Sign: Q(-x) = -Q(x) for every format. Fixed point: Q(Q(x)) = Q(x), except in q8_k, where d is rounded twice.
+Powers of two: Q(2^k x) = 2^k Q(x), while d, or the number in float16, is not denormal.
 """
 
 from collections.abc import Callable
@@ -44,7 +46,8 @@ Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*ba
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round blocks of 32, the last padded with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
+    """Round `x` in blocks of 32; the last block is padded with zeros. Raises ValueError if a scale is too large for
+    float16.
 
     >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
     array([127.,   2.,  -4.,   0.])
@@ -59,9 +62,9 @@ def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols_and_blocks"]:
-    """Return `q8_0`, followed by fl16(d sum(codes)) - fl16(d) sum(codes) for each block.
+    """Return `q8_0(x)`, followed by one number for each block: fl16(d sum(codes)) - fl16(d) sum(codes).
 
-    Raises ValueError like `q8_0`, and for sums beyond float16's largest.
+    Raises ValueError if a scale or a sum is too large for float16.
 
     >>> q8_1(np.array([127.0] * 31 + [126.0]))[30:]
     array([127., 126.,   1.])
@@ -76,7 +79,7 @@ def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round superblocks of 256. Raises ValueError for rows that are not complete superblocks.
+    """Round `x` in superblocks of 256. Raises ValueError unless a row consists of complete superblocks.
 
     >>> q8_k(np.array([[-127.0, 2.5, -3.5, 0.2] * 64]))[0, :4]
     array([-127.,    2.,   -4.,    0.])
@@ -92,12 +95,12 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round each number separately, through float32."""
+    """Round each number to float32, then to bfloat16."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round each number separately, through float32. Raises ValueError for numbers beyond float16's largest."""
+    """Round each number to float32, then to float16. Raises ValueError for numbers too large for float16."""
     return in_float16(x.astype(np.float32)).astype(np.float64)
 
 

@@ -8,25 +8,28 @@ float16 scale d, and in the types that end in _1 also a float16 minimum m:
     Qb_0    w* / -2^(b-1)                min(2^b - 1, floor(w / d + 2^(b-1) + 1/2))        d (q - 2^(b-1))
     Qb_1    (max w - m) / (2^b - 1)      min(2^b - 1, floor((w - m) / d + 1/2))            d q + m,  m = min w
 
-w* is the weight of largest magnitude, with its sign; the first one on ties. It gets code 0, which has no
-counterpart at the other end of the grid. d has the sign of w*, so Q(-w) = -Q(w) for Qb_0 and Q8_0, but not
-for Qb_1.
+w* is the weight of largest magnitude, with its sign; the first one on ties. In Qb_0, w* gets code 0, the weight
+-2^(b-1) d. The grid does not contain 2^(b-1) d. Sign: Q(-w) = -Q(w), where Q(w) are the dequantized weights. In Q8_0
+the codes of -w are -q. In Qb_0 the weights -w have the same codes, and -d. Qb_1 does not have this law.
 
-The codes agree bit for bit with ggml's C code. It computes in float32 and multiplies by fl(1 / d), before d is
-rounded to float16; `round` rounds ties away from zero. If d is so small that 1 / d overflows, d is 0 in float16
-and the codes are 0, because x86 converts infinity to this integer.
+The codes agree bit for bit with ggml's C code. The C code computes in float32, and multiplies by fl(1 / d) before it
+rounds d to float16. Its `round` rounds ties away from zero. If 1 / d overflows, d is 0 in float16, and all codes are 0,
+because on x86 the C code converts infinity to 0.
 
-Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d, 2^-25), the same for m:
+Guaranteed, where d' and m' are d and m after rounding to float16, so that |d' - d| <= max(2^-11 |d|, 2^-25), and the
+same for m:
 
     |w - w^|  <=  step + |q| |d' - d| + |m' - m| + 2^-120        q as it multiplies d
     step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for weights opposite w*, clipped to the last code
 
-2^-14 d accounts for at most four float32 roundings of numbers up to 127, and 2^-120 for an overflow of 1 / d.
-Below about 2^-25, d' is 0 and so are all weights of the block. A d beyond float16, 65504, is refused.
-Quantized weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', and
-dividing it by that code gives d' again. Qb_1 has no such guarantee, because m' and (2^b - 1) d' are added in
-float32. While d' and m' are normal, multiplying w by a power of two multiplies only them, and leaves the codes
-unchanged.
+2^-14 d is for at most four float32 roundings of numbers up to 127, and 2^-120 for an overflow of 1 / d. If |d| is below
+about 2^-25, d' is 0, and every weight of the block becomes 0 (m' in Qb_1). `quantize` refuses a d above 65504, the
+largest number of float16.
+
+Fixed point: for Q8_0 and Qb_0, quantizing dequantized weights gives the same codes and d'. Their largest magnitude is
+|d'| times 127 (Q8_0) or times 2^(b-1) (Qb_0), and dividing it by this number gives |d'| again. Qb_1 has no such
+guarantee, because m' and (2^b - 1) d' are added in float32. Powers of two: the weights 2^k w have the same codes as w,
+with 2^k d' and 2^k m', while all of these are normal.
 """
 
 from dataclasses import dataclass
@@ -81,7 +84,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Signed:
-    """Q4_0 and Q5_0: codes from 0 to 2^bits - 1; the middle one is zero.
+    """Q4_0 and Q5_0: codes from 0 to 2^bits - 1. The code 2^(bits - 1) means the weight zero.
 
     >>> Q4_0.dequantize(Q4_0.quantize(np.array([[-8.0, 8.0, 2.4, 2.5] * 8])))[0, :4]
     array([-8.,  7.,  2.,  3.])
@@ -110,7 +113,7 @@ class Signed:
         return in_rows((q.codes.astype(np.float64) - self.zero) * q.scales[..., None])
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, the fifth bits if any, then codes j and j + 16 in the low and high half of a byte."""
+        """Pack d, then the codes by `pack_codes`."""
         return np.concatenate([bytes_of(q.scales), pack_codes(q.codes, self.bits)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -120,7 +123,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Shifted:
-    """Q4_1 and Q5_1: codes from 0 to 2^bits - 1, from the smallest weight to the largest.
+    """Q4_1 and Q5_1: codes from 0 for the smallest weight of a block to 2^bits - 1 for the largest.
 
     >>> Q4_1.dequantize(Q4_1.quantize(np.array([[-1.0, 14.0, 5.4, 5.5] * 8])))[0, :4]
     array([-1., 14.,  5.,  6.])
@@ -156,7 +159,7 @@ class Shifted:
 
 
 def in_blocks(w: Float[np.ndarray, "*batch cols"], block: int) -> Float32[np.ndarray, "*batch blocks block"]:
-    """Convert finite weights to float32, as in ggml. Raises ValueError unless `block` divides the rows."""
+    """Convert weights to float32 blocks. Raises ValueError if a weight is not finite, or a block is incomplete."""
     if w.shape[-1] % block:
         raise ValueError(f"rows of {w.shape[-1]} weights do not fill blocks of {block}")
     return finite(w).astype(np.float32).reshape(*w.shape[:-1], -1, block)
@@ -193,7 +196,9 @@ def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
 
 
 def pack_codes(codes: Integer[np.ndarray, "*batch 32"], bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Pack the fifth bits, code j in bit j; then the low four bits, codes j and j + 16 in a byte."""
+    """Pack 32 codes: first their fifth bits, if any, then their low four bits.
+
+    The fifth bit of code j is bit j of four bytes. Codes j and j + 16 are the low and the high half of byte j."""
     codes = codes.astype(np.uint8)
     nibbles = packing.pack(codes & np.uint8(15), bits=4, stride=BLOCK // 2)
     return nibbles if bits == 4 else np.concatenate([packing.pack(codes >> 4, bits=1), nibbles], axis=-1)

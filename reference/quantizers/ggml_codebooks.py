@@ -12,19 +12,21 @@ w* / 127, it takes the nearest levels v and then the best d for these levels:
 It keeps the first d with the smallest sum. The codes are computed from d before it is rounded to float16: the
 nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code.
 
-MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125. ggml computes
-log2 in float32, so for max |w| slightly below 2^k the logarithm is rounded up to k. Each weight gets the nearest
-level. On ties, ggml takes the level of smaller magnitude; the OCP rounds to the even code. The code of -0 is never
-used. If max |w| is below 2^-125, the C code does not define e; here, e is 0.
+MXFP4 is the OCP's microscaling format (see `mx`) as written by ggml: e = floor(log2(max |w|)) + 125. ggml computes log2
+in float32, so that a number slightly below 2^k gives k. A weight gets the nearest level, and on ties the level of
+smaller magnitude (the OCP rounds to even). The code of -0 does not occur. If max |w| is below 2^-125, the C code does
+not define e; here e is 0.
 
-Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. Neighboring levels differ by d / 2 up to
-2 d, by d from there up to 4 d, and by 2 d up to 6 d. Half of such a difference is at most d / 4 or |w| / 4. A weight
-between 6 d and 8 d becomes 6 d, and |w| - 6 d < |w| / 4. Quantized weights are a fixed point, and Q(-w) = -Q(w).
-Multiplying w by a power of two changes only e and leaves the codes unchanged, unless log2 is rounded up for the
-maximum before the multiplication and not after it, or the other way round.
-Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32 rounding, but no formula bounds d.
-Q(-w) = -Q(w), because d has the sign of w*, but quantized weights need not be a fixed point. While d is normal,
-multiplying w by a power of two multiplies only d and leaves the codes unchanged.
+Below, Q(w) = w^ is the weight after quantizing and dequantizing w.
+
+Guaranteed for MXFP4: |w - w^| <= max(|w| / 4, d / 4) and max |w| < 8 d. Reasons: The step is d / 2 for |w| up to 2 d, d
+from 2 d to 4 d, and 2 d from 4 d to 6 d. So half a step is at most d / 4 or |w| / 4. A weight between 6 d and 8 d
+becomes 6 d, and |w| - 6 d < |w| / 4. Fixed point: Q(Q(w)) = Q(w). Sign: Q(-w) = -Q(w). Powers of two: the weights 2^k w
+have the same codes as w, and e + k, unless log2 rounds up for only one of the two blocks.
+
+Guaranteed for IQ4_NL: every weight gets the level nearest to w / d, up to float32 rounding. No formula bounds d. Sign:
+Q(-w) = -Q(w), because d changes its sign with w*. Fixed point: not guaranteed, Q(Q(w)) may differ from Q(w). Powers of
+two: the weights 2^k w have the same codes as w, and the scale 2^k d, while both scales are normal.
 """
 
 from dataclasses import dataclass
@@ -136,7 +138,9 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum w^3 v and sum w^2 v^2, with v the level nearest to start * w, added up in order in float32."""
+    """Return sum w^3 v and sum w^2 v^2 of each block. v is the level nearest to `start` * w. Sums are in order and in
+    float32.
+    """
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))

@@ -1,10 +1,11 @@
 """The grids of ggml's types of 1 to 3 bits: for each type, the points that a code can select.
 
-Eight (or four) neighboring weights form one point of a grid. A point's coordinates are the digits of its number n, the
-first weight's digit the lowest: n, n // 3, n // 9, ... modulo 3 for 3^8 points, or modulo 8 for 8^4 points. The tables
-below list the points of each grid as bits in base64: bit n is for point n, the lowest bit of a byte first. A code is
-the index of a point in its grid, in the order of n. ggml chose points that are often near to weights, so no formula
-gives them (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, MIT license).
+A point stands for eight (or four) neighboring weights, with a coordinate for each weight. There are 3^8 possible points
+with three levels per coordinate, or 8^4 with eight levels. A grid contains some of them. Point n has the digits of n to
+the base 3 (or 8) as its coordinates, and the lowest digit belongs to the first weight. The tables below write each grid
+as bits in base64: bit n is 1 if the grid contains point n, and the lowest bit of a byte comes first. A code is the
+index of a point in the list of the grid's points, sorted by n. ggml chose points that are often near to weights, so no
+formula gives them (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, MIT license).
 """
 
 import base64
@@ -85,7 +86,7 @@ IQ1_S = (
 
 
 def grid(bits: str, *, levels: tuple[int, ...], weights: int) -> Int8[np.ndarray, "points weights"]:
-    """Return the points of a grid, with levels as coordinates.
+    """Decode the `bits` of a grid, and return its points. Digit i of a coordinate is replaced by `levels[i]`.
 
     >>> points = grid(IQ2_XXS, levels=(8, 25, 43), weights=8)
     >>> len(points), points[:2].tolist()

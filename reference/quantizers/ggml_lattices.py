@@ -8,15 +8,16 @@ A superblock has 256 weights. A group of weights has the scale d s, with d in fl
     IQ1_S, IQ1_M             w = d (2 s + 1) (g +- 1/8)      g from -1, 0, 1; eight weights per point
     IQ4_XS                   w = d (s - 32) v_q              v of IQ4_NL (see `ggml_codebooks`), four bits each
 
-(+-) is a sign for each weight. IQ2_XXS, IQ2_XS and IQ3_XXS store seven of every eight signs; the number of minus signs
-in eight is always even. +-1/8 has one sign for eight weights (IQ1_M) or for 32 (IQ1_S). The grids are in `ggml_grids`.
+g is a weight's coordinate in the point. (+-) is a separate sign for each weight. IQ2_XXS, IQ2_XS and IQ3_XXS store
+seven of every eight signs. The eighth one follows, because the number of minus signs in eight is always even. The sign
+in +-1/8 is common to eight weights (IQ1_M) or to 32 weights (IQ1_S). The grids are in `ggml_grids`.
 
     bits per weight    IQ1_S 1.56   IQ1_M 1.75   IQ2_XXS 2.06   IQ2_XS 2.31
                        IQ2_S 2.56   IQ3_XXS 3.06   IQ3_S 3.44   IQ4_XS 4.25
 
-We only read these types. To choose points, ggml needs the importance of each weight for a text (the imatrix). Every
-weight is exact in float32, as in ggml: a float16 has 11 bits, and the factors from s and g have 13 more.
-(https://github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c, `dequantize_row_*`.)
+We only read these types. To write them, ggml needs the importance of each weight for a text (the imatrix). Every weight
+is exact in float32, as in ggml: d has 11 significant bits, and the product of the other factors has at most 13,
+together the 24 bits of float32. (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c, `dequantize_row_*`.)
 """
 
 from collections.abc import Callable
@@ -38,9 +39,10 @@ Bytes = UInt8[np.ndarray, "*batch bytes"]
 
 @dataclass(frozen=True)
 class Lattice:
-    """A type with integer codes and a scale for each group: all formulas above except the last.
+    """One of the types IQ1 to IQ3: integer levels, and a scale for each group.
 
-    `unpack` returns the signed levels as int8 (8 g +- 1 for IQ1) and float64 scales, which include the divisors.
+    `unpack` returns levels with their signs as int8, and float64 scales. The levels of IQ1 are 8 g +- 1. The divisors
+    of the formulas, such as 4 in IQ2, are in the scales.
     """
 
     bytes: int  # bytes of a superblock
@@ -97,7 +99,7 @@ def _d(packed: Bytes) -> Float64[np.ndarray, "*batch one"]:
 
 
 def _words(packed: Bytes, kind: str) -> Integer[np.ndarray, "*batch words"]:
-    """Read little-endian words."""
+    """Read bytes as little-endian words of dtype `kind`."""
     return np.ascontiguousarray(packed).view(f"<{kind}").astype(np.int64)
 
 
@@ -117,7 +119,7 @@ def _even_signs(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarra
 
 
 def _fields(words: Integer[np.ndarray, "*batch words"], shifts: tuple[int, ...], mask: int) -> np.ndarray:
-    """Split each word into its fields."""
+    """Split each word into fields: shift it right by each of `shifts`, and keep the bits of `mask`."""
     return (words[..., None] >> np.array(shifts) & mask).reshape(*words.shape[:-1], -1)
 
 

@@ -11,8 +11,9 @@ or two float16 numbers:
     Q5_K    5, from 0        8 of 32   d s q - e m       0 ... 63        0 ... 63   5.5
     Q6_K    6, from -32     16 of 16   d s q             -128 ... 127               6.5625
 
-The format defines reading, and the weight is exact in float64. It does not define writing: ggml searches, and
-`quantize` does so too, in float64 and with the plain sum of squares (ggml's C code weights large weights more).
+The format defines how to compute a weight from d, e, s, m and q. The result is exact in float64. It does not define how
+to choose these numbers: ggml searches for good ones. `quantize` also searches, in float64, for a small sum of squared
+errors. (In the sum of ggml's C code, the errors of large weights count more.)
 
 1. For each group, try `STARTS` guesses of its step, which put the last code slightly below or above its largest
    weight. Take the nearest codes q, then the step a (and minimum b >= 0) with the least squares of w - a q (+ b).
@@ -21,12 +22,15 @@ The format defines reading, and the weight is exact in float64. It does not defi
 3. For each group, try s = m = 0, and the integers nearest to a / d and b / e and their neighbors. Take the s and m
    with the smallest sum of squares for the nearest codes, computed from the stored d and e.
 
-Guaranteed: for the stored scales, each code is the nearest one to w (up to float64 rounding). So a weight within
-the range of the codes moves by at most d |s| / 2, and a weight outside moves to the end of the range. No group has
-a larger error than zeros would have. Groups with s = 0 have code 0. Superblocks beyond float16's range are refused.
-While d and e are normal, multiplying w by a power of two multiplies only them, and leaves the codes unchanged. Q(-w) =
--Q(w) for Q3_K and Q6_K, because d has the sign of the largest step, but not for the others, because m is never
-negative. The result is not a fixed point: the search may start from another guess.
+Guaranteed: for the stored scales, each code is the one nearest to w (up to float64 rounding). So a weight within the
+range of the codes moves by at most |d s| / 2, and a weight outside the range moves to its end. The sum of squared
+errors of a group is at most the sum for a group of zeros. Groups with s = 0 have code 0. `quantize` refuses a
+superblock if d or e is too large for float16.
+
+Powers of two: the weights 2^k w have the same codes, s and m as w, with 2^k d and 2^k e, while all of these are normal.
+Sign: Q(-w) = -Q(w) in Q3_K and Q6_K, where Q(w) are the dequantized weights, because -w has the scale -d. The other
+types do not have this law, because m is never negative. Dequantized weights are not a fixed point, because a second
+search may find another step.
 """
 
 import itertools
@@ -45,7 +49,7 @@ STARTS = np.linspace(-1, 1, 21)  # in codes: how far a first guess extends the r
 
 
 class Superblocks(NamedTuple):
-    """Codes as in the format, s and m for each group, d and e for each superblock. Unused m and e are 0."""
+    """Quantized weights: q per weight, s and m per group, d and e per superblock. Unused m and e are 0."""
 
     codes: Int8[np.ndarray, "*batch superblocks 256"]
     scales: Int8[np.ndarray, "*batch superblocks groups"]
@@ -81,7 +85,7 @@ class Superblock:
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Superblocks:
         """Quantize weights.
 
-        Raises ValueError for rows that are not complete superblocks, and for weights out of range.
+        Raises ValueError for rows that are not complete superblocks, and for weights that are not finite or too large.
         """
         blocks = in_blocks(w, BLOCK).astype(np.float64)
         groups = blocks.reshape(*blocks.shape[:-1], -1, self.group)
@@ -156,7 +160,7 @@ class Superblock:
     def _in_units(
         self, x: Float64[np.ndarray, "*batch groups"]
     ) -> tuple[Float16[np.ndarray, "*batch"], Float64[np.ndarray, "*batch groups"]]:
-        """Return the unit, i.e. the largest of x divided by `largest` in float16, and x in multiples of the unit."""
+        """Return a float16 unit, the largest of x divided by `largest`, and x in multiples of the unit."""
         at = np.argmax(np.abs(x), axis=-1, keepdims=True)
         unit = in_float16((np.take_along_axis(x, at, axis=-1) / self.largest).astype(np.float32))
         multiples = np.rint(x / np.where(unit == 0, np.inf, unit.astype(np.float64)))

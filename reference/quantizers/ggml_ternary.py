@@ -4,16 +4,20 @@ r"""ggml's ternary blocks: TQ1_0 and TQ2_0, for models that were trained to be t
 
     d = max |w|        t = round(w / d)  in {-1, 0, 1}        w ~ d t
 
-in float32, as in ggml: w fl(1 / d), with ties away from zero, so half of d becomes d.
+As in ggml, we compute in float32: w / d is w fl(1 / d), and `round` rounds ties away from zero, so d / 2 becomes d.
 
-Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. t is within 1/2 of w / d
-(2^-20 covers float32 rounding, 2^-120 an overflow of 1 / d), and d t becomes d' t. Quantized weights are a fixed
-point: their largest magnitude is d', which is exact in float16. Q(-w) = -Q(w), and multiplying w by a power of two
-multiplies only d', while d' is normal.
+Guaranteed, where d' is d after rounding to float16: |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. Reasons: t
+is within 1/2 of w / d. 2^-20 is for float32 rounding, and 2^-120 for an overflow of 1 / d. Reading gives d' t in place
+of d t.
 
-TQ2_0 uses 2 bits per weight. TQ1_0 packs five trits into a byte, because 3^5 = 243 < 256: the byte is their number
-in base 3 as a fraction of 243, rounded up to 256ths. After multiplying the fraction by 3, its integer part is the
-first trit, and the fractional part gives the next ones. So reading needs no division.
+Q(w) = d' t are the dequantized weights. Fixed point: Q(Q(w)) = Q(w), because the largest magnitude of Q(w) is d', which
+is exact in float16. Sign: Q(-w) = -Q(w). Powers of two: the weights 2^k w have the same codes as w, and the scale 2^k
+d', while both scales are normal.
+
+TQ2_0 uses 2 bits per weight. TQ1_0 packs five codes into a byte: the numbers t + 1 are the digits of a number n to the
+base 3, and n < 3^5 = 243. The byte is 256 n / 243, rounded up. So byte / 256 is a fraction near n / 243. The fraction
+times 3 has the first digit as its integer part, and its fractional part gives the next digits in the same way. So
+reading needs no division.
 """
 
 from dataclasses import dataclass
@@ -62,7 +66,8 @@ def dequantize(q: Trits) -> Float64[np.ndarray, "*batch cols"]:
 
 @dataclass(frozen=True)
 class TwoBits:
-    """TQ2_0: a byte holds t + 1 of four weights, 32 apart, in two bits each. d follows the bytes of a block.
+    """TQ2_0: a byte has t + 1 of four weights, which are 32 apart, in two bits each. d comes after the codes of a
+    block.
 
     >>> q = TQ2_0.unpack(TQ2_0.pack(quantize(np.eye(1, 256))))
     >>> TQ2_0.dequantize(q)[0, :2]
@@ -86,7 +91,8 @@ class TwoBits:
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: t + 1 as digits in base 3, then d. A run of 5 n weights fills n bytes: a byte has five weights, n apart.
+    """TQ1_0: t + 1 as digits to the base 3, then d. 5 n consecutive weights fill n bytes. A byte has five weights, n
+    apart.
 
     >>> q = TQ1_0.unpack(TQ1_0.pack(quantize(np.eye(1, 256))))
     >>> TQ1_0.dequantize(q)[0, :2]
@@ -110,7 +116,7 @@ class BaseThree:
         return np.concatenate([*packed, bytes_of(q.scales)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Trits:
-        """Restore codes and scales. No byte is invalid: each one is a fraction that gives five digits."""
+        """Restore codes and scales. No byte is invalid: every byte is a fraction that gives five digits."""
         runs = np.split(packed, np.cumsum(BYTES), axis=-1)[:-1]
         codes = []
         for run, n, weights in zip(runs, BYTES, RUNS, strict=True):

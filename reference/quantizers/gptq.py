@@ -14,16 +14,19 @@ At the end, W - W^ = E U for the errors E = (e_1, e_2, ...). With the damped H,
     || (W - W^) X^T ||^2 + lambda || W - W^ ||^2  =  tr (W - W^) H (W - W^)^T  =  || E ||^2
 
 Guaranteed: if no code is clipped, |e_i| U_ii <= s / 2, because e_i U_ii = w_i - w^_i is the error of one rounding.
-Squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 per row.
-There is no guarantee for a single weight, or that the output is better than with plain rounding. With correlated
-features it nearly always is; without correlation (X^T X diagonal) both are the same. Multiplying W by a power of two
-multiplies only the scales. Q(-W) = -Q(W) on an even grid, and on the grid of `affine` except at its ties. The result is
-not a fixed point, because the largest weight of a group, and with it the grid, may change.
+Squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 per row. There is no guarantee for a single weight,
+and none that the output W^ X^T is better than with plain rounding. With correlated features it is nearly always better.
+Without correlation (if X^T X is diagonal) both give the same weights.
 
-A checkpoint (AutoGPTQ's) has int32 qweight [cols bits / 32, rows], with the bits of the codes in sequence along the
-inputs; qzeros [groups, rows bits / 32], packed along the outputs, minus one in version 1; float16 scales
-[groups, rows]; and g_idx [cols], the group of each input. If inputs were quantized in another order (desc_act: the
-most active first), the inputs of a group are not neighbors. `quantize` keeps the plain order.
+Powers of two: 2^k W has the same codes as W, and the scales times 2^k. Sign: -W becomes -W^ on the grid of `symmetric`,
+and also on the grid of `affine` except at its ties, so Q(-W) = -Q(W) there. W^ is not a fixed point, because its groups
+may have another largest weight than the groups of W, and therefore another grid.
+
+A checkpoint of AutoGPTQ has four tensors. int32 qweight [cols bits / 32, rows] has the bits of the codes, one column of
+W after the other. int32 qzeros [groups, rows bits / 32] has the zero points, one row of W after the other; version 1
+stores them minus one. float16 scales is [groups, rows]. int32 g_idx [cols] is the group of each column. If the columns
+were quantized in another order (desc_act: the most active first), the columns of a group are not neighbors. `quantize`
+keeps the order of the columns.
 """
 
 from typing import NamedTuple
@@ -56,7 +59,7 @@ def quantize(
     damp: float = DAMP,
     even: bool = False,
 ) -> Affine:
-    """Quantize for the inputs `x`, on the grid of `affine` in groups along a row.
+    """Quantize `w` by GPTQ for the inputs `x`, on the grid of `affine` in groups along a row.
 
     With `even`, use the grid of `symmetric` instead, with 2^(bits - 1) as the zero point.
 
@@ -87,7 +90,8 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """Compute U from `hessian`, X^T X, and `damp`. A feature that is never active gets a 1 on the diagonal beforehand.
+    """Compute U from `hessian`, which is X^T X, and `damp`. Diagonal zeros, of features that are never active, become 1
+    first.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],
@@ -101,8 +105,8 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 def pack(q: Affine, *, bits: int, version: int) -> PackedTensors:
     """Pack for a checkpoint. Version 1 stores zero points minus one, modulo 2^bits; version 2 stores them unchanged.
 
-    Scales are rounded to float16; below 2^-25 they become 0. Raises ValueError if codes do not fill 32-bit words, or a
-    scale exceeds float16.
+    Scales are rounded to float16; below 2^-25 they become 0. Raises ValueError if codes do not fill 32-bit words, or if
+    a scale is too large for float16.
     """
     zeros = (q.zeros - (version == 1)) & np.uint8(2**bits - 1)
     groups = q.scales.shape[1]
@@ -112,7 +116,8 @@ def pack(q: Affine, *, bits: int, version: int) -> PackedTensors:
 
 
 def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
-    """Read the tensors of a checkpoint, with float32 scales per group, or per input if g_idx is not in plain order.
+    """Read the tensors of a checkpoint. Scales become float32: one per group, or one per column if groups are not in
+    order.
 
     Raises ValueError if g_idx names a group that does not exist.
 

@@ -2,24 +2,27 @@ r"""HQQ: a zero point that need not be an integer, fitted without calibration da
 
     minimize over z  sum_i |w_i - s (q_i - z)|^p,  p = 0.7        q_i = clip(rint(w_i / s + z), 0, 2^bits - 1)
 
-(Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) With p < 1, most weights of a group get very small
-errors and a few may get large ones. Half-quadratic splitting introduces variables e_i for the errors, tied to
-w - w^ by a quadratic term with weight beta, and solves for both in turn:
+(Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) With p < 1, most weights of a group get very small errors
+and a few may get large ones. w^ = s (q - z) are the dequantized weights. Half-quadratic splitting introduces a variable
+e_i for each error w_i - w^_i. A quadratic term with the weight beta keeps e_i near the error. We solve for e and for z
+in turn:
 
     e_i = sign(d_i) max(0, |d_i| - |d_i|^(p - 1) / beta),   d_i = w_i - s (q_i - z)
     z   = mean_i (q_i - (w_i - e_i) / s)
 
-This runs 20 times, starting from s = (max - min) / (2^bits - 1) and z = -min / s, with beta growing from 10 by 1 %.
-The z with the smallest sum wins. s does not change. The range need not include zero, so zero need not be exact. s
-and z are stored in float32, and the codes are computed from the stored values.
+We repeat this 20 times, starting from s = (max - min) / (2^bits - 1) and z = -min / s. beta starts at 10 and grows by 1
+% each time. s does not change. The result is the z with the smallest sum. The range from min to max need not include
+zero, so zero need not be exact. s and z are rounded to float32, and the codes are computed from the rounded values.
 
 Guaranteed: the sum is at most the sum for the initial z, because the initial z is one of the candidates. Each code is
-the nearest one, because clip(rint()) uses the stored s and z, so a weight within the range of the grid is off by at
-most s / 2. A group of equal weights, or with an s that underflows, has s = 1 and z = -min. Q(-w) may differ from -Q(w),
-because z and 2^bits - 1 - z round differently. Multiplying w by a power of two may change the codes, because beta has
-the unit of |w|^(p - 2). Quantized weights are usually a fixed point, as long as s is normal and both ends of the grid
-are in use; if z has moved by half a code, they are not. More bits are never worse on average for evenly spread weights:
-these fill whole steps from min to max, and no z has a smaller sum than the first.
+the nearest one, because it is computed from the stored s and z. So a weight within the range of the grid moves by at
+most s / 2. If all weights of a group are equal, or if s underflows, s = 1 and z = -min.
+
+Sign: Q(-w) may differ from -Q(w), where Q(w) = w^, because z and 2^bits - 1 - z round differently. Powers of two: 2^k w
+may have other codes than w, because beta has the unit of |w|^(p - 2). Fixed point: quantizing w^ usually gives w^
+again, if s is normal and the first and the last code of the group are used. It does not if z has moved by half a code.
+More bits do not increase the expected error of evenly spread weights, because these fill whole steps from min to max,
+and then no z has a smaller sum than the first.
 """
 
 from typing import NamedTuple
@@ -43,7 +46,7 @@ class Hqq(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> Hqq:
-    """Quantize weights. Raises ValueError if they are not finite, for incomplete groups, and for bits outside 1 to 8.
+    """Quantize weights. Raises ValueError if a weight is not finite, a group is incomplete, or bits are outside 1 to 8.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 4.0]]), bits=2, group=4)
     >>> q.codes, dequantize(q)
@@ -75,7 +78,7 @@ def nearest(
     *,
     bits: int,
 ) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
-    """Return q and d: the nearest codes, and the errors of the weights."""
+    """Return q, the nearest codes, and d = w - s (q - z), the errors of the weights."""
     s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
     q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
     return q, groups - s * (q - z)
@@ -89,7 +92,7 @@ def refit(
     bits: int,
     beta: float,
 ) -> Float32[np.ndarray, "*grid"]:
-    """Compute the next zero point z of each group.
+    """Compute the next zero point z of each group: one step of half-quadratic splitting.
 
     >>> refit(np.array([0.0, 1.0, 5.0]), np.array(1.0, np.float32), np.array(0.0, np.float32), bits=1, beta=10.0)
     array(-0.0219918, dtype=float32)

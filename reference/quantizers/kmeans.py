@@ -2,30 +2,32 @@ r"""Codebooks by k-means: every row has its own 2^b levels, close to its weights
 
     minimize  sum_i h_i (w_i - c_(q_i))^2        over levels c_1 < ... < c_k and codes q_i
 
-h is the importance of a weight: 1 (Han et al., 2016, https://arxiv.org/abs/1510.00149), or the diagonal of
-the Fisher information (SqueezeLLM, Kim et al., 2023, https://arxiv.org/abs/2306.07629). There are two ways to
-find levels:
+k = 2^b is the number of levels. h_i is the importance of a weight: 1 (Han et al., 2016,
+https://arxiv.org/abs/1510.00149), or its entry in the diagonal of the Fisher information (SqueezeLLM, Kim et al., 2023,
+https://arxiv.org/abs/2306.07629). There are two ways to find levels:
 
-`lloyd` (Lloyd, 1982, https://doi.org/10.1109/TIT.1982.1056489) alternates between two steps: each weight gets
-the nearest level, and each level becomes the mean of its weights, until the sum stops falling. It starts from
-the quantiles (i + 1/2) / k of the row. A level without weights stays. The sum never grows, but the result may
-be a local minimum.
+`lloyd` (Lloyd, 1982, https://doi.org/10.1109/TIT.1982.1056489) starts with the quantiles (i + 1/2) / k of the row as
+levels. It repeats two steps until the sum stops falling: each weight gets the nearest level, and each level becomes the
+mean of its weights, weighted by h. A level without weights does not change. The sum never grows, but the result may be
+a local minimum.
 
-`optimal` finds the global minimum (Bruce, 1965; Wang & Song, 2011, https://doi.org/10.32614/RJ-2011-015). The
-weights of a level are consecutive in sorted order. With W(i, j) the smallest sum of a single level for the
-sorted weights i ... j - 1,
+`optimal` finds the global minimum (Bruce, 1965; Wang & Song, 2011, https://doi.org/10.32614/RJ-2011-015). In sorted
+order, the weights of a level are consecutive. Let W(i, j) be the smallest sum if the sorted weights i ... j - 1 have
+one level, and S_m(j) the smallest sum if the first j weights have m levels. Then
 
     S_m(j) = min_i S_(m-1)(i) + W(i, j)
 
-It takes time and memory n^2 for a row of n weights, and serves to judge other methods.
+`optimal` takes time and memory n^2 for a row of n weights. We use it to judge other methods.
 
-Guaranteed: up to rounding to float32, every weight has the nearest level (the lower one on ties), and every level
-is the mean of its weights: `lloyd` stops when neither step lowers the sum. `optimal` is the minimum up to float64
-rounding, because the recursion tries every first weight of the last level. There is no step, so there is no bound
-for a single weight. Quantized weights are a fixed point of `optimal`, with a sum of 0. They need not be one of
-`lloyd`, because its start may miss a level. Multiplying w by a power of two multiplies only the levels, and leaves the
-codes unchanged. Q(-w) = -Q(w), except for ties between two levels or two partitions. With more levels, the sum of
-`optimal` is never larger; the sum of `lloyd` may be.
+Guaranteed, up to rounding to float32: every weight has the nearest level (the lower one on ties), and every level is
+the mean of its weights. `lloyd` has both properties, because it stops when neither step lowers the sum. `optimal`
+reaches the minimum up to float64 rounding, because the recursion tries every first weight of the last level. The levels
+are not evenly spaced, so there is no bound for a single weight.
+
+Q(w) are the dequantized weights. Fixed point: Q(Q(w)) = Q(w) for `optimal`, with a sum of 0. It may fail for `lloyd`,
+because the levels from which it starts may miss one of the numbers. Powers of two: the weights 2^k w have the same
+codes as w, and the levels times 2^k. Sign: Q(-w) = -Q(w), except for ties between two levels or two partitions. With
+more levels, the sum of `optimal` never grows, but the sum of `lloyd` may grow.
 """
 
 import itertools

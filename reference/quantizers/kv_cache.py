@@ -2,20 +2,23 @@ r"""An int8 cache: the key and the value of each token and head have their own s
 
     s = max_i |x_i| / 127        q_i = rint(x_i / s)        x_i ~ s q_i        over the head_dim numbers of a vector
 
-This is `symmetric` with a vector as the block. A new token does not change stored numbers, and attention reads
-1 + 4 / head_dim bytes per number. (llama.cpp's `--cache-type-k q8_0` uses blocks of 32 and float16 scales
-instead: `ggml_blocks.Q8_0`.) From |x - s q| <= s / 2 follows, guaranteed for a query that is not quantized:
+This is `symmetric` with a vector as the block. A new token does not change stored numbers, and attention reads 1 + 4 /
+head_dim bytes per number. (llama.cpp's `--cache-type-k q8_0` uses blocks of 32 and float16 scales instead:
+`ggml_blocks.Q8_0`.)
+
+Guaranteed for a query that is not quantized, where score^ and output^ are computed from the quantized cache:
 
     |score - score^|  <=  e,   e = max_j s_j ||query||_1 / (2 sqrt(head_dim))              over the keys j that it sees
     |output - output^|  <=  (exp(2 e) - 1) max_j |v_j| + max_j s_j / 2                     over the values j
 
-because no probability changes by more than a factor of exp(2 e), and the output is a mean of values, each off
-by half a step (plus 127 2^-150 for denormal scales).
+||query||_1 is the sum of the query's magnitudes. Reasons: |x - s q| <= s / 2, so a score changes by at most e. Then a
+probability changes by at most a factor of exp(2 e). The output is a mean of the values v_j, and each of them is off by
+at most half a step s_j / 2 (plus 127 2^-150 if the scale is denormal).
 
 A row is packed as its codes followed by its scale, 4 bytes of float32. So the cache is one array with a row per token.
 
-The laws of `symmetric` hold: multiplying x by a power of two multiplies only s, Q(-x) = -Q(x), and stored numbers are a
-fixed point.
+The laws of `symmetric` hold. Powers of two: 2^k x has the same codes as x, and the scale 2^k s. Sign: Q(-x) = -Q(x),
+where Q(x) = s q. Fixed point: quantizing Q(x) gives the same codes and s.
 """
 
 import numpy as np

@@ -2,20 +2,23 @@ r"""llama2.c's Q8_0 (https://github.com/karpathy/llama2.c), which differs from g
 
     s = max |w| / 127        q_i = rint(w_i / s)        w_i ~ s q_i
 
-for groups of consecutive weights of the flattened tensor, as in export.py for files of version 2. Everything is
-in float32, including the quotient, so a code may differ by 1 from `symmetric` if w / s is within 2^-24 |w / s| of
-a tie. In the file, the codes of a tensor come first, then its scales.
+A group consists of consecutive weights of the flattened tensor, as in export.py for files of version 2. All steps,
+including w / s, are computed in float32. So a code may differ by 1 from the code of `symmetric`, if w / s is within
+2^-24 |w / s| of a tie. In the file, the codes of a tensor come first, then its scales.
 
-The group size is 64, halved until it divides dim: 32 for stories15M with a dim of 288. It should divide hidden_dim,
-too. runq.c quantizes the vector in groups of the same size, and reads scales as if every row started with a new
-group. With 172 columns in groups of 64 (stories260K), the last 44 numbers of the vector are never quantized, and
-every row after the first uses scales of its neighbors. The weights in such a file are still well defined, and
-`dequantize` returns them. `group_size` considers all row widths.
+export.py starts with a group size of 64 and halves it until it divides dim. For stories15M, with a dim of 288, it is
+32. The size should also divide hidden_dim, but export.py does not check that. In a product, runq.c quantizes the vector
+in groups of the same size, and reads scales as if every row of W started with a new group. With 172 columns in groups
+of 64 (stories260K), runq.c never quantizes the last 44 numbers of the vector, and uses the scales of other rows for
+every row after the first. The weights in such a file are still well defined, and `dequantize` returns them. Our
+`group_size` considers the widths of all rows.
 
-Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
-may be off by about 127 u before it is rounded, and the last term is for a denormal s. A group of zeros, which is
-0 / 0 in export.py, has s = 0 and codes 0. While s is normal, multiplying w by a power of two multiplies only s, and
-quantized weights are a fixed point. Q(-w) = -Q(w).
+Guaranteed, with u = 2^-24 and for weights of float32: |w - s q| <= (1/2 + 256 u) s + 64 2^-149. Reasons: Before it is
+rounded to an integer, w / s has an error of about 127 u. The last term is for a denormal s. A group of zeros has s = 0
+and codes 0 here. (export.py divides 0 by 0.)
+
+Q(w) = s q are the dequantized weights. Powers of two: the weights 2^k w have the same codes as w, and the scale 2^k s,
+while both scales are normal. Fixed point: Q(Q(w)) = Q(w) while s is normal. Sign: Q(-w) = -Q(w).
 """
 
 import numpy as np

@@ -4,19 +4,21 @@ r"""LLM.int8(): int8 with a scale per row, and a few features of the input in fu
 
     y = sum_(j in O) w_j x_j  +  sum_(j not in O) w_j x_j        O = {j: some token has |x_j| >= 6}
 
-(Dettmers et al., 2022, https://arxiv.org/abs/2208.07339.) The second sum multiplies int8 numbers and adds exactly. The
-first sum uses x unchanged. Models from 6.7 billion parameters on have features that are large in every token, and
-they would leave only a few digits for the other features. As in bitsandbytes, w is multiplied by fl(127 / a) in
-float32, with ties to even, and a is stored. The weights of O are int8, too. If 127 / a overflows, and in rows of
-zeros, the codes are 0.
+(Dettmers et al., 2022, https://arxiv.org/abs/2208.07339.) O is the set of outlier features. The first sum uses their x
+unchanged. The second sum rounds x to int8; its products are integers, and their sum is exact. The weights are int8 in
+both sums. In models of at least 6.7 billion parameters, some features are large in every token. With a common scale,
+they would leave only a few digits for the other features of the token. As in bitsandbytes, w is multiplied by fl(127 /
+a) in float32, ties go to even, and a is stored. The codes are 0 in rows of zeros, and if 127 / a overflows.
 
-Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a if a < 127 / 2^127: rint adds half a
-step. Before it, fl(127 / a) and the product each have an error of u, relative to at most 127. From
-w x - w^ x^ = (w - w^) x + w^ (x - x^) follows
+Guaranteed, with u = 2^-24: |w - a q / 127| <= (1/2 + 256 u) a / 127, or at most a if a < 127 / 2^127. Reasons: rint
+changes a number by at most 1/2. Before rint, fl(127 / a) and the product each have a relative error of u, and the
+product is at most 127. For the output, w^ and x^ are the dequantized w and x, and y^ is computed from them. w x - w^ x^
+= (w - w^) x + w^ (x - x^), so
 
     |y - y^| <= sum_j |x_j| |w_j - w^_j|  +  sum_(j not in O) |x_j - x^_j| |w^_j|
 
-Q(-w) = -Q(w), and multiplying w by a power of two multiplies only a. Quantized weights are a fixed point.
+Sign: Q(-w) = -Q(w), where Q(w) = w^. Powers of two: the weights 2^k w have the same codes as w, and 2^k a. Fixed point:
+Q(Q(w)) = Q(w).
 
 A code is a byte, so there is nothing to pack. bitsandbytes stores int8 `weight` [rows, cols], and a in a separate
 tensor, float32 `SCB` [rows].
@@ -31,7 +33,7 @@ THRESHOLD = 6.0  # as in the paper
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Quantize to int8 codes, and a, float32 [*batch, 1]. Raises ValueError unless all weights are finite.
+    """Quantize to int8 codes, and float32 scales a [*batch, 1]. Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[127.0, -0.5, 1.5]]))
     >>> q.codes, q.scales

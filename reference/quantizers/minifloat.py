@@ -3,9 +3,10 @@ r"""Minifloats: numbers of 4, 6 and 8 bits with a sign, an exponent and a mantis
     v = (-1)^S 2^(E - bias) (1 + M / 2^m)        E > 0
     v = (-1)^S 2^(1 - bias) (M / 2^m)            E = 0, the subnormals
 
-e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8" formats. e4m3,
-here in its usual "fn" form, has one NaN and no infinity; e5m2 has both, as in IEEE 754. e2m3, e3m2 and e2m1
-(the OCP's microscaling formats, version 1.0) have neither. All have -0.
+S is the sign bit, E the exponent bits and M the m mantissa bits, read as integers. e4m3 has 4 exponent bits and 3
+mantissa bits. e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8" formats.
+e4m3, here in its usual "fn" form, has NaN (one code for each sign) and no infinity; e5m2 has both, as in IEEE 754.
+e2m3, e3m2 and e2m1 (the OCP's microscaling formats, version 1.0) have neither. All have -0.
 
 A number is rounded to the nearest one, with ties to the even code. A number beyond the largest one saturates:
 it becomes the largest. (JAX and ml_dtypes turn it into a NaN in e4m3, so clip before `astype`. Here, no float32
@@ -19,10 +20,12 @@ Guaranteed, for weights of float32 or narrower:
 
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
-that is half a unit in the last place of w, or half a subnormal step; 2^-150 is for a denormal s. We divide
-in float64, so that no neighbor of a tie looks like a tie. While s is normal, multiplying w by a power of two multiplies
-only s and leaves the codes unchanged, and quantized weights are a fixed point. Q(-w) = -Q(w). If all weights of a block
-are 0, or s underflows to 0, then s = 0, and the codes are zeros with the signs of the weights.
+The first number of the maximum is half a unit in the last place of w, and the second is half a subnormal step. The last
+term is for a denormal s. We divide in float64, so that a number near a tie is not taken for a tie. If all weights of a
+block are 0, or if s underflows, s = 0, and the codes are zeros with the signs of the weights.
+
+Q(w) = s q are the dequantized weights. Powers of two: the weights 2^k w have the same codes as w, and the scale 2^k s,
+while both scales are normal. Fixed point: Q(Q(w)) = Q(w) while s is normal. Sign: Q(-w) = -Q(w).
 """
 
 from dataclasses import dataclass
@@ -36,7 +39,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A format: the numbers of exponent and mantissa bits, the largest number, and which codes are infinity or NaN."""
+    """A format: how many exponent and mantissa bits it has, its largest number, and its codes of infinity and NaN."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -72,7 +75,7 @@ class Minifloat:
         return sign * value
 
     def encode(self, x: Float64[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
-        """Encode `x`, which has no NaN, as the nearest numbers.
+        """Return the codes of the numbers nearest to `x`. `x` has no NaN.
 
         >>> [hex(code) for code in E4M3.encode(np.array([1.0, 1.0625, -1e9, -0.0]))]
         ['0x38', '0x38', '0xfe', '0x80']
@@ -115,7 +118,7 @@ def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"], *, to: Minifloat) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Pack the bits of codes, lowest first. Codes of 8 bits are bytes already.
+    """Pack the bits of all codes, lowest bits first. Codes of 8 bits do not change.
 
     >>> pack(np.array([1, 15], np.uint8), to=E2M1)
     array([241], dtype=uint8)

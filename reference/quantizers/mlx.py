@@ -10,16 +10,19 @@ r"""MLX's affine quantizer: evenly spaced numbers, counted from the end of a gro
 in float32. After the codes are computed, s and b are rounded to the dtype of the weights. MLX calls s a scale and b a
 bias. A scale is negative if the largest weight is farther from zero.
 
-Guaranteed, if max - min is a float32 number, s and b have relative rounding errors of at most t, and u = 2^-24:
+Guaranteed, if max - min does not overflow float32. u is 2^-24, and t is the largest relative error of rounding s and b
+to the dtype of the weights:
 
     |w - (s q + b)|  <=  |s| (1 + n t) + t |b| + u (8 n |s| + 2 |b|)
 
-Without clipping, the first term is half a step. Moving s0 to e / k may leave the last code up to one step short of the
-other end: e / s0 is at least n / 2, and k differs from e / s0 by at most 1/2.
+Reasons: A weight that is not clipped moves by at most half a step, |s| / 2. But changing the step from s0 to s = e / k
+may leave the last code up to one step before the other end of the group. It is not more, because |e / s0| is at least n
+/ 2, and k differs from e / s0 by at most 1/2.
 
-Q(-w) = -Q(w) while e is unique, because the two ends change places. Multiplying w by a power of two multiplies only s
-and b, while s0 is above its minimum. Quantized weights are not a fixed point in general, because the other end moves,
-and with it s0.
+Q(w) = s q + b are the dequantized weights. Sign: Q(-w) = -Q(w), because -w has the same codes, and -s and -b. The
+exception is a group with largest and smallest weights of equal magnitude. Powers of two: the weights 2^k w have the
+same codes as w, with 2^k s and 2^k b, while s0 is above its minimum. Quantized weights are not a fixed point in
+general, because the end of the group that is nearer to zero moves, and this changes s0.
 
 In memory, the codes of a row are a stream of bits, the lowest bits first, stored in uint32 words.
 """
@@ -37,7 +40,9 @@ BITS = (2, 3, 4, 5, 6, 8)
 
 
 class Mlx(NamedTuple):
-    """Codes from 0 to 2^bits - 1; for each group a scale and a bias, before rounding."""
+    """Codes from 0 to 2^bits - 1, and for each group a float32 scale and bias, not yet rounded to the dtype of the
+    weights.
+    """
 
     codes: UInt8[np.ndarray, "*batch cols"]
     scales: Float32[np.ndarray, "*batch groups"]
@@ -45,7 +50,7 @@ class Mlx(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> Mlx:
-    """Quantize. Raises ValueError for weights that are not finite, incomplete groups, or bits outside `BITS`.
+    """Quantize weights. Raises ValueError if a weight is not finite, a group is incomplete, or bits are not in `BITS`.
 
     >>> q = quantize(np.array([[-3.0, 0.0, 6.0, 12.0]]), bits=4, group=4)
     >>> q.codes, q.scales, q.biases
@@ -74,7 +79,7 @@ def dequantize(q: Mlx) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def pack(codes: Integer[np.ndarray, "*batch codes"], *, bits: int) -> UInt32[np.ndarray, "*batch words"]:
-    """Pack codes into words. Raises ValueError if the codes of a row do not fill them.
+    """Pack codes into words. Raises ValueError if the codes of a row do not fill whole words.
 
     >>> [hex(word) for word in pack(np.arange(8, dtype=np.uint8), bits=4)]
     ['0x76543210']

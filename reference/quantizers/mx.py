@@ -1,33 +1,38 @@
 r"""Microscaling formats: MXFP8, MXFP6 and MXFP4.
 
-32 consecutive weights are minifloats with a common power of two as scale, stored in a byte e ("e8m0") (OCP MX
-v1.0; Rouhani et al., 2023, https://arxiv.org/abs/2310.10537; see `minifloat`):
+(OCP MX v1.0; Rouhani et al., 2023, https://arxiv.org/abs/2310.10537.) A block is 32 consecutive weights. Each weight
+has a code, a minifloat v (see `minifloat`). The block has a common scale, a power of two, stored as a byte e ("e8m0"):
 
     w ~ 2^(e - 127) v        e - 127 = floor(log2(max_i |w_i|)) - emax        v_i = round(w_i / 2^(e - 127))
 
-emax is the exponent of the format's largest number. So the largest scaled weight of a block is at least 2^emax
-and below 2^(emax + 1). The format ends before 2^(emax + 1), so this weight may saturate. This is the OCP's rule
-(`floor_exponent`). NVIDIA's rule takes the smallest power of two without saturation (`ceil_exponent`),
+emax is the exponent of the format's largest number, and `largest` that number. So the largest scaled weight of a block
+is at least 2^emax and below 2^(emax + 1). It may exceed `largest`. Then it saturates, i.e. becomes `largest`. This is
+the OCP's rule (`floor_exponent`). NVIDIA's rule takes the smallest power of two without saturation (`ceil_exponent`):
 
     e - 127 = ceil(log2(max_i |w_i| / largest))
 
-which costs a bit for blocks that nearly fit. Both are computed exactly here, and e is at least 0. A floating-point
-logarithm, or a cast to e8m0, would round some exponents up.
+If the OCP's scale saturates even slightly, NVIDIA's scale is twice as large, and the other weights of the block lose a
+bit. Here both rules are computed exactly, and e is at least 0. A floating-point logarithm, or a cast to e8m0, would
+round some exponents up.
 
 Guaranteed:
 
     |w - 2^(e - 127) v|  <=  max(c |w|, 2^(e - 127) 2^-(bias + m))        c = 2^-(m+1)
 
-but with c = 1 - largest / 2^(emax + 1) for `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
-c |w| is half a unit in the last place of w. A saturated w is below 2^(emax + 1) in units of 2^(e - 127), and becomes
-`largest`. The second term is half a subnormal step, also for blocks far below 2^-127. Zeros have e = 0. Multiplying w
-by a power of two changes only e, and leaves the codes unchanged. Q(-w) = -Q(w). Quantized weights are a fixed point of
-`floor_exponent`, because their largest keeps its exponent. They are also one of `ceil_exponent`, although codes and e
-may change: if the largest is rounded down so that a smaller power fits, the finer grid of that power contains all the
-numbers.
+For `floor_exponent`, c is 1 - largest / 2^(emax + 1) instead: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1). Reasons:
+2^-(m+1) |w| is half a unit in the last place of w. A weight that saturates is below 2^(emax + 1) in units of 2^(e -
+127), and becomes `largest`. The second number of the maximum is half a subnormal step, also for blocks far below
+2^-127.
 
-With `floor_exponent`, a format is never better for any weight than another one that contains all its numbers (both
-divided by 2^emax). So e2m3 and e3m2 are at least as good as e2m1, and e4m3 and e5m2 at least as good as e3m2.
+Q(w) are the dequantized weights. A block of zeros has e = 0. Powers of two: the weights 2^k w have the same codes as w,
+and e + k, within the range of e. Sign: Q(-w) = -Q(w). Fixed point: Q(Q(w)) = Q(w). With `floor_exponent`, the largest
+weight of a block keeps its exponent, so codes and e stay, too. With `ceil_exponent`, codes and e may change: if the
+largest weight was rounded down so that a smaller power of two fits, the finer grid of that power contains all numbers
+of the block.
+
+To compare formats with `floor_exponent`, divide the numbers of each format by its 2^emax. If format A then contains all
+numbers of format B, the error of A is at most the error of B for every weight. So e2m3 and e3m2 are at least as good as
+e2m1, and e4m3 and e5m2 at least as good as e3m2.
 """
 
 import math
@@ -68,7 +73,7 @@ def ceil_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.nd
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, to: Minifloat, exponent: Exponent = floor_exponent) -> Quantized:
-    """Quantize to codes, and a byte e for each block of 32.
+    """Quantize to uint8 codes, and a scale byte e for each block of 32. `exponent` is the rule for e.
 
     Raises ValueError for weights that are not finite, or incomplete blocks of 32.
 
@@ -91,7 +96,7 @@ def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*batch co
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"], *, to: Minifloat) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Pack the bits of codes, lowest first: the first of two e2m1 codes is in the low half of the byte."""
+    """Pack the bits of all codes, lowest bits first. The first of two e2m1 codes is in the low half of the byte."""
     return packing.pack(codes, bits=to.bits)
 
 

@@ -3,23 +3,27 @@ r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1].
     a = max_i |w_i|, in float32        q_i = the level nearest to w_i / a        w_i ~ a level(q_i)
 
 (QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.) NF4's levels are 0 and 15 quantiles of the normal
-distribution, scaled to [-1, 1]. The quantiles are at 8 evenly spaced probabilities from d down to 1/2 and at 7 from
-1 - d up to 1/2, both without 1/2 itself. d = 1 - (1/32 + 1/30) / 2 avoids the infinite quantiles at 0 and 1. Normally
-distributed weights use all levels about equally often. This is the table in the paper's appendix E and in
-bitsandbytes. The paper's equation (4) is different: it has the means of neighboring quantiles,
-(Q(i / 17) + Q((i + 1) / 17)) / 2, and none of them is 0.
+distribution, scaled to [-1, 1]. d = 1 - (1/32 + 1/30) / 2 avoids the infinite quantiles at 0 and 1. The 8 positive
+levels are the quantiles of evenly spaced probabilities from d down to 1/2, without 1/2. The 7 negative levels are the
+quantiles of evenly spaced probabilities from 1 - d up to 1/2, without 1/2. Normally distributed weights use all levels
+about equally often. This is the table in the paper's appendix E and in bitsandbytes. The paper's equation (4) is
+different. Its levels are means of neighboring quantiles, (Q(i / 17) + Q((i + 1) / 17)) / 2, where Q(p) is the quantile
+of probability p, and none of them is 0.
+
 FP4's levels are the numbers of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1, and their
 negatives.
 
 As in bitsandbytes, w is multiplied by the float32 reciprocal of max(a, 1e-38). Ties go to the lower level, with
 midpoints rounded to float32. (bitsandbytes writes some zeros of FP4 as -0.)
 
-Guaranteed, for the neighboring levels l <= w / a <= l':  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
-but only |w - w^| <= a if a < 1e-38. The nearest level is at most half a gap away. The reciprocal, the product with it
-and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to about 1. The widest gap of NF4
-is 0.304, of FP4 1/3. 0 is a level, so zeros are exact, and so is the largest weight of a block. While a is normal,
-quantized weights are a fixed point, and multiplying w by a power of two multiplies only a and leaves the codes
-unchanged. Q(-w) may differ from -Q(w) for NF4, because its levels are not symmetric around 0. For FP4, Q(-w) = -Q(w),
+Guaranteed, where w^ is the dequantized weight, and l <= w / a <= l' are neighboring levels: |w - w^| <= a (l' - l) / 2
++ 3 2^-23 a, but only |w - w^| <= a if a < 1e-38. Reasons: The nearest level is at most half a gap away. The reciprocal,
+the product with it and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to about 1. The
+widest gap is 0.304 for NF4, and 1/3 for FP4. 0 is a level, so zeros are exact. The weight of largest magnitude in a
+block is also exact in FP4, and in NF4 as well, because 1 and -1 are levels.
+
+While a is normal, two laws hold. Fixed point: quantizing w^ gives the same codes and a. Powers of two: the weights 2^k
+w have the same codes as w, and 2^k a. Sign, with Q(w) = w^: in NF4, Q(-w) may differ from -Q(w). In FP4, Q(-w) = -Q(w),
 unless w / a is midway between two levels.
 """
 
@@ -46,7 +50,7 @@ class Codebook:
         object.__setattr__(self, "order", first.astype(np.uint8))
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"], *, group: int) -> Quantized:
-        """Quantize to uint8 codes, and a, float32, for each `group` of a row.
+        """Quantize to uint8 codes, and a float32 scale a for each `group` of a row.
 
         Raises ValueError for weights that are not finite, or incomplete groups.
 

@@ -4,19 +4,21 @@ r"""NVFP4: e2m1 in blocks of 16, with scales in e4m3.
     s = e4m3(max_i |w_i| / (6 g))                  one per block, in a byte
     q_i = e2m1(w_i / (s g))        w_i ~ g s q_i
 
-(NVIDIA, 2025, https://arxiv.org/abs/2509.25149; `minifloat` defines both formats and their rounding.) g
-scales the blocks' scales to the range of e4m3: the largest becomes 448. If a block is so small that its s is 0, it
-becomes zero. We compute products and quotients in float64. torchao multiplies by float32 reciprocals, and its s
-is at least 2^-6.
+(NVIDIA, 2025, https://arxiv.org/abs/2509.25149; `minifloat` defines both formats and their rounding.) g brings the
+scales of all blocks into the range of e4m3: the largest s is 448. If the weights of a block are so small that s is
+rounded to 0, they all become 0. We compute products and quotients in float64. torchao multiplies by float32
+reciprocals, and its s is at least 2^-6.
 
 Guaranteed, where s' is s before rounding:
 
     |w - g s q|  <=  max(|w| / 5, g s / 4) + 6 g |s - s'|        |s - s'| <= max(2^-4 s', 2^-10) + 448 2^-23
 
-The first term is half a step of e2m1. The second bounds the clipping of the largest weight when s is rounded down;
-2^-23 is for the rounding of g, if g is normal. Quantized weights are a fixed point if no s is denormal: the rounding
-of s is then at most 1/16, so the largest code of a block is 6. Q(-w) = -Q(w), and multiplying w by a power of two
-multiplies only g.
+Reasons: The first term is half a step of e2m1. The second term is for the clipping of the largest weight when s is
+rounded down. 448 2^-23 is for the rounding of g, if g is normal.
+
+Q(w) = g s q are the dequantized weights. Fixed point: Q(Q(w)) = Q(w) if no s is denormal in e4m3. In this case s has a
+relative rounding error of at most 1/16, so the largest code of every block is 6 and gives the same s again. Sign: Q(-w)
+= -Q(w). Powers of two: the weights 2^k w have the same codes and s as w, and 2^k g.
 """
 
 from typing import NamedTuple

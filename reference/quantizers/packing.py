@@ -1,9 +1,9 @@
 """Packing codes of a few bits into bytes.
 
-The bits of codes follow each other, lowest first. This is the order of `jnp.int4`, ONNX, `bitorder="little"` and
-GPTQ's little-endian int32 words, where 3-bit codes cross word borders. The codes in a byte are neighbors, or they
-are `stride` apart, as in ggml's formats: a vector of bytes, shifted and masked, is then a vector of consecutive
-codes. Signed codes are in two's complement.
+The bits of one code follow the bits of the previous code, from the lowest bit of a byte on. This is the order of
+`jnp.int4`, ONNX, `bitorder="little"` and GPTQ's little-endian int32 words, where 3-bit codes cross word borders. By
+default, the codes in a byte are neighbors. In ggml's formats they are `stride` codes apart. Then shifting and masking a
+vector of bytes gives a vector of consecutive codes. Signed codes are in two's complement.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def pack(
 ) -> UInt8[np.ndarray, "*batch bytes"]:
     """Pack 1 to 8 `bits` of every code. With a stride, byte m of a run has the codes m, m + stride, m + 2 stride, ...
 
-    Raises ValueError if a code needs more bits, or the last axis does not fill its bytes.
+    Raises ValueError if a code needs more bits, or if the codes of the last axis do not fill whole bytes.
 
     >>> [f"{byte:08b}" for byte in pack(np.array([1, -1, 0, 3]), bits=4)]
     ['11110001', '00110000']

@@ -1,20 +1,23 @@
 r"""Magnitude pruning: the smallest weights become zero (Han et al., 2015, https://arxiv.org/abs/1506.02626).
 
-There are three patterns, from the freest to the most hardware-friendly. Each is a mask of the remaining weights:
+Each of three functions makes a mask of the kept weights. Its pattern is any weights, whole rows, or n of every m:
 
     fine_grained    the largest |w| of the tensor                            any of them
     channels        the rows of largest norm                                 whole rows: a smaller matrix
     n_of_m          the n largest |w| of every m along a row                 2 of 4: NVIDIA's sparse tensor cores
                     (Mishra et al., 2021, https://arxiv.org/abs/2104.08378)
 
-Guaranteed: the number of remaining weights is exact, ties keep the first weights, and no mask of the same pattern
-has a smaller sum of squared errors: swapping a kept weight for a pruned one, with smaller or equal |w|, cannot
-lower the sum. w * mask is a fixed point. Kept weights do not change, so the error of a weight is 0 or |w|, and the
-error of an output is |sum_(pruned) w_j x_j|. Powers of two and signs of w do not change the mask, so Q(-w) = -Q(w).
-A mask that keeps more weights contains every mask that keeps fewer.
+Guaranteed: exactly the requested number of weights is kept, and on ties the first ones. No mask of the same pattern
+with the same number of weights has a smaller sum of squared errors. The reason is that a pruned weight has at most the
+magnitude of a kept one, so exchanging the two cannot lower the sum. Kept weights do not change, so the error of a
+weight is 0 or |w|, and the error of an output is |sum_(pruned) w_j x_j|.
 
-`compress` stores the kept weights of n_of_m and their positions among the m: 2 of 4 takes half the memory plus 2
-bits per kept weight.
+Fixed point: pruning w * mask gives w * mask again. Powers of two: 2^k w has the same mask as w. Sign: -w has the same
+mask, so Q(-w) = -Q(w) for Q(w) = w * mask. More weights: the mask for a larger number contains the mask for every
+smaller number.
+
+`compress` stores the kept weights of an n_of_m mask, and the position of each among its m weights. For 2 of 4, this
+takes half the memory of w, plus 2 bits per kept weight.
 """
 
 from typing import NamedTuple
@@ -67,7 +70,7 @@ def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.nd
 
 
 class Compressed(NamedTuple):
-    """The kept weights in order, and the position of each in its group."""
+    """The kept weights in order, and the position of each in its group of m."""
 
     values: Shaped[np.ndarray, "*batch kept"]
     places: UInt8[np.ndarray, "*batch kept"]

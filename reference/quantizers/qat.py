@@ -3,14 +3,15 @@ r"""Quantization-aware training: the forward pass rounds, and the backward pass 
     y_i = s (q_i - z)        q_i = clip(p_i, lowest, highest)        p_i = rint(x_i / s) + z
     dL/dx_i = dL/dy_i  where  lowest <= p_i <= highest,  and 0 elsewhere
 
-The true gradient of rounding is 0 almost everywhere, so nothing would be learned. The straight-through estimator
-(Bengio et al., 2013, https://arxiv.org/abs/1308.3432) uses the gradient of the clip only. As in PyTorch, the rounded p
-decides: the gradient still passes up to half a step beyond the grid.
+L is the loss, x are weights or activations, and lowest to highest is the range of the codes. The true gradient of
+rounding is 0 almost everywhere, so nothing would be learned. The straight-through estimator (Bengio et al., 2013,
+https://arxiv.org/abs/1308.3432) uses only the gradient of the clip. As in PyTorch, the condition tests p_i, which is
+already rounded. So the gradient also passes for numbers up to half a step beyond the grid.
 
-Guaranteed: y is a fixed point, and |x - y| <= s / 2 if the gradient passes (up to float64 rounding). In that case
-nothing is clipped, rint changes x / s by at most 1/2, and y / s is an integer, which rint does not change. With the s
-and z of `affine` or `symmetric`, y equals their dequantized weights. Multiplying x and s by a power of two multiplies y
-by it. Q(-x) = -Q(x) if z is in the middle of the grid.
+Guaranteed, up to float64 rounding: |x - y| <= s / 2 where the gradient passes, because nothing is clipped there, and
+rint changes x / s by at most 1/2. Fixed point: quantizing y gives y, because y / s is an integer, which rint does not
+change. With the s and z of `affine` or `symmetric`, y equals their dequantized weights. Powers of two: 2^k x with the
+scale 2^k s gives 2^k y. Sign: Q(-x) = -Q(x), where Q(x) = y, if z is in the middle of the grid.
 
 Numbers that are not finite are refused, as in every quantizer here, because such a weight ruins the training. (PyTorch
 turns a NaN into the lowest number of the grid.) A gradient that is not finite passes through.
@@ -56,7 +57,7 @@ def fake_quantize(
 
 
 def gradient(upstream: Float[np.ndarray, "*shape"], fake: Fake) -> Float64[np.ndarray, "*shape"]:
-    """Compute the backward pass: dL/dx from `upstream`, dL/dy.
+    """Compute dL/dx, the backward pass. `upstream` is dL/dy.
 
     >>> fake = fake_quantize(np.array([0.6, 1.6, -9.0]), np.array(1.0), np.array(0.0), lowest=-1, highest=1)
     >>> gradient(np.array([5.0, 6.0, 7.0]), fake)

@@ -26,7 +26,7 @@ from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 
 
 class Scheme(NamedTuple):
-    """A scheme: functions that quantize, pack and restore complete groups, and the bits of a code and a scale."""
+    """A scheme: its functions for complete groups, and the number of bits of a code and of a scale."""
 
     code_bits: int
     scale_bits: int
@@ -66,7 +66,10 @@ class Scheme(NamedTuple):
 
 
 def _to_whole_groups(a: np.ndarray, group: int) -> list[tuple[int, int]]:
-    """Return the padding that completes the last group, for `np.pad`. Padding with zeros changes no scale."""
+    """Return the argument of `np.pad` that completes the last group of a row with zeros.
+
+    Zeros do not change its scale.
+    """
     return [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % group)]
 
 

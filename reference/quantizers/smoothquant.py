@@ -2,18 +2,21 @@ r"""SmoothQuant: move the difficulty of quantizing from the activations to the w
 
     s_j = max |X_j|^alpha / max |W_j|^(1 - alpha)        W x = (W diag(s)) (x / s)
 
-for the features j of the input (Xiao et al., 2022, https://arxiv.org/abs/2211.10438). In every token, a few
-features are a hundred times larger than the others. If a token has a single scale, the other features keep only
-a few digits. The factors s do not change the product. Dividing x by s costs nothing at run time, because we divide
-the weight of the norm before the layer (`fold`). Then W diag(s) and x / s are quantized as usual, with one scale
-per row of weights and per token (`symmetric`, block (1, cols)).
+(Xiao et al., 2022, https://arxiv.org/abs/2211.10438.) j is a feature of the input, X_j are its values over the
+calibration tokens, and W_j is column j of W. In every token, a few features are a hundred times larger than the others.
+If a token has a single scale, the other features keep only a few digits. So we divide feature j by s_j and multiply
+column j by s_j, which does not change the product. The division costs nothing at run time, because we divide the weight
+of the norm before the layer instead (`fold`). Then W diag(s) and x / s are quantized as usual, with one scale per row
+of weights and per token (`symmetric`, block (1, cols)).
 
-Guaranteed: for alpha = 1/2, each feature's largest number is the same on both sides, sqrt(max |X_j| max |W_j|), because
-s_j^2 = max |X_j| / max |W_j|. The product only changes by the rounding of s W and x / s. Features that are 0 in all of
-X or in all of W have s = 1. Layers with a common input (q, k and v; gate and up) share s: W has all their rows. Signs
-do not change s. 2^k X and 2^k W together change it to 2^(k (2 alpha - 1)) s, so for alpha = 1/2 powers of two change
-nothing, and smoothed tensors are a fixed point with s = 1 (up to float64 rounding). The quantized tensors have the laws
-of `symmetric`, such as Q(-w) = -Q(w).
+Guaranteed: for alpha = 1/2, feature j of X / s and column j of W diag(s) have the same largest magnitude, sqrt(max
+|X_j| max |W_j|). The reason is that s_j^2 = max |X_j| / max |W_j|. The product W x changes only by the rounding of W
+diag(s) and x / s. If X_j or W_j is all zeros, s_j = 1. Layers with a common input (q, k and v; gate and up) have a
+common s. To compute it, stack their rows in one W.
+
+Sign: -X and -W have the same s as X and W. Powers of two: 2^k X and 2^k W have 2^(k (2 alpha - 1)) s, which is s for
+alpha = 1/2. Fixed point: for alpha = 1/2, smoothing X / s and W diag(s) again gives factors of 1 (up to float64
+rounding). The quantized tensors have the laws of `symmetric`, such as Q(-w) = -Q(w).
 """
 
 import numpy as np
@@ -52,7 +55,7 @@ def smooth(w: Float[np.ndarray, "rows cols"], s: Float64[np.ndarray, " cols"]) -
 
 
 def fold(norm: Float[np.ndarray, " cols"], s: Float64[np.ndarray, " cols"]) -> Float64[np.ndarray, " cols"]:
-    """Change the weight of the norm before the layer, so that the norm returns x / s.
+    """Divide the weight of the norm before the layer by s, so that the norm returns x / s.
 
     >>> fold(np.array([1.0, 2.0]), np.array([4.0, 0.5]))
     array([0.25, 4.  ])

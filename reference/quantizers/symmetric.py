@@ -2,26 +2,27 @@ r"""Symmetric integers: the step of a block is its largest magnitude divided by 
 
     N = 2^(bits - 1) - 1        s = max_i |w_i| / N        q_i = rint(w_i / s)        w_i ~ s q_i
 
-(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with a zero point of 0; "absmax".) Zero is exact. The
-code -N - 1 is not used, so Q(-w) = -Q(w). The largest weight keeps its value up to the rounding of s. s is
-stored in float32, and the codes are computed from the stored s.
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with a zero point of 0; "absmax".) Zero is exact. The code -N - 1
+is not used. So Q(-w) = -Q(w), where Q(w) = s q are the dequantized weights. The largest weight keeps its value, up to
+the rounding of s. s is rounded to float32, and the codes are computed from the rounded s.
 
 Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, N 2^-150)
 
-A normal s is within u = 2^-24 of the exact quotient, so |w| / s <= N (1 + 2 u) and no code is clipped. The bound is
-exactly half a step, because the quotient of two float32 numbers is never so close to a tie that float64 confuses
-them. A denormal s is off by up to 2^-150, and the largest weights may be clipped. A group of zeros, or with an s that
-underflows to 0, has codes 0.
+Reasons: A normal s has a relative error of at most u = 2^-24. So |w| / s <= N (1 + 2 u), and no code is clipped. The
+bound is exactly s / 2, because we divide in float64: the quotient of two float32 numbers is never so near to a tie that
+float64 rounds it to the tie. A denormal s has an error of up to 2^-150, and the largest weights may be clipped. If all
+weights of a block are 0, or if s underflows to 0, the codes are 0.
 
-Ties go to the even code. A kernel that divides in float32 gets the same code unless w / s is within u |w / s| of a
-tie. While s is normal, multiplying w by a power of two multiplies only s and leaves the codes unchanged, and quantized
-weights are a fixed point: their largest magnitude is N s, and N s / N is s again.
+Ties go to the even code. A kernel that divides in float32 gets the same code, unless w / s is within u |w / s| of a
+tie. While s is normal, two laws hold. Powers of two: the weights 2^k w have the same codes as w, and the scale 2^k s.
+Fixed point: Q(Q(w)) = Q(w), because the largest magnitude of Q(w) is N s, and N s / N is s again.
 
 More bits can make a single weight worse, but not the average. Suppose that all weights of a block except the largest
-follow a symmetric distribution that never rises away from 0. Then another bit does not increase the expected squared
-error. Such a distribution is a mixture of uniform distributions on [-a, a] (Khinchine). For these, the integral of the
-squared error from 0 to a is a^3 / 3 up to a = s / 2, which no grid with 0 exceeds, and beyond that it is within
-0.0161 s^3 of a s^2 / 12. Another bit divides s by 2 or more.
+follow a symmetric distribution with a density that does not increase with |w|. Then another bit does not increase the
+expected squared error. Proof: Such a distribution is a mixture of uniform distributions on [-a, a] (Khinchine), so
+consider a single a. Let I be the integral of the squared error from 0 to a. If a <= s / 2, every weight becomes 0, and
+I = a^3 / 3. No grid that contains 0 has a larger I. If a > s / 2, I differs from a s^2 / 12 by at most 0.0161 s^3.
+Another bit divides s by 2 or more, which lowers a s^2 / 12 by more than these differences.
 """
 
 import numpy as np

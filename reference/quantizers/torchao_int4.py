@@ -1,20 +1,26 @@
-r"""torchao's int4: evenly spaced numbers from the smallest weight of a group to the largest; zero need not be one.
+r"""torchao's int4: 16 evenly spaced numbers from the smallest weight of a group to the largest. Zero need not be among
+them.
 
     lo = min_i w_i      s = max(max_i w_i - lo, 10^-6) / 15      q_i = clip(rint((w_i - lo) / s), 0, 15) - 8
     z = lo + 8 s        w_i ~ q_i s + z
 
 (Int4WeightOnlyConfig of https://github.com/pytorch/ao, which rounds with int4_row_quantize_zp of
 https://github.com/meta-pytorch/MSLK.) Everything is computed in float32. After the codes are computed, s and z are
-rounded to the dtype of the weights, usually bfloat16. z is a weight, not a code as in `affine`.
+rounded to the dtype of the weights, usually bfloat16. z is the weight of code 0. (In `affine`, z is the code of weight
+0.)
 
-Guaranteed, if max - min is a float32 number, s and z have relative rounding errors of at most t, and u = 2^-24:
+Guaranteed, if max - min does not overflow float32. u is 2^-24, and t is the largest relative error of rounding s and z
+to the dtype of the weights:
 
     |w - (q s + z)|  <=  s (1/2 + 8 t) + t |z| + u (100 s + 2 |z|)
 
-This is half a step, plus the rounding errors of s and z, with |q| <= 8. In float32, w - lo and its quotient have errors
-of 15 u s each, the last code may be 30 u s short, z has an error of u (8 s + |z|), and a wider w one of u (24 s + |z|).
-Q(-w) may differ from -Q(w), because codes count from the smallest weight. Quantized weights are not a fixed point,
-because z and s are rounded. Multiplying w by a power of two multiplies only s and z, while s is above its minimum.
+Reasons: Half a step is s / 2. Rounding s changes q s by at most 8 t s, because |q| <= 8, and rounding z changes it by t
+|z|. The last term collects the float32 errors: 15 u s each for w - lo and its quotient, 30 u s because the last code
+may not reach the largest weight, u (8 s + |z|) for z, and u (24 s + |z|) if w has more bits than float32.
+
+Sign: Q(-w) may differ from -Q(w), where Q(w) = q s + z, because codes count from the smallest weight. Quantized weights
+are not a fixed point, because s and z are rounded. Powers of two: the weights 2^k w have the same codes as w, with 2^k
+s and 2^k z, while s is above its minimum.
 """
 
 from typing import NamedTuple
@@ -28,7 +34,7 @@ LEAST = np.float32(1e-6)
 
 
 class TorchaoInt4(NamedTuple):
-    """Codes from -8 to 7; for each group a scale and the weight of code 0, before rounding."""
+    """Codes from -8 to 7, and float32 s and z for each group, not yet rounded to the dtype of the weights."""
 
     codes: Int8[np.ndarray, "*batch cols"]
     scales: Float32[np.ndarray, "*batch groups"]

@@ -68,7 +68,7 @@ def model(name: str, data: Path | None = None) -> Any:
 
 
 def reader() -> Any:
-    """Build the model that computes a loss on `TEXT`, with its tokenizer."""
+    """Build the float32 model that computes a loss on `TEXT`, with a tokenizer of single bytes."""
     from tests.support import families, gguf_files, tiny_tokenizers
 
     spec = json.loads(tiny_tokenizers.chatml())
@@ -81,12 +81,12 @@ def reader() -> Any:
 
 
 def superblocks() -> np.ndarray:
-    """Draw the distinct superblocks, [distinct, 256]."""
+    """Draw the 16 different superblocks that make up all rows, [16, 256]."""
     return (np.random.RandomState(5).standard_normal((DISTINCT, 256)) / 16).astype(np.float32)
 
 
 def choices() -> dict[str, np.ndarray]:
-    """Draw the index of every superblock in each matrix, [rows, superblocks per row]."""
+    """Draw the index of every superblock of every matrix; return arrays [rows, superblocks per row] by matrix name."""
     from tests.support import families
 
     random = np.random.RandomState(3)
@@ -213,7 +213,7 @@ def stored_logits(logits: np.ndarray) -> np.ndarray:
 
 
 def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Extract the codes of each superblock, [distinct, bytes], from the rows of the embedding."""
+    """Extract the codes of each of the 16 superblocks, [16, bytes], from the rows of the embedding."""
     blocks, chosen = codes["token_embd.weight"], choices()["model.embed_tokens.weight"][:, 0]
     return np.stack([blocks[np.argmax(chosen == i)] for i in range(DISTINCT)])
 

@@ -4,7 +4,8 @@
     python -m tests.goldens.make_families_gguf run FOLDER       # in a separate environment
 
 Run both from the root of the repository, after `make_families`. The second environment needs `pip install xllamacpp`,
-which includes llama.cpp (2026.10.11549 here). The entry "llama_cpp" gets the log-probabilities after all tokens.
+which includes llama.cpp (2026.10.11549 here). The entry "llama_cpp" gets the log-probabilities of the token after the
+golden's tokens.
 """
 
 import json

@@ -72,7 +72,7 @@ def write_model(path: Path, type: str) -> None:
 
 
 def write_tokenizer(path: Path, kind: str) -> None:
-    """Write a one-layer model with a tokenizer inside: SentencePiece, or bytes split as in Llama 3 or SmolLM."""
+    """Write a one-layer model with a tokenizer inside: SentencePiece, or byte-level as in Llama 3 or SmolLM."""
     from dataclasses import replace
 
     from llamaspec.model.checkpoints.gguf.write import write_gguf

@@ -2,8 +2,8 @@
 
 python -m tests.goldens.make_mutants
 
-This verifies every mutant as `llamaspec verify --mutants --seed 0` does, which takes minutes. The seconds depend on the
-machine: name it above the table.
+This verifies every mutant as `llamaspec verify --mutants --seed 0` does, which takes minutes. The seconds in the table
+depend on the machine, so write the machine's name above the table.
 """
 
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS

@@ -1,6 +1,6 @@
-"""Ops for decode steps that call the kernels directly: a kernel that refuses its arguments raises an error.
+"""Ops for decode steps that always call the kernels. If a kernel refuses its arguments, the op raises an error.
 
-The ops of a model would run as XLA ops instead.
+A model's own ops fall back to XLA instead.
 """
 
 from llamaspec.model.ops.gpu import KERNELS

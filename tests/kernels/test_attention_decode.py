@@ -96,9 +96,9 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """A length beyond the capacity attends to all keys of its own sequence, and reads no NaN from the next sequence.
+    """With a length beyond the capacity, a query attends to all keys of its own sequence, and to none of the next one.
 
-    Length 0 gives 0.
+    With length 0, the result is 0. Keys that must not be read are NaN.
     """
     attend(Noise(seed=3), shape, lengths)
 

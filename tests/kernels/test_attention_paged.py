@@ -82,7 +82,10 @@ def test_every_page_size(shape):
 
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(lengths):
-    """A length beyond the page table attends to all pages of its own sequence and reads no NaN; length 0 gives 0."""
+    """With a length beyond the page table, a query attends to all pages of its own sequence and reads no NaN.
+
+    With length 0, the result is 0.
+    """
     attend(Noise(seed=3), Shape(page=32, max_pages=3, kv_heads=2, group=3), lengths)
 
 
@@ -114,9 +117,9 @@ def test_large_scores():
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
-    """The ring buffer of a window's pages wraps twice.
+    """Attention is within its bound if the ring buffer of tiles in shared memory is filled more than twice.
 
-    A tile is one page, loaded by one copy, or several pages, loaded by one copy each.
+    A tile is one page that one copy loads, or several pages with one copy each.
     """
     assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])

@@ -1,4 +1,4 @@
-"""The coded GEMM (quantized codes times several vectors) against float64, for every form, tiling and width."""
+"""The coded GEMM (quantized codes times several vectors) against float64, for every code format, tiling and width."""
 
 import re
 from dataclasses import replace
@@ -78,7 +78,7 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 def test_product(noise, form, batch, cut):
     """The product is within its error bound.
 
-    The pipeline's rings wrap at least twice, and the last step may be partial.
+    The columns fill the ring buffers more than twice, and the last step may be partial.
     """
     bits, group, *_ = EVERY_FORM[form]
     wide = cut.parts if group != 128 else 2 * cut.parts

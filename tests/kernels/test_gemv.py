@@ -290,7 +290,7 @@ def test_shared_memory_limits_a_multiprocessor_to_its_share_of_blocks(op, rows, 
 
 
 def test_no_ring_has_more_stages_than_mosaic_has_barriers():
-    """A ring buffer has at most 32 stages, even if memory has room for more: Mosaic allows 32 barriers per group."""
+    """A ring buffer has at most 32 stages, even if memory has room for more, because a Mosaic Barrier allows 32."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
     assert product_of("gemv", w, x, normed=False).ring_stages == 32
 

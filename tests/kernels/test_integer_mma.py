@@ -1,8 +1,9 @@
 """The integer tensor-core code of one thread block, run in NumPy with emulated PTX instructions.
 
 The interpreter has neither these instructions nor the layouts of shared memory. Here an array holds one 32-bit word for
-each of 128 threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`,
-`add.bf16x2`, and the fragments of `mma.m16n8k32` and `mma.m16n8k16` for 8-bit integers, and of A in `wgmma.m64nNk16`.
+each of 128 threads, and arithmetic is NumPy's. The emulated instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`,
+`add.bf16x2`, and `mma.m16n8k32` and `mma.m16n8k16` for 8-bit integers. For `wgmma.m64nNk16`, we check only the layout
+of operand A in the threads' registers.
 """
 
 import re
@@ -106,8 +107,8 @@ def threads(monkeypatch):
 def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     """Arrange rows of bytes in shared memory as TMA does: eight rows at a time, in lines of swizzled 16-byte pieces.
 
-    For lines of 32, 64 or 128 bytes, the index of a piece in its line is XORed with the index, within the tile, of the
-    128-byte segment that holds the line (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
+    A line has 32, 64 or 128 bytes. The place of a piece in its line is its index XOR s. Here s is the number of whole
+    128-byte segments before the line in its tile, modulo the pieces of a line (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
     """
     octets, pieces = len(rows) // 8, line // 16
     tiles = rows.reshape(octets, 8, -1, pieces, 16).swapaxes(1, 2)  # [octets, lines of a row, rows, pieces, bytes]
@@ -129,10 +130,11 @@ def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     ],
 )
 def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs, rows, batch, turn):
-    """In each of three steps, the threads multiply codes by the digits of the same columns, and apply the right scales.
+    """In each of three steps, threads multiply codes by a vector's digits of the same columns, and by the right scales.
 
-    The scales are those of the weights' groups and of the vectors' groups. The last lane of each quad adds the minima
-    times the sums of the vectors. The last step reads nothing beyond the arrays' ends.
+    Digits are the bytes of a fixed-point number. A scale belongs to a group of weights or of the vector. The last of
+    the four threads (a quad) that hold a row's sums adds the minima times the sums of the vector. The last step reads
+    nothing beyond the ends of the arrays.
     """
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
@@ -206,9 +208,9 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
-    """Two vectors share mma instructions if the number of row octets is even.
+    """With 4-bit codes, two vectors share their mma instructions if the number of 8-row groups is even.
 
-    Otherwise each vector needs four mma instructions per octet of rows.
+    Otherwise each vector needs four mma instructions per 8 rows.
     """
     instructions = []
     monkeypatch.setattr(
@@ -238,7 +240,7 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
 )
 def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
-    """Each thread places decoded codes where `wgmma` expects operand A: four of 16 columns in each of its two rows."""
+    """Each thread decodes the codes that it holds of `wgmma`'s operand A: four of every 16 columns, in two rows."""
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)

@@ -20,7 +20,7 @@ hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "a
 
 
 def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarray:
-    """Draw scores, and set those in the first row to -inf that `hidden` names."""
+    """Draw scores [rows, length], and set some scores of the first row to -inf; `hidden` says which."""
     x = noise(rows, length, dtype=dtype)
     match hidden:
         case "some":
@@ -44,9 +44,10 @@ def spread(x: np.ndarray) -> np.ndarray:
 def sum_error(x: np.ndarray) -> np.ndarray:
     """Bound the relative error of each row's sum of exp(x_j - maximum), [rows, 1].
 
-    Each exponent is rounded by at most u times its size. A score's exponent within its span and the exponent that
-    rescales the span add up to at most the row's spread, because a span's maximum lies between its scores and the row's
-    maximum. The rest is two exponentials, their product, and a sum of n terms.
+    The kernel cuts a row into spans, subtracts each span's own maximum, and rescales the span's sum to the row's
+    maximum. So two exponentials enter for each score. Each exponent is rounded by at most u times its size, and the
+    sizes of the two exponents add up to at most the row's spread. The other errors are those of two exponentials, of
+    their product, and of a sum of n terms.
     """
     return np.expm1(2 * U * spread(x) + 2 * ELEMENTARY + gamma(x.shape[-1] + 1))
 

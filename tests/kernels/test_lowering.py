@@ -1,4 +1,4 @@
-"""Every kernel case of the table lowers for an H200.
+"""The kernel cases of `benchmarks.common.kernel_cases` lower for an H200, or are refused with the expected reason.
 
 Lowering checks layouts, copies and shared memory without a GPU.
 """

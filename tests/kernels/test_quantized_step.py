@@ -96,9 +96,9 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """The kernels' operand has the float32 weights of the file.
+    """The matrix that a kernel multiplies has the file's weights, rounded at most once to float32.
 
-    NF4 and FP4 weights differ by at most 2^-23 times their scale.
+    NF4 and FP4 weights may also be off by 2^-23 times their scale.
     """
     if zeros and form not in ("int4", "int8"):
         return
@@ -241,7 +241,7 @@ def test_q_k_and_v_of_two_forms_are_one_kernel():
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
-    """For a prompt in bfloat16, products round the weights to bfloat16; in float32, only the sums are rounded."""
+    """For a bfloat16 prompt, products use weights rounded to bfloat16; for a float32 prompt, float32 weights."""
     ffn = load(scheme, seed=2).layers[0].ffn
     assert isinstance(ffn, FeedForward)
     down = ffn.down.weight

@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 class Story:
-    """A model and two prompts. Its methods compute logits, decode greedily, and compare the logits with exact ones."""
+    """A model and two prompts, with methods to compute logits, decode greedily, and check logits against exact ones."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.config = dtype, CONFIGS[dtype]

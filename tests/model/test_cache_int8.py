@@ -159,7 +159,10 @@ def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
 
 
 def test_kernels_leave_it_to_the_plain_form():
-    """With an int8 cache, norm_qkv and attend run as XLA ops. A decode step's norm_qkv still multiplies by a kernel."""
+    """With an int8 cache, norm_qkv and attend run as XLA ops.
+
+    In a decode step, the matrix product of norm_qkv is still a kernel.
+    """
     config = Config(**{**vars(SMALL), "dim": 128, "heads": 2, "kv_heads": 1, "head_dim": 64})
     dtype = np.dtype(np.float32)
     params = abstract_params(config, dtype=dtype, positions=8)

@@ -139,7 +139,7 @@ def test_shared_heads_are_repeated_heads(name, seed):
 def test_unused_cache_rows_do_not_matter(seed, capacity):
     """Numbers that a longer sequence left in the cache do not change the logits.
 
-    With 200 rows, attention reads one of several spans; the leftovers lie in all spans.
+    With 200 rows, attention chooses how many rows of the cache it reads; every choice includes leftover numbers.
     """
     checkpoint = random_checkpoint(CONFIGS["experts"], seed=seed)
     config = checkpoint.config

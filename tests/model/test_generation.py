@@ -226,7 +226,8 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
 def test_the_cache_holds_the_drawn_tokens_however_a_text_ends(ahead, capacity, texts):
     """The cache holds exactly the drawn tokens, however a text ends.
 
-    Bursts that are queued ahead do not change the text.
+    A decode call draws a burst of several tokens. The text stays the same if the next burst starts before this one is
+    read.
     """
     backend = Script([], capacity, ahead)
     session = Session(backend, vocab=VOCAB)
@@ -281,9 +282,9 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_failed_burst_drops_the_cache():
-    """A session drops its cache if reading a burst of tokens fails.
+    """If reading the tokens of a decode call fails, the session drops its cache.
 
-    On a GPU, the next burst has already been started with this cache.
+    On a GPU, the next decode call has already started with this cache.
     """
 
     class Failing(Script):

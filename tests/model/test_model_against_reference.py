@@ -160,10 +160,10 @@ def walk(
 def composed_bound(
     exact: reference.Params, tokens: np.ndarray, config: Config, *, unit: float = 0.0, blocks: int = 1
 ) -> Approx:
-    """Compute a whole model's logits for one sequence in float64, with error bounds that pass from op to op.
+    """Compute a whole model's logits for one sequence in float64, with a bound on the error of each logit.
 
-    `unit` is the roundoff of the dtype, which also rounds attention's weights. The online softmax reads `blocks`
-    blocks.
+    Each op's bound includes the error of its input. `unit` is the roundoff of the dtype, which also rounds attention
+    weights. The online softmax reads the keys in `blocks` blocks.
     """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):

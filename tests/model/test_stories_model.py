@@ -1,4 +1,4 @@
-"""The built-in model: its card is right, transformers computes the same logits, and its stories are the goldens."""
+"""The built-in model: its card is correct, transformers computes the same logits, and its stories are as stored."""
 
 import hashlib
 import re

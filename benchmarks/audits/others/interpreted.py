@@ -75,7 +75,10 @@ def dot(method):
 
 
 def total(method):
-    """Wrap the interpreter's sum: bfloat16 numbers are added in float32 and rounded once. GPUs round more often."""
+    """Wrap the interpreter's sum, so that bfloat16 numbers are added in float32 and rounded once.
+
+    A GPU rounds more often.
+    """
 
     def call(self, values):
         if values.dtype.scalar != tl.bfloat16:
@@ -233,7 +236,7 @@ def package(name, **members):
 
 
 def without_packages(name):
-    """Import one module of kernels without the `__init__` of the packages around it."""
+    """Import the module `name` without running the `__init__` of its parent packages."""
     *parents, _ = accumulate(name.split("."), "{}.{}".format)
     for parent in parents:
         if parent not in sys.modules:

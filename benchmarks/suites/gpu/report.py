@@ -135,7 +135,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Render the tables, and a list of the cases left out."""
+    """Render the machine and the tables, and list the skipped cases with the reasons."""
     lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):
@@ -151,7 +151,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw the shares of the measured copy bandwidth, for decoding and for memory-bound kernels."""
+    """Draw the speeds of decoding and of memory-bound kernels, as shares of the measured copy bandwidth."""
     rows: dict[str, dict[str, float]] = {}
     for row in report["sections"].get("models", []):
         if row["what"].startswith("decode, greedy"):

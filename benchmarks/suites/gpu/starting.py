@@ -13,7 +13,10 @@ from llamaspec.benchmarks.suites.gpu.scale import Scale
 
 
 def time_start(scale: Scale, _: Deadline, *, label: str, began: float) -> Iterator[Row]:
-    """Yield a row with the time from `began` to the first token. `began` is `time.time()` when the process started."""
+    """Yield a row with the time from the start of the process to the first token, without the drawing of weights.
+
+    `began` is `time.time()` at the start of the process.
+    """
     ready = time.time()
     model = scale.launched
     params = jax.block_until_ready(params_of(model, scale))

@@ -64,10 +64,10 @@ class SectionRow(NamedTuple):
 
 
 def plan(suite: str, *, dry: bool, batch: int = 1) -> list[SuitePart]:
-    """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
+    """Plan the parts of a suite: `gpu`, `models`, `kernels`, `variants` or `tuning`.
 
-    The most important part comes first, since the last parts are skipped if the time runs out. All parts together take
-    at most 530 seconds. `batch` is for `models`.
+    The most important part comes first, because the last parts are skipped if the time runs out. All parts together
+    take at most 530 seconds. Only the suite `models`, which is one part of `gpu`, uses `batch`.
     """
     if suite == "tuning":
         return [SuitePart("memory", 25, grace=PATIENCE), SuitePart("tuning", 505)]

@@ -68,7 +68,10 @@ def varied_cases() -> Iterator[Case]:
 
 
 def at_once() -> Iterator[Case]:
-    """Yield a product of codes with several vectors, for each form of codes and each padded number of vectors."""
+    """Yield cases of `coded_gemm`, for each number of vectors in `WIDTHS` (kernels pad to these numbers).
+
+    Quantized forms: all for the smallest number of vectors, only q8 and q4 for larger ones.
+    """
     for batch in WIDTHS:
         for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
             yield coded_gemm.case(BROAD.dim, BROAD.ffn, batch=batch, scheme=form)

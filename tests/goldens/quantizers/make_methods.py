@@ -7,7 +7,8 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
     pip install torch torchao transformers compressed-tensors scikit-learn accelerate datasets termcolor
     pip install --no-deps autoawq llmcompressor hqq auto-gptq
 
-From the last four packages we use only functions on tensors, which work with newer versions of the dependencies.
+From the last four packages we use only functions on tensors. These functions also work with newer dependencies than the
+packages declare, so we install the packages without their dependencies.
 """
 
 import importlib.util

@@ -6,10 +6,11 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch torchao safetensors
 
-SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK: it packs 4-bit codes in plain PyTorch, but
-its package needs a GPU. Tensors are in base64; for the float32 weights that torchao reads back, we store the SHA-256.
-torchao reads an Int4Tensor only inside a GPU product, so for these we store the original weights. The decoded weights
-are within half a step of the original ones, plus the rounding of scales and zero points to bfloat16.
+SHUFFLE is the path of mslk/quantize/shuffle.py from https://github.com/meta-pytorch/MSLK. This file packs 4-bit codes
+in plain PyTorch, while the package MSLK needs a GPU. Tensors are in base64; for the float32 weights that torchao reads
+back, we store the SHA-256. torchao reads an Int4Tensor only inside a GPU product, so for these we store the original
+weights. The decoded weights are within half a step of the original ones, plus the rounding of scales and zero points to
+bfloat16.
 """
 
 import base64

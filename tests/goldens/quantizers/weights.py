@@ -12,7 +12,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """A recipe that draws weights when called. Hypothesis prints and shrinks only these few fields."""
+    """A recipe that draws weights when called.
+
+    It has only these few fields, so that hypothesis prints it briefly and can shrink it.
+    """
 
     kind: str
     seed: int = 0

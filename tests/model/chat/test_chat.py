@@ -1,4 +1,4 @@
-"""`model.chat.chat` computes only the new tokens of each turn, with scripted answers and with real models."""
+"""`model.chat.chat` computes only the new tokens of each turn, both for scripted answers and for real models."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Script:
-    """A backend that returns scripted answers. Its cache is the list of all tokens that it was given; see `Backend`."""
+    """A `Backend` that returns scripted answers. Its cache is the list of all tokens passed to it so far."""
 
     burst = 4
     chunk = 16
@@ -105,7 +105,7 @@ class Talk:
         return generation
 
     def answer(self, text: str) -> list[int]:
-        """Encode an answer as a model would generate it, with the stop token at the end."""
+        """Encode an answer to the ids that a model would generate, followed by the stop token."""
         return [*self.tokenizer.encode(text, start=False), self.stop]
 
     @property

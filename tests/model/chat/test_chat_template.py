@@ -1,4 +1,4 @@
-"""`model.chat.template` renders as transformers does, and survives hostile templates."""
+"""`model.chat.template` renders as transformers does, and refuses hostile templates in time."""
 
 import os
 import resource
@@ -100,7 +100,10 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True, scope="module")
 def limits_of_the_clock() -> Iterator[None]:
-    """Raise the wall-clock limits, so that a hostile template on a busy machine exceeds the processor limit first."""
+    """Raise the wall-clock limits.
+
+    On a busy machine, a hostile template then exceeds the limit on CPU time first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "SECONDS", PATIENCE)
         patch.setattr(template_process, "SECONDS_TO_START", PATIENCE + 1)
@@ -362,7 +365,7 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
 
 
 class Model(Llama):
-    """A model with only the attributes that a chat reads before it computes."""
+    """A model that has only the attributes that a chat reads before it computes logits."""
 
     context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 

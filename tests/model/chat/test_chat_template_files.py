@@ -1,4 +1,4 @@
-"""Chat templates in files next to a model are found as transformers finds them; else a built-in template is used."""
+"""Chat templates in files next to a model are found as transformers finds them; otherwise we use a built-in one."""
 
 import json
 

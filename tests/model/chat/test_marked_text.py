@@ -109,7 +109,7 @@ def with_our_marks(source: str) -> MarkedText:
 
 
 def with_quotes(text: str) -> str:
-    """Return the text with the letter Q in place of each run of quoted characters."""
+    """Replace each run of quoted characters by the letter Q."""
     at, parts = 0, []
     for i, length in enumerate(lengths_of(marks_of(text))):
         parts.append("Q" if i % 2 else plain(text)[at : at + length])
@@ -133,9 +133,9 @@ def test_what_is_not_followed_is_quoted_as_a_whole(source):
 
 @pytest.mark.parametrize("name", sorted({*FILTERS} - {"random"}))
 def test_no_filter_loses_marks(name):
-    """With every Jinja filter, the text equals plain Jinja's and keeps its marks.
+    """Every Jinja filter gives the same text as in plain Jinja, and letters from the quoted message stay marked.
 
-    An unknown filter marks its whole result.
+    If our code does not know a filter, its whole result is marked.
     """
     source = f"{{% set x = m.content | {name} %}}{{{{ x if x is string or x is number else x | list }}}}"
     try:

@@ -1,6 +1,6 @@
 """Adapter files in PEFT's layout: written files are read back, and bad files are refused in one line.
 
-A matrix that an adapter is merged into gives the same products as the matrix with the adapter applied.
+Merging an adapter into a matrix gives the same products as applying the adapter next to the matrix.
 """
 
 import json
@@ -147,7 +147,7 @@ def test_merged_weights_are_rounded_once(dtype):
 @pytest.mark.parametrize("product", [dot, cpu_product])
 @pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
 def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
-    """A product with the stacked matrix [q; k; v], and with adapters for q and v, is within LoRA's error bound.
+    """For adapters of q and v, the product with the stacked matrix [q; k; v] is within LoRA's error bound.
 
     The matrices are floats or codes.
     """

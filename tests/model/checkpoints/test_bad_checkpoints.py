@@ -1,4 +1,4 @@
-"""Damaged files, and files that are not checkpoints: each gives a one-line error and has no side effects."""
+"""Damaged files, and files that are not checkpoints: opening one gives a one-line error and has no side effects."""
 
 import io
 import json

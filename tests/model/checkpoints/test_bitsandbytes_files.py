@@ -111,7 +111,7 @@ def write(
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint with matrices in NF4 or FP4; return the exact weights by name.
 
-    `changes` replace stored tensors of `UP`.
+    `changes` replace stored tensors of the matrix `UP`; None removes a tensor.
     """
     tensors, exact = {}, {}
     rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]

@@ -16,7 +16,10 @@ from tests.support.llama2c_files import Sizes
 
 
 def assert_holds(checkpoint, expected):
-    """Check that `checkpoint` has the tensors `expected` bit for bit, and states shapes and dtypes before reading."""
+    """Check that `checkpoint` has exactly the tensors `expected`, bit for bit.
+
+    The shapes and dtypes that `checkpoint` states before reading must be right too.
+    """
     assert checkpoint.tensors.keys() == expected.keys()
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():

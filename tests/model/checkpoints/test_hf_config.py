@@ -133,7 +133,7 @@ def checkpoint_of(config: Config, bos: int | None = 1, stops: frozenset[int] = f
 
 @st.composite
 def configs(draw) -> dict:
-    """Draw the arguments of a `Config`; each switch that some family has may be on or off."""
+    """Draw the arguments of a `Config` for a random family, with each option of this family on or off."""
     family = draw(st.sampled_from(["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]))
     number = st.floats(1e-30, 1e30)
     layers, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))

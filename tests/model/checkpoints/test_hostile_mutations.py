@@ -1,7 +1,7 @@
-"""2,000 changed files: each loads or gives a one-line error, quickly and with little memory.
+"""2,000 randomly changed files: each loads or gives a one-line error, quickly and with little memory.
 
-Valid files of every format are cut, extended, shuffled, or overwritten with numbers that readers often get wrong. The
-draws are the same in every run.
+Valid files of every format are cut, extended or shuffled, or get extreme numbers in random places. Every run makes the
+same changes.
 """
 
 import json
@@ -120,7 +120,8 @@ KINDS += [f"llama2c {version}" for version in range(4)]
 class Change:
     """A change to a file.
 
-    Most kinds of change take positions modulo the header's length; the others take them modulo the file's length.
+    For most kinds of change, `place` and `second_place` are offsets in the header, taken modulo its length. For cuts
+    and floats, `place` is an offset in the whole file.
     """
 
     how: str

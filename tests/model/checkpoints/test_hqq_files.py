@@ -28,9 +28,9 @@ CASES = GOLDENS["cases"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_hqq_stores_is_read_as_it_reads(case):
-    """We decode hqq's weights, (code - zero) * scale, rounded once.
+    """We decode hqq's weights as (code - zero) * scale, with one rounding.
 
-    zero * scale is exact for half-precision numbers.
+    Storing zero * scale as a minimum adds no rounding, because this product is exact for half-precision numbers.
     """
     rule, arrays = read_hqq(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
     stored = rule.stored(ROWS, COLS)

@@ -185,7 +185,10 @@ TWO_FILES = {
 
 @pytest.mark.parametrize("kind", TWO_FILES)
 def test_a_tokenizer_may_be_a_vocab_and_merges(tmp_path, kind):
-    """vocab.json and merges.txt give the ids of the class that tokenizer_config.json or the model's type names."""
+    """vocab.json and merges.txt give the same ids as the tokenizer class of the model.
+
+    tokenizer_config.json names the class; otherwise the model's type decides.
+    """
     config, model = TWO_FILES[kind]
     tokenizer = write_two_files(tmp_path, config, model)
     text = "she's 12 Cafe\u0301  \n<|endoftext|>"

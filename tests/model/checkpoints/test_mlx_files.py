@@ -142,7 +142,7 @@ def assert_golden(model: str, logits: np.ndarray) -> None:
 
 
 def exact_logits(path: Path, model: str) -> np.ndarray:
-    """Compute logits by the definition from the weights of a file or folder."""
+    """Compute logits in float64 with the reference, from the weights of a file or folder."""
     checkpoint, tokens = open_checkpoint(path), np.array(GOLDENS["models"][model]["tokens"])
     config = checkpoint.config
     return llama.forward(load_reference_params(checkpoint), tokens, llama.empty_cache(config), config=config)[0]

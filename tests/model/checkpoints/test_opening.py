@@ -133,7 +133,7 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
-    """Reading a file that is truncated meanwhile raises an error; SIGBUS does not end the process."""
+    """If another process truncates a file while we read it, reading raises an error. No SIGBUS ends the process."""
     if kind == "gguf":
         path = place = file_of(CONFIG, families.random_tensors(CONFIG)).write(tmp_path / "x.gguf")
     else:
@@ -200,7 +200,10 @@ def test_a_link_named_like_an_unfinished_file_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("layers", [123, 379])
 def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
-    """A llama2.c file has the number of layers where a safetensors file has JSON, and 379 begins with the byte "{"."""
+    """A llama2.c file loads even if its number of layers is 379, which is stored with "{" as its first byte.
+
+    At this place, a safetensors file has JSON, which begins with "{".
+    """
     sizes = llama2c_files.Sizes(dim=8, ffn=4, layers=layers)
     assert open_checkpoint(llama2c_files.write(tmp_path / "x.bin", 0, sizes=sizes)).config.layers == layers
 

@@ -192,7 +192,7 @@ def _renamed(layout: Layout) -> Layout:
 
 
 def _fp8_static(w: np.ndarray) -> Layout:
-    """Store one 0-dimensional FP8 scale, and scales of inputs and cache, as AutoFP8 and Model Optimizer do."""
+    """Store an FP8 matrix with a scalar scale, and scales of inputs and KV cache, as AutoFP8 and Model Optimizer do."""
     stored, meant = _fp8(w, block=(0, 0))
     scale = stored["weight_scale"].astype(np.float32).reshape(())
     return {**stored, "weight_scale": scale, "input_scale": np.array(3, np.float32), "k_scale": np.ones(1, "f4")}, meant
@@ -372,7 +372,7 @@ def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
 def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
-    """GPTQ with reordered columns is decoded to float32 as AutoGPTQ decodes it: scales[g_idx] (q - zeros[g_idx])."""
+    """GPTQ with reordered columns is decoded to float32 as AutoGPTQ does: scales[g_idx] * (q - zeros[g_idx])."""
     changes = {"bits": bits, "desc_act": True, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
 
     def store(w: np.ndarray) -> Layout:
@@ -419,9 +419,9 @@ def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatc
 
 
 def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
-    """Groups of modules may have different layouts, as llm-compressor writes.
+    """As in llm-compressor's files, groups of modules may have different layouts.
 
-    Module names take precedence over classes.
+    A group that targets a module's name takes precedence over one that targets its class.
     """
     layouts = {"down_proj": "fp8 a row", "layers.1.self_attn": "packed 8 a row", "": "packed 4"}
     targets = {"down_proj": ["re:.*down_proj$"], "layers.1.self_attn": [], "": ["Linear"]}
@@ -460,7 +460,7 @@ def test_exponents_may_have_a_dtype_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
 def test_model_optimizer_names_the_format_of_each_module(file, tmp_path):
-    """A model with quant_algo MIXED_PRECISION, as nvidia releases them, has NVFP4 in some modules and FP8 in others."""
+    """With quant_algo MIXED_PRECISION, quantized_layers names the format of each module, as in NVIDIA's releases."""
     kinds = {"down_proj": ("W4A16_NVFP4", 16), "gate_proj": ("NVFP4", 16), "up_proj": ("MXFP8", 32)}
 
     def store(name: str, w: np.ndarray) -> Layout:

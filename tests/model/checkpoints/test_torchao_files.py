@@ -62,7 +62,10 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
 
 
 def check_bound(w: np.ndarray, q: torchao_int4.TorchaoInt4, *, t: float) -> None:
-    """Check that decoded weights are near `w`; `t` is the unit roundoff of the scales and zero points."""
+    """Check that each decoded weight is within half a step of `w`, plus roundoff.
+
+    `t` is the unit roundoff of the dtype of the scales and zero points.
+    """
     scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
     bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
     assert np.all(np.abs(w - torchao_int4.dequantize(q)) <= bound)
@@ -75,9 +78,10 @@ def test_weights_are_within_half_a_step(weights):
 
 
 def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:
-    """Write a checkpoint with quantized matrices; return for each matrix its code * scale, and the zero point to add.
+    """Write a checkpoint with quantized matrices, and return each matrix's exact weights by name.
 
-    `changes` replace stored tensors of one module; None removes a tensor.
+    For Int4WeightOnlyConfig, these are two arrays: code * scale, and the zero point to add. `changes` replace stored
+    tensors of one module; None removes a tensor.
     """
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():

@@ -1,4 +1,4 @@
-"""Each family has its own module, and every computation respects Qwen3-MoE's router switch."""
+"""Each family has its own module, and every computation respects Qwen3-MoE's switch `norm_topk_prob`."""
 
 from dataclasses import replace
 from pathlib import Path

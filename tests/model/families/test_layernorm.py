@@ -1,4 +1,4 @@
-"""LayerNorm and related switches: values, what llama.cpp cannot express, and refusals by code for Llama only."""
+"""LayerNorm and related options: computed values, options that llama.cpp lacks, and options that are refused."""
 
 import json
 from dataclasses import replace

@@ -180,7 +180,7 @@ def test_scales_of_zero(tmp_path):
 
 
 def test_a_code_that_is_no_number(tmp_path):
-    """A NaN is reported as a fault: as a code of e4m3 weights, or as a scale of MXFP4 weights."""
+    """doctor reports a NaN as a fault, both as a code of e4m3 weights and as a scale of MXFP4 weights."""
     for scheme, part, nan in (("fp8", "weight", 0xFF), ("mxfp4", "weight_scale", 0xFF)):
         folder = tmp_path / scheme
         write_huggingface(quantized(open_checkpoint(STORIES), scheme), folder)
@@ -198,7 +198,7 @@ def header_of(path: Path) -> dict:
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
-    """doctor says that a model has no tokenizer, and exits with 1, as generate and serve refuse the model."""
+    """doctor reports a missing tokenizer and exits with 1, because generate and serve refuse such a model."""
     families.write_checkpoint(tmp_path, families.FAMILIES["qwen3"])
     done = run_llamaspec("doctor", str(tmp_path))
     assert done.code == 1 and "the model has no tokenizer" in done.out
@@ -295,9 +295,9 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """A superblock in which one group has the scale 0 is no fault, since ggml may round a scale to 0.
+    """If one group of a superblock has the scale 0, this is no fault, because ggml may round a scale to 0.
 
-    A superblock with d = 0, which makes all its scales 0, is a fault.
+    A superblock with d = 0 is a fault, because all its scales are 0.
     """
 
     def one_scale(packed: np.ndarray) -> None:

@@ -59,9 +59,9 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_windows_do_not_matter_if_only_the_last_token_counts(seed, tokens, context, data):
-    """Loss and divergence do not depend on the windows if logits depend only on the last token.
+    """If logits depend only on the last token, loss and divergence do not depend on the windows.
 
-    They equal sums over a table.
+    Both equal sums over the pairs of neighboring tokens, with the logits in a table.
     """
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
@@ -138,7 +138,7 @@ def test_weights_that_overflow_are_reported():
 
 
 def loss_bound(golden: dict) -> float:
-    """Return the bound 2e-5 times the largest logit: one logit may be off by 1e-5 times the largest.
+    """Return twice the largest error that a logit may have. This error is 1e-5 times the largest logit.
 
     See tests/model/test_model_against_reference.py.
     """
@@ -149,8 +149,9 @@ def loss_bound(golden: dict) -> float:
 def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path, backend):
     """Loss and divergence of a q4 model equal transformers' values within a bound.
 
-    The divergence averages log p - log q over p. If no logit is off by more than d, this difference is off by at most 4
-    d, and p by at most a factor of exp(2 d).
+    The divergence is the expected log p - log q of a token drawn from p. Here p and q are the probabilities of the
+    unquantized and of the q4 model. If no logit is off by more than d, log p - log q is off by at most 4 d, and p by at
+    most a factor of exp(2 d).
     """
     folder, text = data / "stories260K", tmp_path / "text"
     text.write_text(GOLDEN["text"])
@@ -241,9 +242,9 @@ def test_a_full_disk_is_one_line(monkeypatch):
 @pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
-    """`with_weights` replaces the one tensor that differs from `read_from`, and reads no other tensor again.
+    """`with_weights` reads only the tensor that differs between the new checkpoint and `read_from`, and replaces it.
 
-    `read_from` may be a copy of the checkpoint that the model was loaded from.
+    `read_from` may be a copy of the checkpoint from which the model was loaded.
     """
     base, second = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
     model = load_backend(decoded(base))

@@ -1,4 +1,4 @@
-"""Our logits equal llama.cpp's if activations are rounded as llama.cpp rounds them (goldens/gguf.json)."""
+"""Our logits agree with llama.cpp's if activations are rounded as llama.cpp rounds them (goldens/gguf.json)."""
 
 import base64
 from collections.abc import Callable
@@ -83,7 +83,10 @@ def test_logits_are_those_of_llama_cpp(file, name):
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each number's distance to the nearest rounding tie, in steps, and the size of a step."""
+    """Measure how near each number is to a tie when it is rounded to `to`.
+
+    Return the distance to the nearest tie as a fraction of a rounding step, and the size of the step.
+    """
     if to == "q8_0":
         most = np.abs(x.reshape(*x.shape[:-1], -1, 32)).max(axis=-1).repeat(32, axis=-1)
         steps, step = x * (np.float32(127) / most), (most / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -97,8 +100,8 @@ def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
 def test_remaining_differences_come_from_one_rounding_tie(file, monkeypatch, name, position):
     """Rounding one number at a tie to the other side reproduces llama.cpp's logits of the whole position.
 
-    For float16, only the first position is checked: ties are 2^-11 apart, and later positions have several numbers
-    within float32's noise of a tie.
+    For float16, only the first position is checked. float16's rounding steps are so small (2^-11) that float32's
+    roundoff moves several numbers of each later position across a tie.
     """
     path = file(name)
     to = "q8_0" if name in make_gguf.TYPES else name
@@ -128,10 +131,10 @@ def test_remaining_differences_come_from_one_rounding_tie(file, monkeypatch, nam
 def test_the_tie_of_q5_0(file, monkeypatch):
     """One number at a rounding tie explains the only position at which our logits differ from llama.cpp's.
 
-    It is feature 96 of an rmsnorm output in the second layer: -0.34963982 exactly, and -0.34963974 in llama.cpp, 3
-    float32 steps away. Multiplied by 127 / 2.277141, the divisor being the largest number of the block, these become
-    -19.500002 and -19.499998, which round to -20 and -19. From llama.cpp's vector, our rounding and our matrix give
-    llama.cpp's product; from our vector they do not.
+    The number is feature 96 of an rmsnorm output in the second layer. Its exact value is -0.34963982; llama.cpp
+    computes -0.34963974, which is 3 float32 steps away. The largest number of the block is 2.277141, so q8_0 multiplies
+    both by 127 / 2.277141. The results, -19.500002 and -19.499998, round to -20 and -19. If we start from llama.cpp's
+    vector, our product equals llama.cpp's; from our vector it does not.
     """
     type, name, position = make_gguf.TIE
     assert (type, name, position) == ("Q5_0", "blk.1.ffn_gate", FLIPPED["Q5_0"])
@@ -207,7 +210,7 @@ def test_jax_emulates_too(file, name):
 
 @given(noise=noises)
 def test_a_product_is_that_of_the_reference(noise):
-    """A product with rounded activations is within its usual error bound: both sides round the same vector."""
+    """A product with rounded activations is within its usual error bound. Both backends round the same vector."""
     x, w = noise(2, 256), noise(3, 256)
     for to in ("q8_0", "q8_k", "int8"):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
@@ -231,7 +234,7 @@ def test_a_rounding_array_rounds_only_its_multiplier():
 def test_a_rounding_array_multiplies_minima_by_sums():
     """A product with a `RoundingArray` multiplies the weights' minima by the sums of activations that q8_1 stores.
 
-    The array may hold one matrix per expert.
+    The array may hold the matrices of several experts.
     """
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))

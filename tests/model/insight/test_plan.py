@@ -239,7 +239,7 @@ def test_on_a_gpu_only_arrays_count():
 def test_a_plan_fits_where_loading_would_go_on():
     """A plan says that a model fits exactly if loading would accept it.
 
-    Plan and loading both compare free memory with the memory that is needed in addition to what is in use already.
+    Both compare the free memory with the memory that is needed in addition to what the process uses already.
     """
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)

@@ -1,4 +1,4 @@
-"""`llamaspec profile` finds the kernels that ran in XLA's trace, and divides a span's time among the model's parts."""
+"""`llamaspec profile` finds in XLA's trace which kernels ran, and how much of prefill and decode each part takes."""
 
 import gzip
 import json
@@ -62,9 +62,10 @@ def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: py
 
 @pytest.fixture(scope="module")
 def h200() -> dict[str, Any]:
-    """Load traces of TinyLlama in q8 on an H200, with and without CUDA graphs: a chunk of 256 tokens, and two steps.
+    """Load traces of TinyLlama in q8 on an H200, one with CUDA graphs and one without.
 
-    `parts` maps instructions to parts of the model. The traces are from jax 0.11.2; two of 128 steps are kept.
+    Each trace has a prefill of 256 tokens, and two of the 128 decode steps that ran. `parts` maps XLA instructions to
+    parts of the model. The traces are from jax 0.11.2.
     """
     return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
 

@@ -1,4 +1,4 @@
-"""Attention on a CPU as XLA compiles it: a single query reads keys in place, and prompts read small spans of keys."""
+"""Attention on a CPU as XLA compiles it: one query copies no keys, and prompts read few keys at once."""
 
 import re
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_one_query_is_within_the_bound(noise, capacity, start, window):
 
 @pytest.mark.parametrize("seq", [1, 3])
 def test_no_row_is_read_past_the_span_in_use(seq: int):
-    """Attention reads no cache row after the span in use.
+    """Attention reads the cache in spans of rows, and reads no row after the last span that has a token.
 
     A NaN there would reach the result even with weight 0, because 0 times NaN is NaN.
     """
@@ -69,7 +69,7 @@ def test_no_row_is_read_past_the_span_in_use(seq: int):
 
 
 def test_one_query_copies_no_keys():
-    """Attention of one query does not copy keys out of the cache, as a dot would do first."""
+    """Attention of one query does not copy the keys out of the cache. XLA's dot would first copy them."""
     q, k, v = (np.zeros((rows, HEADS, HEAD_DIM), np.float32) for rows in (1, 192, 192))
     text = attending(q, k, v, start=0)[0].as_text()
     assert text

@@ -93,9 +93,9 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_no_branch_asks_for_the_temperature(greedy: bool):
-    """The program of a decode step has one branch, which picks the span of the cache that attention reads.
+    """The program of a decode step has no branch on the temperature.
 
-    Top-k and top-p are steps of one loop, so no branch tests the temperature.
+    Its only branch picks how many rows of the cache attention reads. Sampling adds one loop, for top-k and top-p.
     """
     hlo = lowered("float32", None, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
     assert hlo
@@ -106,7 +106,10 @@ def test_no_branch_asks_for_the_temperature(greedy: bool):
 
 
 def test_weights_widened_before_a_loop_are_detected():
-    """`written` detects weights that XLA widens before a loop, as happens without our barrier."""
+    """If XLA widens weights to float32 before a loop, `written` lists them.
+
+    In `model.forward`, an optimization barrier prevents this.
+    """
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 
     def hoisted(w, x):
@@ -118,7 +121,7 @@ def test_weights_widened_before_a_loop_are_detected():
 
 
 def test_attention_reads_the_used_part_of_the_cache_alone():
-    """Attention does not even multiply rows after the span in use by 0: these rows may be NaN."""
+    """Attention does not even multiply cache rows after the rows in use by 0, because they may be NaN."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SPANS.smallest

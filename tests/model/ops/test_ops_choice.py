@@ -109,9 +109,9 @@ def program(ops: Ops, call: OpCall) -> str:
 
 
 def lowered(call: OpCall) -> str:
-    """Lower XLA's op of a call.
+    """Lower the XLA op that a call names, with the call's arguments.
 
-    A lambda wraps it, so that the name of the op's function does not appear in the result.
+    A lambda wraps the op, so that the name of its function does not appear in the result.
     """
     op = getattr(XLA, call.op)
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()

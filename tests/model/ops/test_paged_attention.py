@@ -27,7 +27,7 @@ ATTEND = jax.jit(partial(attend_pages, config=CONFIG), static_argnames="window")
 
 @partial(jax.jit, static_argnames="window")
 def attend_listed(q: jax.Array, cache: LayerPages, at: jax.Array, window: int | None) -> jax.Array:
-    """Compute `ATTEND` with the CPU's op; every query head has its own key head."""
+    """Compute paged attention with the CPU's op, with one query head for each key head."""
     assert q.shape[1:3] == (1, KV_HEADS)
     positions = Positions(at, jnp.zeros(()), jnp.zeros(()))
     return cpu_attend(q, cache, positions, window=window, config=replace(CONFIG, heads=KV_HEADS))

@@ -218,9 +218,9 @@ GROUPED: list[tuple[Form | None, int]] = [
 def test_products_of_few_vectors_do_not_depend_on_neighbors(monkeypatch, limit):
     """A vector's product does not depend on the other vectors of the batch.
 
-    The product decodes the matrix in blocks of rows. If one block is enough, the result equals the product of the
-    vector by itself; XLA compiles a loop over several blocks differently. The program needs only the memory of one
-    vector's product and of one block's codes: it decodes no block ahead.
+    The product decodes the matrix in blocks of rows. With a single block, the product also equals the product of the
+    vector in a batch of one. With several blocks it need not, because XLA compiles a loop over blocks differently. The
+    memory suffices for one vector's product and one block of codes, so no second block is decoded ahead.
     """
     monkeypatch.setattr(products, "MOST_KEPT", limit)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
@@ -246,9 +246,9 @@ def test_products_of_few_vectors_do_not_depend_on_neighbors(monkeypatch, limit):
 @pytest.mark.parametrize("count", [2, 8, 20])
 @pytest.mark.parametrize("form", [None, "int8"])
 def test_products_of_many_vectors_do_not_depend_on_neighbors(form: Form | None, count: int):
-    """The bits of a vector's product depend neither on its place in the batch nor on the other vectors.
+    """A vector's product has the same bits at every place in the batch, and for any other vectors.
 
-    The matrix is the first operand of the dot, which XLA does not copy.
+    The matrix is the first operand of the dot, because XLA does not copy the first operand.
     """
     tensor, _ = Matrix("int8", False, 64, seed=9)(96, 512)
     weight = placed(tensor) if form else jnp.asarray(Noise(seed=9)(1, 96, 512)[0])
@@ -265,7 +265,10 @@ def test_products_of_many_vectors_do_not_depend_on_neighbors(form: Form | None, 
 
 @pytest.mark.parametrize("count", [8, 20, 65])
 def test_products_of_many_bfloat16_vectors_are_bounded_and_independent(count: int):
-    """Products of bfloat16 vectors, padded to registers, are within the bound and do not depend on other vectors."""
+    """Products of bfloat16 vectors are within the bound, and do not depend on the other vectors of the batch.
+
+    Some batches are padded to a multiple of a register's width.
+    """
     bfloat16 = np.dtype(jnp.bfloat16)
     weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
     product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
@@ -286,10 +289,10 @@ def test_products_of_many_bfloat16_vectors_are_bounded_and_independent(count: in
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_cpu_product_writes_only_partial_sums(form: Form | None, group: int, shape):
-    """A product on a CPU writes only the partial sums that plans count: no float32 weights and no copied codes.
+    """A product on a CPU writes only the partial sums that the memory plan counts, no float32 weights or copied codes.
 
-    The partial sums take at most half a byte per weight, as much as NF4 codes. For matrices of 10,000 rows or more,
-    each sum covers twice as many numbers, and the sums take at most a quarter of a byte per weight.
+    The partial sums take at most half a byte per weight, as much as NF4 codes. In matrices of 10,000 rows or more, each
+    partial sum covers twice as many columns, so the sums take at most a quarter of a byte per weight.
     """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)

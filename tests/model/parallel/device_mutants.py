@@ -1,8 +1,9 @@
-"""Deliberate mistakes in sharding a model over devices; a walk over the ops must detect each one.
+"""Deliberate mistakes in sharding a model over devices.
 
-A mutant changes the table of ops, or the weights (so that the correct cut gives what a wrong cut would), or replaces a
-function of `model.parallel`. `python -m tests.model.parallel.device_mutants` runs all mutants in a process with eight
-devices (`tests.model.parallel.on_devices.results`) and prints one JSON line per mutant.
+`verify.judging.walk` runs the ops of a model one after the other and checks each against its bound; it must detect
+every mistake. A mutant changes the table of ops, or the weights (so that the correct cut gives what a wrong cut would),
+or replaces a function of `model.parallel`. `python -m tests.model.parallel.device_mutants` runs all mutants in a
+process with eight devices (`tests.model.parallel.on_devices.results`) and prints one JSON line per mutant.
 """
 
 import json
@@ -27,7 +28,7 @@ DEALT = Walk("broad", 4, way="context")
 
 
 class Mutant(NamedTuple):
-    """A walk over the ops with at most one mistake."""
+    """A case of `Walk`, with the mistake that is made in it."""
 
     walk: Walk
     least: float = 1000  # smallest error of the first wrong op, as a multiple of its bound
@@ -76,7 +77,7 @@ def bias_of_experts_inside(ops: Any) -> Any:
 
 
 def sink_of_each_device(ops: Any) -> Any:
-    """Count the attention sink once per device: adding the log of the number of devices to its score does this."""
+    """Count the attention sink once per device, by adding the log of the number of devices to the sink's score."""
 
     def attend(*arguments, sinks, **static):
         return context.attend_across(*arguments, sinks=sinks + jnp.log(lax.axis_size(AXIS)), **static)
@@ -93,7 +94,7 @@ def backwards(ops: Any) -> Any:
 
 
 def even_cut(arrays: Any, config: Any, devices: int) -> Any:
-    """Reorder weights so that the correct cut gives the parts that an equal cut of [q; k; v] would give."""
+    """Reorder weights so that the correct cut gives the parts that an equal cut of the stacked [q; k; v] would give."""
     return _stacks_cut_evenly(arrays, config, devices, "qkv", "qkv")
 
 
@@ -249,7 +250,7 @@ def broken(mutant: Mutant) -> Iterator[None]:
 
 
 def walk_mutant(name: str) -> dict[str, Any]:
-    """Walk over the ops of a model with the mutant `name`; return what the walk detects."""
+    """Check a model's ops one after the other with the mutant `name` applied; return the errors that are detected."""
     mutant = MUTANTS[name]
     with broken(mutant):
         return walked(mutant.walk, mutant.ops, mutant.arrays)

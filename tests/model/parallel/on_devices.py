@@ -38,7 +38,7 @@ COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive
 
 
 class Walk(NamedTuple):
-    """A case of `verify.judging.walk` that runs a model's ops on several devices."""
+    """A case in which `verify.judging.walk` checks a model's ops, one after the other, on several devices."""
 
     model: str  # key of `configs()`
     devices: int

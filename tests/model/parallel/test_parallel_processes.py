@@ -44,10 +44,10 @@ def start(
     peaks: Path | None = None,
     first: str = "",
 ):
-    """Start `processes` processes of one command that meet at `port`, or only the process numbers in `which`.
+    """Start all `processes` processes of one command, which connect to each other at `port`.
 
-    Each process runs the Python code `first` before the command. With `peaks`, each process writes its peak memory in
-    KB to a file in that folder.
+    With `which`, start only the processes with these numbers. Each process runs the Python code `first` before the
+    command. With `peaks`, each process writes its peak memory in KB to a file in that folder.
     """
     python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nfrom llamaspec import cli; cli.main()"]
     meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
@@ -249,9 +249,10 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Processes compare their commands and options, except process numbers, addresses and the model's parent folder.
+    """Processes compare their commands and options, except for process numbers, addresses, and settings of the output.
 
-    Output files may differ, but processes that resume a training compare the files that they would read.
+    The model is compared by the last part of its path. For `train`, the name of the output is compared too, because a
+    resumed training reads it.
     """
     options_by_command = []
 

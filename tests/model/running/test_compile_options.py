@@ -59,10 +59,9 @@ def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, gr
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
-    """On one GPU, a program of one sequence is compiled with the options `UNTUNED`.
+    """On one GPU, `compile_programs` compiles a program of one sequence with the options `UNTUNED`.
 
-    Programs of several sequences, or for several devices, use the platform's options. `generate` and its benchmarks
-    compile with `compile_programs`.
+    It compiles programs of several sequences, or for several devices, with the platform's options.
     """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     passed: list[dict[str, Any]] = []

@@ -91,9 +91,9 @@ finally:
 @pytest.mark.slow  # 3 to 10 s each
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
-    """A command sets the environment before JAX is imported, since JAX then sets its log level.
+    """A command sets the environment before it imports JAX, because JAX reads its log level when it is imported.
 
-    `eval` imports JAX while it reads the text.
+    Here the command is `eval`, which imports JAX while it reads the text.
     """
     text = tmp_path / "text"
     text.write_text("Once upon a time")

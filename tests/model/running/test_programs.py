@@ -1,6 +1,6 @@
-"""A prefill and a decode program serve all prompts and turns; a third program serves the other sampling method.
+"""A prefill program and a decode program serve all prompts and turns. The weights are in memory only once.
 
-The weights are in memory only once.
+Greedy decoding and sampling have different decode programs, so a model that is used for both has three programs.
 """
 
 import io
@@ -68,9 +68,9 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_other_decode_program_is_compiled_once_on_demand(compiled, greedy):
-    """The other decode program is compiled once, when first needed.
+    """A model loaded for greedy decoding compiles the sampling program once, when first needed, and vice versa.
 
-    Changing temperatures give the reference's texts.
+    The texts equal the reference's when the temperature changes from turn to turn.
     """
     expected, reference = {}, make_llama("reference")
     for temperature in (0.0, 0.8, 1.2):
@@ -148,7 +148,7 @@ assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_to
 
 
 def test_arguments_out_of_range_are_refused():
-    """Arguments out of range are refused, also without run-time type checks, as in this separate process."""
+    """Arguments out of range are refused, even in this separate process, which has no run-time type checks."""
     done = run_python(ARGUMENTS)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -183,9 +183,9 @@ def test_both_backends_tell_the_same_story():
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_seen_tokens_and_the_end_carry_over_between_calls(temperature, ahead, reference_texts):
-    """The tokens seen so far and the end of a text carry over between calls that draw three tokens each.
+    """Seen tokens and the end of a text carry over between decode calls of three tokens each.
 
-    A repetition penalty makes the seen tokens matter, and the text ends in the middle of a call.
+    A repetition penalty makes the text depend on the seen tokens, and the text ends in the middle of a call.
     """
     backend: Any = make_llama(greedy=temperature == 0)._backend
     backend.burst, backend.ahead = 3, ahead

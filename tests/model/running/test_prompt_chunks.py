@@ -79,9 +79,9 @@ class Planned(Exception):
 def test_several_devices_read_by_the_widest_chunks_that_have_room(
     monkeypatch, room_for, less, wide, in_other_processes
 ):
-    """Several devices use the widest chunks for which the device with the least memory has room.
+    """Several devices process a prompt in the widest chunks for which the device with the least free memory has room.
 
-    The memory of wide chunks must be planned: a plan for narrow chunks only would be too small.
+    The plan must include the memory of wide chunks. A plan for narrow chunks only would be too small.
     """
     dtype = np.dtype(np.float32)
     layout = Layout(1, 200, 8, 1, dtype, wide=(16, 32))

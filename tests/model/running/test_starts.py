@@ -56,7 +56,10 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
 
 
 def test_a_process_knows_its_age():
-    """`process_age` is at least the time slept before, and at most 0.02 s more than the time measured outside."""
+    """A new process sleeps 0.3 s before it calls `process_age`; the result is at least 0.3 s.
+
+    It is at most 0.02 s more than the time for which the calling process waited.
+    """
     began = time.perf_counter()
     done = run_python(
         "import time; time.sleep(0.3); from llamaspec.model.system import process_age; print(process_age())"

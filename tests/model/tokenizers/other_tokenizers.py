@@ -6,8 +6,10 @@ Start it in the root of the repository with
 
 It reads one JSON request per line and answers {"ids": [[...], ...]}, without BOS and EOS:
 
-    {"llama_cpp": FILE, "texts": [...], "special": BOOL}    special: names of control tokens become these tokens
+    {"llama_cpp": FILE, "texts": [...], "special": BOOL}
     {"transformers": FOLDER, "texts": [...]}
+
+If "special" is true, the name of a control token in a text is encoded as this token.
 """
 
 import json

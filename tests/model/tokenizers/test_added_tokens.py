@@ -153,8 +153,8 @@ def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
 def test_added_tokens_are_found_before_a_text_is_cut(tokenizer, kind, text, spelling):
     """Added tokens are found before the rest of a text is split into pieces.
 
-    All these cases were wrong once: a space in a token's name was searched as "▁", and text after an added token did
-    not start anew.
+    Earlier versions failed in all these cases: they searched for a token's name with "▁" in place of its spaces, or did
+    not treat the text after an added token as the beginning of a text.
     """
     assert spelled(tokenizer(kind), text) == spelling
 
@@ -211,7 +211,7 @@ WHITE_NAMES = ["\n\n", "  ", "\t"]
 def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized):
     """A control token with `lstrip` or `rstrip` absorbs white space next to it, as in the tokenizers library.
 
-    It does not absorb an added token that consists of white space and is found before normalization.
+    An added token that consists of white space is not absorbed if it is found before the text is normalized.
     """
     spec = json.loads(tiny_tokenizers.chatml(special=()))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -313,9 +313,9 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
 
 
 def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
-    """All five end tokens of Qwen's files survive a conversion.
+    """All five end tokens of Qwen's files are the same after a conversion to GGUF.
 
-    llama.cpp knows some of them by name, and GGUF keys name the ends of turns.
+    GGUF's key eot_token_id names the end of a turn, <|im_end|>. llama.cpp recognizes some others by their names.
     """
     ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
@@ -475,5 +475,8 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 @given(text=texts.filter(lambda text: text[:1] not in (" ", "▁")))
 @example("<tool><tool>  \n\n  <tool>")
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
-    """Ids equal transformers', except at a leading space, to which transformers 5 adds no second space."""
+    """Ids equal transformers' for all texts that do not begin with a space.
+
+    If a text begins with a space, transformers 5 does not add the usual second one.
+    """
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]

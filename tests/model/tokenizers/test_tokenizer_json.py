@@ -209,7 +209,10 @@ def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """Chat text with control tokens gets the ids of the `tokenizers` library, which finds control tokens itself."""
+    """Chat text with control tokens gets the same ids as from the `tokenizers` library.
+
+    The library finds control tokens in the text by itself.
+    """
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -233,7 +236,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """EOS after a text is left out, because the model shall continue the text."""
+    """If a tokenizer.json adds EOS after a text, we leave EOS out, because the model is to continue the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)

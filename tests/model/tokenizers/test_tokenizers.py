@@ -111,9 +111,10 @@ def tokenizer(request, folder):
 
 
 def round_trip(tokenizer, text: str) -> str:
-    """Return the text that decoding gives after encoding `text`.
+    """Encode `text`, decode the ids, and return the decoded text.
 
-    Metaspace drops one leading space, because it takes this space for the one that it adds itself.
+    A Metaspace tokenizer drops one leading space of `text`, because it takes this space for the one that it adds
+    itself.
     """
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text

@@ -4,14 +4,14 @@ The process needs a Python that has llama-cpp-python and gguf. It is started in 
 
     python -m tests.model.checkpoints.gguf.libggml
 
-It reads one JSON request per line and answers {"data": ...}. Bytes are in base64, also the float32 numbers of answers:
+It reads one JSON request per line and answers {"data": RESULT}. Bytes and float32 arrays are in base64:
 
-    {"quantize": TYPE, "cols": COLS, "data": BASE64}    blocks of the float32 numbers in data
-    {"dequantize": TYPE, "data": BASE64}                float32 numbers of the blocks in data
-    {"logits": FILE, "ids": [...]}                      logits in float32
-    {"products": FILE, "ids": [...]}                    for each matrix, its inputs and its products in float32
-    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids of the text, and COUNT more
-    {"quantize_file": FILE, "to": FILE, "type": TYPE}   null; writes the first file to the second, matrices in TYPE
+    {"quantize": TYPE, "cols": COLS, "data": BASE64}    the blocks of the float32 numbers in data
+    {"dequantize": TYPE, "data": BASE64}                the float32 numbers of the blocks in data
+    {"logits": FILE, "ids": [...]}                      the logits in float32
+    {"products": FILE, "ids": [...]}                    by matrix name, its inputs and its products in float32
+    {"greedy": FILE, "text": TEXT, "count": COUNT}      the ids of the text, and of COUNT greedy tokens after it
+    {"quantize_file": FILE, "to": FILE, "type": TYPE}   null; writes FILE to "to", with all matrices in TYPE
 """
 
 import base64
@@ -36,12 +36,12 @@ class Libggml:
         self._requests, self._answers = process.stdin, process.stdout
 
     def quantize(self, w: np.ndarray, type: str) -> np.ndarray:
-        """Quantize float32 [rows, cols] to bytes [rows, bytes]."""
+        """Quantize float32 weights [rows, cols] to blocks of `type`, uint8 [rows, bytes]."""
         blocks = self._ask(quantize=type, cols=w.shape[1], data=_text(w.astype("<f4").tobytes()))
         return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
 
     def dequantize(self, blocks: np.ndarray, type: str) -> np.ndarray:
-        """Dequantize whole blocks of bytes to float32."""
+        """Decode the bytes of whole blocks of `type` to float32 weights."""
         return _floats(self._ask(dequantize=type, data=_text(blocks.tobytes())))
 
     def logits(self, file: Path, ids: list[int]) -> np.ndarray:
@@ -49,7 +49,7 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the inputs and the products of each matrix in llama.cpp, float32 [seq, features] each."""
+        """Return each matrix's inputs and products in llama.cpp by tensor name, both float32 [seq, features]."""
         products, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
@@ -58,7 +58,7 @@ class Libggml:
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Copy the GGUF file `file` to `to` with llama.cpp's quantizer, all matrices in one type."""
+        """Quantize all matrices of the GGUF file `file` to `type` with llama.cpp, and write the result to `to`."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:

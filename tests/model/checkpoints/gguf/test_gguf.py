@@ -81,7 +81,7 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("at_once", [1500, 1 << 20])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
-    """Codes of a GGUF tensor decode to its weights, although rows are read in parts and reordered for RoPE."""
+    """Codes of a GGUF tensor decode to its weights, even if its rows are read in parts and reordered for RoPE."""
     monkeypatch.setattr("llamaspec.model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
@@ -131,9 +131,9 @@ scalings = st.builds(
 
 @given(scaling=scalings, head_dim=st.sampled_from([4, 6, 64, 128]), theta=st.floats(1e3, 1e6))
 def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
-    """RoPE scaling survives a round trip through GGUF's factors.
+    """RoPE scaling survives a round trip: we write it to GGUF as one factor per pair, and recover it from the factors.
 
-    Factors are refused if no RoPE pair rotates slowly enough to be scaled by the full factor.
+    If no RoPE pair rotates slowly enough to be scaled by the full factor, the factors are refused.
     """
     factors = to_factors(scaling, head_dim=head_dim, theta=theta)
     exact = frequencies(head_dim, theta=theta, scaling=scaling)

@@ -1,7 +1,7 @@
 """GGUF files from llama.cpp's own quantizer, all matrices of one type (goldens/eval_gguf.json).
 
-We read the codes that llama.cpp wrote, and JAX agrees with the reference. If we round activations as llama.cpp does,
-our logits equal llama.cpp's.
+We read the codes that llama.cpp wrote. The logits of JAX agree with the reference's. If we round activations as
+llama.cpp does, our logits also agree with llama.cpp's.
 """
 
 import base64
@@ -39,7 +39,10 @@ FileMaker = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def model_file(request, tmp_path_factory) -> FileMaker:
-    """Return a function that makes the GGUF file of a model and type once, with the codes that llama.cpp chose."""
+    """Return a function that writes the GGUF file of a model in a type, with the codes that llama.cpp chose.
+
+    A second call for the same model and type returns the same file.
+    """
     folder = tmp_path_factory.mktemp("gguf")
 
     def path(model: str, type: str) -> Path:
@@ -73,8 +76,9 @@ def test_every_type_that_is_read_is_there():
 def test_logits_are_those_of_llama_cpp(model_file, model, type):
     """Our logits differ from llama.cpp's by a relative error below 1e-5, if we round activations as llama.cpp does.
 
-    At the positions in `APART`, which have a number near a rounding tie, they may differ by one rounding step. Without
-    rounded activations the error is about 0.01, except for float types.
+    At the positions in `APART`, an activation is near a rounding tie, so llama.cpp may round it to the other side.
+    There the error may be as large as `APART` states. Without rounded activations the error is about 0.01, except for
+    float types.
     """
     rows = load_backend(
         open_checkpoint(model_file(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
@@ -132,7 +136,10 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, model_file, tmp_path,
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("type", MULTIPLIED)
 def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
-    """`eval` reports llama.cpp's perplexity and divergence from the float32 model, for a text in llama.cpp's tokens."""
+    """`eval` reports llama.cpp's perplexity and divergence if activations are rounded as in llama.cpp.
+
+    The divergence is from the float32 model. Without this rounding, both numbers differ.
+    """
     golden, text = GOLDENS["text"], tmp_path / "text"
     expected = golden["types"][type]
     text.write_text(golden["text"])

@@ -1,4 +1,7 @@
-"""GGUF on the command line: a model converts to one file with its tokenizer, and then generates the same story."""
+"""GGUF on the command line.
+
+A model converts to one file that includes its tokenizer, and generates the same text from this file.
+"""
 
 import json
 from dataclasses import replace
@@ -44,10 +47,7 @@ def test_quantized_files(run, tmp_path):
 @pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """Both backends give the same story from a quantized GGUF file and from its decoded weights in a second file.
-
-    JAX keeps the quantized file's weights as codes.
-    """
+    """Both backends compute the same logits from a GGUF file, up to a relative error of 1e-5."""
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
     rows = []

@@ -74,7 +74,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws the matrix in this type."""
+    """Make a GGUF file. `types` maps a matrix's name to its type, and `blocks` draws a matrix's blocks in this type."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
@@ -96,13 +96,16 @@ def mixed(name: str) -> str:
 
 
 def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
-    """Stack the exact weights of the named tensors."""
+    """Read the exact weights of the named tensors, and stack them along the rows."""
     parts = [part for name in names for part in exact_parts(checkpoint.tensors[name])]
     return np.concatenate(parts).astype(np.float32)
 
 
 def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
-    """Pair each matrix on the device (of the first layer, the head and the embedding) with its exact weights."""
+    """Pair each matrix on the device with its exact weights, by name.
+
+    These are the matrices of the first layer, the head, and the embedding if it is not tied to the head.
+    """
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     layer, prefix = params.layers[0], "model.layers.0"
     assert isinstance(layer.ffn, FeedForward)
@@ -160,7 +163,7 @@ def test_what_has_no_form_in_common_is_float32(tmp_path):
 @pytest.mark.sampled(5)  # 14 cases, 3 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_no_matrix_is_float32_on_the_device(tmp_path, type):
-    """No matrix on the device is float32, and the memory plan counts the same bytes."""
+    """No matrix on the device is float32, and the memory plan counts exactly the bytes that the weights take."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     check = matrices(checkpoint).values()
     for weight, exact in check:
@@ -258,7 +261,7 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types):
     """For rows of fewer than 1,024 columns, tracing a kernel raises an error, and XLA's ops run instead.
 
-    They read the codes in the kernels' layout.
+    These ops read the codes in the kernels' layout.
     """
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))

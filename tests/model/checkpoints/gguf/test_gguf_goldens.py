@@ -1,4 +1,4 @@
-"""llama.cpp's logits, ids and stories for our GGUF files (goldens/gguf.json) equal ours."""
+"""llama.cpp's results for our GGUF files (goldens/gguf.json): ids and stories equal ours, and logits are near ours."""
 
 import base64
 import hashlib
@@ -52,10 +52,10 @@ def llama_cpp_logits(name: str) -> np.ndarray:
 @pytest.mark.sampled(4)  # 17 cases, 8 s
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
-    """Our logits differ from llama.cpp's by less than 0.06, because llama.cpp rounds activations and we do not.
+    """Our logits differ from llama.cpp's by a relative error below 0.06, because only llama.cpp rounds activations.
 
-    A wrong weight would change the logits more. With the same rounding, they agree:
-    tests/model/insight/test_eval_emulation.py.
+    A wrong weight would cause a larger error. test_eval_emulation.py in tests/model/insight rounds activations as
+    llama.cpp does, and allows a smaller error.
     """
     path = make_file(tmp_path, name, GOLDENS["logits"][name]["sha256"])
     assert distance(logits_of(path), llama_cpp_logits(name)) < 0.06
@@ -86,9 +86,9 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 @pytest.mark.sampled(1)  # 2 to 7 s each
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """The greedy story of each GGUF type that we write equals llama.cpp's.
+    """For each GGUF type that we write, the greedy story equals llama.cpp's.
 
-    With JAX, only one type runs, because compiling takes seconds for each type.
+    With JAX, only one type is tested, because compiling takes seconds for each type.
     """
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]

@@ -17,9 +17,9 @@ CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
 
 
 def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
-    """Write a model as one GGUF file, and as `count` parts; the first part has the metadata and no tensors.
+    """Write a model as one GGUF file, and again split into `count` files; the first of these has only the metadata.
 
-    The last part also contains the tensor `twice`.
+    With `twice`, the last file also contains the tensor `twice`, which another file has already.
     """
     full = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
     full.write(folder / "whole.gguf")

@@ -73,7 +73,7 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
     """Write a GGUF file with matrices in the format `to`; return the types of the written tensors by name.
 
-    The entry `left` lists the matrices that do not divide into blocks of `to`.
+    The result also has the key `left`: the names of the matrices that do not divide into blocks of `to`, in one string.
     """
     leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
@@ -174,7 +174,10 @@ def test_a_type_that_there_is_not(tmp_path):
 
 
 def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes) -> Path:
-    """Write a small model with the tokenizer's vocabulary, and with `more` rows that have no token."""
+    """Write a small model with the tokenizer's vocabulary, and with `more` rows of the embedding that have no token.
+
+    `changes` replace fields of the checkpoint.
+    """
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
     templates = {"default": "{{ messages }}", "tool-use": "{{ tools }}"}

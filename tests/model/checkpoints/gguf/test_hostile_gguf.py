@@ -1,7 +1,7 @@
 """Invalid GGUF files, each one change away from a valid file, are refused in one line, quickly, with little memory.
 
-The kinds come from bug reports about other readers: huge lengths and counts, overflowing arithmetic, offsets outside of
-the file, unknown types, keys of a wrong type, and tensors that are not the model's.
+The kinds of changes come from bug reports about other readers: huge lengths and counts, overflowing arithmetic, offsets
+outside of the file, unknown types, keys of a wrong type, and tensors that the model does not have.
 """
 
 import struct
@@ -58,7 +58,10 @@ def filled(name: str, value: float) -> Callable[[File], None]:
 
 
 def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[File], None]:
-    """Return a function that fills a tensor with zero blocks, and gives the last block a scale that is not finite."""
+    """Return a function that fills the tensor `name` with blocks of zeros, and sets the last block's scale to `scale`.
+
+    `scale` is a number that is not finite, at byte `at` of a block of `size` bytes. `code` is the number of the type.
+    """
 
     def change(file: File):
         shape = file.tensors[name].shape

@@ -1,6 +1,6 @@
-"""libggml and llama.cpp give what the reference defines, on weights and files that have no goldens.
+"""libggml and llama.cpp agree with the reference, on weights and files that have no goldens.
 
-libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
+LLAMASPEC_OTHER_PYTHON lists Pythons; libggml runs in the first one that has llama_cpp and gguf.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Our encoder writes the same bytes as ggml, but refuses a scale beyond float16, which C stores as infinity."""
+    """Our encoder writes the same bytes as ggml. It refuses a scale beyond float16, which ggml stores as infinity."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
 
 @given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
-    """ggml's decoded weights are the exact weights, rounded once to float32."""
+    """The weights that ggml decodes equal the exact weights, rounded once to float32."""
     kind = READABLE[name]
     blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
@@ -76,9 +76,9 @@ def test_weights_are_those_of_ggml(live, name, seed):
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
 def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
-    """Our logits equal llama.cpp's.
+    """Our logits differ from llama.cpp's by a relative error below 1e-5.
 
-    With rounded activations only the first position is compared: ties change later ones.
+    If activations are rounded (q8_0), only the first position is compared, because rounding ties change the later ones.
     """
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
@@ -102,9 +102,9 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """For llama.cpp's own inputs and matrices, our products equal llama.cpp's, since no number is at a rounding tie.
+    """If we start from llama.cpp's own inputs, our matrix products equal llama.cpp's within float32's roundoff.
 
-    The bound counts float32 roundings: one for each column in a sum, and a few of the scales.
+    No input is at a rounding tie. The bound counts one rounding for each column in a sum, and a few for the scales.
     """
     make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
     live.quantize_file(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
@@ -130,7 +130,7 @@ def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
 
 
 def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
-    """Return the difference between each weight's scale times its unsigned code and the weight; 0 for signed codes."""
+    """Return scale * code - weight for each weight, for types with unsigned codes. For other types, return 0."""
     if type not in TYPES:
         return np.zeros(())
     q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))
