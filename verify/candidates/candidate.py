@@ -55,7 +55,7 @@ class Candidate(Protocol):
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The memory layouts, except contiguous, in which it may get arrays: some of `worker.LAYOUTS`."""
+        """The memory layouts, except contiguous, in which we may pass arrays: some of `worker.LAYOUTS`."""
         ...
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
