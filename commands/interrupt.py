@@ -181,9 +181,9 @@ def still_watched() -> Iterator[None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Turn off echo, so that keys that the user types during an answer do not appear inside the answer.
+    """Turn off the terminal's echo inside this context.
 
-    The next prompt may show those keys.
+    Keys that the user types during an answer then do not appear inside the answer. The next prompt may show them.
     """
     import termios
 
@@ -229,7 +229,7 @@ def _in_background(terminal: int) -> bool:
 
 @contextmanager
 def handled_by(act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in the main thread at each SIGINT, instead of ending the process."""
+    """Let each SIGINT inside this context call `act` in the main thread, instead of ending the process."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield
@@ -243,9 +243,9 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
-    """At the first signal among `numbers`, call `act` in the main thread with the number of that signal.
+    """Let the first signal inside this context, one of `numbers`, call `act` instead of ending the process.
 
-    A second signal ends the process as usual.
+    `act` runs in the main thread, and gets the number of the signal. A second signal ends the process as usual.
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]

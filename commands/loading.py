@@ -45,7 +45,7 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
-    """Choose the options for the next token: first the user's, then generation_config.json's, then our defaults.
+    """Choose each sampling option from the user's options, else from generation_config.json, else from our defaults.
 
     The string says which options the file sets; it is empty if the file sets none. Raises click.UsageError for an
     option out of range, CheckpointError for a file that cannot be used.
@@ -64,14 +64,14 @@ def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
 
 
 def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None:
-    """Read the options for the next token in a model's generation_config.json, unless the user's options forbid it."""
+    """Read the sampling options in a model's generation_config.json, unless the user's options forbid it."""
     from llamaspec.model.generation_config import stated_sampling
 
     return None if options["no_generation_config"] else stated_sampling(model)
 
 
 def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
-    """Say which options for the next token generation_config.json sets, except the options `without`.
+    """Say which sampling options generation_config.json sets, except the options `without`.
 
     An option is left out if the file turns it off and our default is off as well. Returns an empty string if no option
     is left.

@@ -340,7 +340,7 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file completely or not at all. If that fails, raises ValueError; the verdicts are printed by then."""
+    """Write a file completely or not at all. Raises ValueError if the file cannot be written."""
     from llamaspec.model.checkpoints.staging import new_file
 
     try:

@@ -58,8 +58,8 @@ That is why many guarantees end with a term in 2^-150.
 
 The pages of quantizers refer to three laws by name:
 
-- *Fixed point.* Quantizing dequantized weights gives the same codes and scales again. Such a quantizer is a projection
-  onto the numbers of its format.
+- *Fixed point.* Q(Q(w)) = Q(w): quantizing dequantized weights changes nothing. Such a quantizer is a projection onto
+  the numbers of its format.
 - *Powers of two.* Multiplying the weights by 2^k multiplies only the scale by 2^k, and leaves the codes unchanged.
   Multiplying by a power of two rounds nothing, as long as no number leaves the range of its format.
-- *Sign.* Q(-w) = -Q(w): the numbers that a block can represent are symmetric around zero."""
+- *Sign.* Q(-w) = -Q(w). This needs a format with numbers that are symmetric around zero."""

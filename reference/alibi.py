@@ -2,16 +2,18 @@ r"""ALiBi: attention with linear biases (Press, Smith & Lewis, 2021, https://arx
 
     score_hij = <q_ih, k_jh> / sqrt(head_dim) - s_h (i - j)        s_h = 2^(-8 (h + 1) / heads),  h = 0, 1, ...
 
-Embeddings, q and k contain no positions. Instead, each score is reduced by the distance times the slope of the head.
-The first head attends to near keys, the last one nearly everywhere: with equal scores otherwise, a key has exp(-s_h)
-times the weight of the next key. The biases are not periodic and not learned, so a text may be longer than the training
-texts.
+i is the position of a query, j of a key, and s_h the slope of head h. Embeddings, q and k contain no positions.
+Instead, a score is reduced by the distance i - j times the slope. If all <q, k> are equal, a key has exp(-s_h) times
+the weight of the next key. So the first head attends mostly to near keys, and the last head to nearly all keys. The
+biases are not periodic and not learned, so a text may be longer than the training texts.
 
-These slopes are for a power of two of heads. For other numbers, the authors' code takes the slopes of the largest
-power of two p below, followed by every other slope of 2 p heads: 2^(-4/p), 2^(-12/p), ...
+The formula for s_h is for a number of heads that is a power of two. For another number of heads, let p be the largest
+power of two below it. The authors' code takes the p slopes of p heads, and then every other slope of 2 p heads:
+2^(-4/p), 2^(-12/p), ...
 
-Shifting a row does not change its softmax, so s_h j may replace - s_h (i - j): one number per key, the same for all
-queries. No Llama uses ALiBi. Compare it with `rope`: it rotates q and k, and its scores also depend only on distances.
+Adding a constant to a row does not change its softmax. So an implementation may add s_h j in place of - s_h (i - j):
+one number per key, the same for all queries. No Llama uses ALiBi. Compare it with `rope`, which rotates q and k. There,
+too, scores depend on positions only through distances.
 """
 
 import numpy as np
@@ -21,7 +23,7 @@ from llamaspec.reference.attention import causal_mask
 
 
 def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
-    """Compute s for each head. Raises ValueError if there is no head.
+    """Compute the slope s_h of each head. Raises ValueError if `heads` is below 1.
 
     >>> alibi_slopes(4), alibi_slopes(3)
     (array([0.25      , 0.0625    , 0.015625  , 0.00390625]), array([0.0625    , 0.00390625, 0.25      ]))
@@ -35,7 +37,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
 
 
 def alibi_mask(heads: int, queries: int, keys: int, *, offset: int = 0) -> Float[np.ndarray, "heads queries keys"]:
-    """Add the biases to the causal mask of `attention`. The first query is at position `offset`.
+    """Make the causal mask of `attention`, with the biases added. The first query is at position `offset`.
 
     `attention` uses one mask for all heads, so here heads are a batch axis: q, k and v are [heads, seq, 1, head_dim].
 

@@ -1,6 +1,6 @@
 r"""Attention (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762), causal and grouped.
 
-Query i of head h compares itself with every key j, and takes the mean of the values v, weighted by
+For query i of head h, the output o_ih is a mean of the values v_j, with the weights p_hij:
 
     p_hij = softmax_j(<q_ih, k_jg> / sqrt(head_dim) + M_ij)       o_ih = sum_j p_hij v_jg       g = h kv_heads // heads
 
@@ -8,11 +8,11 @@ Query i of head h compares itself with every key j, and takes the mean of the va
 
 The mask M is 0 if query i may see key j, and -inf otherwise. A query that sees no key gives 0.
 
-The score s_hij is the argument of the softmax. Gemma 2 multiplies <q_ih, k_jg> by another scale than
-1 / sqrt(head_dim), and limits the product by `capped` before it adds M.
+The score s_hij is the argument of the softmax. Gemma 2 multiplies <q_ih, k_jg> by another factor in place of 1 /
+sqrt(head_dim). It then limits the result by `capped`, and adds M.
 
 With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
-each head has one more, learned score z_h, with a value of 0:
+each head has one additional score, the learned number z_h. Its value vector is 0:
 
     p_hij = exp(s_hij) / (exp(z_h) + sum_j exp(s_hij))
 
@@ -65,10 +65,9 @@ def attention_weights(
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
     """Compute p, the weight of each key for each query, in float64.
 
-    The weights of a query sum to 1, or to 0 if it sees no key.
-    `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
-    We multiply scores by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any. With `sinks`, the
-    weights of a query sum to less than 1.
+    We multiply the products of q and k by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any, and
+    then add the mask. The weights of a query sum to 1, or to 0 if it sees no key. With `sinks`, the sum is less than 1.
+    Head h reads key head h // (heads / kv_heads). Raises ValueError unless `heads` is a multiple of `kv_heads`.
 
     >>> q = np.zeros((2, 1, 2))  # two queries with equal scores for both keys
     >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])

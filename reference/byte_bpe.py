@@ -11,11 +11,13 @@ steps:
 A token's rank is also its id, and its position in the order of training. No text is unknown, nothing is normalized and
 no space is added, so decoding is concatenation and restores every text exactly.
 
-This is tiktoken's view: ranks determine everything. Hugging Face lists merges instead (which pair makes which token),
-and writes each byte as a printable character ("Ġ" is a space). For a trained vocabulary, both give the same ids.
+tiktoken stores a vocabulary in this way: ranks determine everything. Hugging Face stores a list of merges instead, i.e.
+pairs of tokens that form a token, and writes each byte as a printable character ("Ġ" is a space). For a trained
+vocabulary, both give the same ids.
 
-The pattern is as much a part of the vocabulary as the ranks. GPT-2 keeps a run of digits together, Llama 3 cuts it into
-groups of three, Qwen2 and Mistral's Tekken into single digits. Tekken also splits "camelCase" before the capital.
+The pattern is as much a part of the vocabulary as the ranks. GPT-2 keeps a run of digits together. Llama 3 cuts the run
+into groups of three digits, and Qwen2 and Mistral's Tekken cut it into single digits. Tekken also splits "camelCase"
+before the capital.
 """
 
 from collections.abc import Mapping, Sequence

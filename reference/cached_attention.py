@@ -28,9 +28,11 @@ def attention_prefill(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch queries heads head_dim"]:
-    """Attend causally from a chunk of queries to a cache that already contains the keys of these positions.
+    """Attend causally from a chunk of queries to a cache. The cache already has the keys and values at the queries'
+    positions.
 
-    Query i of a row is at position offset + i. It sees the last `window` positions up to its own, or all of them.
+    Query i of a row is at position offset + i. It sees its own position and all earlier ones. With a `window`, it sees
+    only the last `window` of these.
 
     >>> q = np.zeros((1, 2, 1, 1))  # equal scores for all keys
     >>> v = np.array([2.0, 4.0, 9.0, np.nan]).reshape(1, 4, 1, 1)
@@ -55,7 +57,8 @@ def attention_decode(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch heads head_dim"]:
-    """Attend from one query per row to the first `lengths` positions of its cache, or to the last `window` of these.
+    """Attend from one query per row to the first `length` positions of the row's cache, or to the last `window` of
+    these.
 
     A row with a length of 0 gives zeros.
 

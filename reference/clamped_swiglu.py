@@ -4,8 +4,9 @@ r"""Clamped SwiGLU, the experts' nonlinearity in gpt-oss (OpenAI, 2025, https://
 
 Here a = W_gate x and b = W_up x. g sigmoid(1.702 g) approximates the GELU (Hendrycks & Gimpel, 2016,
 https://arxiv.org/abs/1606.08415). The limits keep a single feature of an expert from growing without bound. The gate
-needs only an upper limit, because for negative g the sigmoid approaches 0. With u + 1, an expert still passes its gate
-when W_up is 0. The model card describes the limits and the + 1; the numbers come from its code.
+needs only an upper limit, because for negative g the sigmoid approaches 0. Because of the + 1, an expert with W_up = 0
+still has the output g sigmoid(1.702 g). The model card describes the limits and the + 1. The numbers 1.702 and 7 come
+from OpenAI's code.
 """
 
 import numpy as np

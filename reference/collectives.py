@@ -13,9 +13,10 @@ An all-reduce is a reduce-scatter followed by an all-gather. Data parallel train
 weights and reduce-scatters their gradients. Tensor parallel layers all-reduce partial products. Experts on several
 devices exchange tokens by an all-to-all.
 
-The sums above are the definition, in float64. The ring and the tree below model the messages of a real network: each
-device sends one message per step, in the dtype of the arrays. They show the number of steps, the bytes, and the order
-of the sums. A message takes alpha seconds plus beta seconds per byte (Hockney, 1994). For arrays of m bytes:
+The functions from `all_reduce` to `all_to_all` are these definitions, with sums in float64. The functions for a ring
+and a tree model the messages of a real network: each device sends one message per step, in the dtype of the arrays.
+They show the number of steps, the bytes, and the order of the sums. A message takes alpha seconds plus beta seconds per
+byte (Hockney, 1994). For arrays of m bytes:
 
     ring all-reduce     2 (n - 1) steps, each m / n bytes       2 (n - 1) (alpha + beta m / n)
     tree all-reduce     2 ceil(log2 n) steps, each m bytes      2 ceil(log2 n) (alpha + beta m)
@@ -82,7 +83,7 @@ def all_to_all(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
 
 
 class Exchange(NamedTuple):
-    """The arrays after a collective, and its cost."""
+    """The result of a collective: the array of each device, the number of steps, and the bytes that a device sent."""
 
     arrays: list[np.ndarray]
     steps: int  # sequential messages
@@ -113,7 +114,8 @@ def ring_reduce_scatter(arrays: Arrays) -> Exchange:
 
 
 def ring_all_gather(arrays: Arrays) -> Exchange:
-    """Compute `all_gather` in n - 1 steps: each device first sends its own array, then forwards received arrays.
+    """Compute `all_gather` in n - 1 steps: each device first sends its own array, then forwards the array it received
+    last.
 
     >>> ring_all_gather([np.array([1]), np.array([2])])
     Exchange(arrays=[array([1, 2]), array([1, 2])], steps=1, sent=8)

@@ -1,8 +1,8 @@
 """The hyperparameters of a Llama: the numbers that are chosen, not learned.
 
-Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one
-architecture with different settings of these numbers and switches. Gemma, Phi-3, OLMo 2, Granite and
-others use the switches in the last part, which are off in a Llama.
+Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one architecture with
+different settings of these numbers and switches. Gemma, Phi-3, OLMo 2, Granite and others also use the switches in the
+last part of `Config`, which are off in a Llama.
 """
 
 from collections.abc import Collection
@@ -22,7 +22,7 @@ Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_silu"]
 class Config:
     """Hyperparameters of a Llama-like decoder.
 
-    They are hashable, for use as a static argument of a compiled function.
+    A `Config` is hashable, so it can be a static argument of a compiled function.
     """
 
     dim: int  # width of the residual stream
@@ -72,7 +72,7 @@ class Config:
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions `layer` sees, counted back from the current one, which is included; None: all."""
+        """Return how many positions a query sees in `layer`: its own and the ones just before it. None means all."""
         return self.windows[layer] if self.windows else None
 
     def uses_rope(self, layer: int) -> bool:
@@ -133,7 +133,9 @@ class Config:
 
 
 def for_sequences(config: Config, context: int) -> Config:
-    """Choose the form of LongRoPE for sequences of up to `context` tokens. Other configurations do not change.
+    """Choose short or long factors of LongRoPE for sequences of up to `context` tokens.
+
+    A configuration without LongRoPE is returned unchanged.
 
     >>> scaling = LongRopeScaling((1.0,), (9.0,), original_context=4096, magnitude=1.0, is_long=True)
     >>> long = Config(8, 2, 4, 2, 2, 9, vocab=9, context=8192, eps=0.0, theta=1.0, scaling=scaling)

@@ -29,7 +29,7 @@ def norm_linear(
     *,
     eps: float,
 ) -> Float[np.ndarray, "batch rows"]:
-    """Normalize each vector and multiply it by the weight, as for the logits of a hidden state.
+    """Normalize each vector, multiply it by the weight, and add the bias. A model computes its logits in this way.
 
     >>> norm_linear(np.array([[3.0, 3.0]]), np.array([1.0, 2.0]), np.array([[1.0, 1.0]]), np.array([0.5]), eps=0.0)
     array([[3.5]])
@@ -43,7 +43,7 @@ def linear_add(
     bias: Float[np.ndarray, " rows"] | None,
     residual: Float[np.ndarray, "batch rows"],
 ) -> Float[np.ndarray, "batch rows"]:
-    """Multiply each vector by the weight and add its residual, as in the output and down projections.
+    """Multiply each vector by the weight, and add the bias and the residual, as in the output and down projections.
 
     >>> linear_add(np.array([[1.0, 2.0]]), np.array([[1.0, 1.0]]), np.array([0.5]), np.array([[10.0]]))
     array([[13.5]])
@@ -59,7 +59,8 @@ def norm_gate_up(
     *,
     eps: float,
 ) -> Float[np.ndarray, "batch ffn"]:
-    """Normalize, multiply by the stacked rows of gate and up, and apply SwiGLU.
+    """Normalize each vector, multiply it by `weight`, and apply SwiGLU. `weight` has the rows of gate, then the rows of
+    up.
 
     >>> weight = np.array([[0.0, 0.0], [1.0, 1.0]])  # gate, up
     >>> norm_gate_up(np.array([[3.0, 3.0]]), np.ones(2), weight, np.log([3.0, 1.0]), eps=0.0).round(4)
@@ -85,9 +86,9 @@ def norm_qkv(
     Float[np.ndarray, "batch capacity kv_heads head_dim"],
     Float[np.ndarray, "batch capacity kv_heads head_dim"],
 ]:
-    """Compute the query of one new token per sequence, and store its key and value in the caches.
+    """Compute the query of one new token per sequence, and return caches with the token's key and value at `positions`.
 
-    `weight` has the rows of q, k and v, one head after the other. All other rows of the caches stay unchanged.
+    `weight` has the rows of q, then k, then v, one head after the other. The other rows of the caches do not change.
 
     >>> cache = np.zeros((1, 2, 1, 2))
     >>> weight = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 3.0], [0.0, 0.0]])  # one head each

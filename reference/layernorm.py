@@ -4,9 +4,9 @@ Subtract the vector's mean, divide by its standard deviation, then scale and shi
 
     y_i = g_i (x_i - m) / sqrt(mean_j((x_j - m)^2) + eps) + b_i        m = mean_j(x_j)
 
-RMSNorm is the same without m and b. Compute the variance from the differences: mean(x^2) - m^2 is mathematically equal,
-but cancels if m is large compared with the differences. Nemotron stores g - 1 (its LayerNorm1P), so we add 1 when we
-read its files.
+RMSNorm is the same without m and b. Compute the variance as the mean of (x - m)^2. The expression mean(x^2) - m^2 is
+mathematically equal, but it loses digits by cancellation if m is much larger than the differences x - m. Nemotron
+stores g - 1 (its LayerNorm1P), so we add 1 when we read its files.
 """
 
 import numpy as np

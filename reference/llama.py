@@ -1,11 +1,11 @@
 r"""Llama (Touvron et al., 2023, https://arxiv.org/abs/2302.13971; https://arxiv.org/abs/2407.21783): the whole model.
 
-A token's embedding passes through the blocks. Each block adds to it twice,
+x is a token's embedding. It passes through the blocks, and each block adds to x twice,
 
     x <- x + W_o attention(rope(W_q n), rope(W_k n), W_v n)        n = rmsnorm(x)
     x <- x + W_down swiglu(W_gate n, W_up n)                       n = rmsnorm(x)
 
-and at the end it becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes are:
+After the last block, W_head rmsnorm(x) gives one logit per token of the vocabulary. The shapes are:
 
     x, n  [seq, dim]          W_q n  [seq, heads head_dim]         W_k n, W_v n  [seq, kv_heads head_dim]
     W_gate n, W_up n  [seq, ffn]                                   logits  [seq, vocab]
@@ -145,7 +145,7 @@ def attend(
     config: Config,
     rotation: Rotation | None = None,
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
-    """Compute the attention half of a block, and the cache with the new positions appended.
+    """Compute the attention half of a block. Returns its output, and the cache with the new positions appended.
 
     `rotation` is this layer's rotation; None: the model's usual rotation.
 
@@ -241,7 +241,9 @@ def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config
 def hidden_states(
     params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq dim"], Cache]:
-    """Compute the output of the blocks for new `tokens` after the ones in `cache`. Returns the extended cache, too."""
+    """Compute the output of the last block for `tokens`, which follow the positions in `cache`.
+
+    Also returns the cache with the new positions appended."""
     x = config.embedding_scale * embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
@@ -261,7 +263,7 @@ def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Confi
 def forward(
     params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq vocab"], Cache]:
-    """Compute the logits after each of `tokens`, in float64, and the extended cache.
+    """Compute the logits after each of `tokens`, in float64, and the cache with the new positions appended.
 
     In this model with two tokens, the layer adds nothing, because its matrices are 0:
 

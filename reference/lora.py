@@ -4,8 +4,8 @@ Fine-tuning leaves the matrix W as it is, and learns two small matrices, A [r, c
 
     W' = W + s B A        y = W' x = W x + s B (A x)
 
-s = alpha / r keeps the size of the change when r changes. With s = alpha / sqrt(r) it also stays learnable for a large
-r (rsLoRA, https://arxiv.org/abs/2312.03732). The chain rule gives
+alpha is a hyperparameter. With s = alpha / r, the size of s B A does not grow with the rank r. With s = alpha /
+sqrt(r), adapters of a large rank also learn well (rsLoRA, https://arxiv.org/abs/2312.03732). The chain rule gives
 
     dA = s B^T dW' = s (B^T dy) x^T        dB = s dW' A^T = s dy (A x)^T        dx = W^T dy + s A^T (B^T dy)
 

@@ -1,8 +1,9 @@
 r"""Losses: the functions that training minimizes, each with its gradient.
 
-l are a position's logits, p = softmax(l), lse(l) = log(sum_j exp(l_j)), and e_y is 1 at the id y and 0 elsewhere.
-KL(p || q) = sum_i p_i log(p_i / q_i) measures how far p is from q; it is 0 if they are equal. softplus(a) is
-log(1 + exp(a)), and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
+Symbols: l are the logits of a position, p = softmax(l), y is the id of the target token, and w the weight of the
+position. lse(l) = log(sum_j exp(l_j)). e_y is 1 at index y and 0 elsewhere. KL(p || q) = sum_i p_i log(p_i / q_i)
+measures how far p is from q; it is 0 if they are equal. softplus(a) is log(1 + exp(a)), and its slope is sigmoid(a) = 1
+/ (1 + exp(-a)).
 
     cross entropy        w (lse(l) - l_y)                                    dl = w (p - e_y)
     log p of an answer   s = sum over its ids of (l_y - lse(l))              dl = g (e_y - p)         for ds = g
@@ -73,7 +74,7 @@ def cross_entropy_backward(
 def answer_log_probability(
     logits: Float[np.ndarray, "seq vocab"], targets: Int[np.ndarray, " seq"], counted: Float[np.ndarray, " seq"]
 ) -> float:
-    """Compute the log probability s of an answer: the sum over its ids, where `counted` is 1. Padding has `counted` 0.
+    """Compute the log probability s of an answer: the sum over the positions with a `counted` of 1. Padding has a 0.
 
     >>> round(answer_log_probability(np.log([[1.0, 3.0], [1.0, 1.0]]), np.array([1, 0]), np.array([1.0, 0.0])), 6)
     -0.287682

@@ -2,12 +2,12 @@ r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538
 
     p = softmax(W_r x)        T = the n most probable experts        y = sum_{e in T} p_e / (sum_{t in T} p_t) f_e(x)
 
-Each expert f_e is a separate SwiGLU feed-forward layer. The softmax is over all experts. Then the chosen
-weights are renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a softmax
-over only the chosen experts. Qwen3-MoE (https://arxiv.org/abs/2505.09388) may skip this:
-y = sum p_e f_e(x). All experts must be stored, but only n are read per token. Qwen2-MoE
-(https://arxiv.org/abs/2407.10671) adds a shared expert, sigmoid(w x) f_s(x), for every token. In gpt-oss
-(https://arxiv.org/abs/2508.10925) the router and the experts have biases, and each f_e is a clamped SwiGLU layer.
+Each expert f_e is a separate SwiGLU feed-forward layer. The softmax is over all experts. Then the probabilities of the
+chosen experts are divided by their sum (Mixtral, https://arxiv.org/abs/2401.04088). The result equals a softmax over
+only the chosen experts. Qwen3-MoE (https://arxiv.org/abs/2505.09388) may skip this division: y = sum_{e in T} p_e
+f_e(x). All experts must be stored, but only n of them are read per token. Qwen2-MoE (https://arxiv.org/abs/2407.10671)
+adds a shared expert, sigmoid(w x) f_s(x), for every token. In gpt-oss (https://arxiv.org/abs/2508.10925) the router and
+the experts have biases, and each f_e is a clamped SwiGLU layer.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,9 @@ def moe(
     biases: Biases | None = None,
     gated: Callable[[np.ndarray, np.ndarray], np.ndarray] = swiglu,
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send each token through its experts and add their weighted outputs, in float64. `gated` combines gate and up.
+    """Send each token through its experts and add their weighted outputs, in float64.
+
+    `gated(a, b)` is the nonlinearity of an expert, for a = gate x and b = up x.
 
     >>> one = np.ones((2, 1, 1))
     >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)  # silu(2) 2

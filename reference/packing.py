@@ -1,13 +1,13 @@
 r"""Packing: several documents in one sequence, which a model computes as if each were alone.
 
-Documents of n_1, n_2, … tokens stand one after the other. Position and mask start anew in each:
+Documents of n_1, n_2, … tokens stand one after the other. Positions and the mask start anew in each document:
 
     positions     0, 1, …, n_1 - 1,  0, 1, …, n_2 - 1,  …
     mask_ij       0 if i and j are in the same document and j <= i, otherwise -inf
 
-Every layer but attention treats tokens one by one, so this is all. The last token of a document must not predict the
-first token of the next: that prediction has weight 0. Without the mask, documents would read each other, and training
-would learn from text that no prompt has.
+All layers except attention treat tokens one by one, so nothing else must change in the model. In the loss, the
+prediction of a document's first token from the previous document has weight 0. Without the mask, tokens would attend to
+other documents, and training would use contexts that no prompt has.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def packed_positions(lengths: Sequence[int]) -> Int[np.ndarray, " seq"]:
 
 
 def packed_mask(lengths: Sequence[int], *, window: int | None = None) -> Float[np.ndarray, "seq seq"]:
-    """The mask to add to attention scores. With `window`, a token sees only the last `window` tokens.
+    """The mask to add to attention scores. With `window`, a token sees only the last `window` tokens, its own included.
 
     >>> packed_mask([2, 1])
     array([[  0., -inf, -inf],
@@ -40,7 +40,7 @@ def packed_mask(lengths: Sequence[int], *, window: int | None = None) -> Float[n
 
 
 def packed_weights(weights: Sequence[Sequence[float]]) -> Float[np.ndarray, " seq"]:
-    """The weight of the prediction of each token: each document's own weights, and 0 for its first token.
+    """The weight of each token's prediction in the loss: as in `weights`, but 0 for the first token of each document.
 
     >>> packed_weights([[1.0, 1.0, 0.0], [1.0, 2.0]])
     array([0., 1., 0., 0., 2.])

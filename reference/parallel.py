@@ -1,7 +1,8 @@
 r"""Sequence, pipeline and expert parallelism on n devices. Each gives the same result as one device.
 
-Lists have one array per device. Between exchanges, every device runs ordinary functions, so this page only shows how
-arrays move, by `reference.collectives`.
+Lists have one array per device. Between two exchanges, a device computes ordinary layers from other pages. So this page
+only shows the exchanges, which are collectives of `reference.collectives`. |> means "then", and x_i is the part of x on
+device i.
 
     sequence     x_i |> gather: x |> y_i = f_i(x) |> reduce-scatter: (sum_d y_d)_i       (Korthikanti et al., 2022)
     pipeline     x |> f_0 on device 0 |> f_1 on device 1 |> ..., one micro-batch per tick (GPipe, Huang et al., 2019)
@@ -20,10 +21,12 @@ Compute = Callable[[Part], Part]
 
 
 def sequence_parallel(x: Sequence[Part], partial: Sequence[Compute]) -> list[Part]:
-    """Compute sum_d partial_d(x). Device i starts with its own tokens of x [tokens, dim], and gets the sums for them.
+    """Compute sum_d partial_d(x) for x [tokens, dim]. Device i has some of the tokens, and gets the sums for these
+    tokens.
 
-    `partial` computes the partial sums of tensor parallel layers. An all-reduce would give all tokens to every device.
-    Here its second half, the all-gather, happens only before the next layer, so each norm is computed once per token.
+    `partial[d]` computes the partial sum of a tensor parallel layer on device d. An all-reduce, i.e. a reduce-scatter
+    and an all-gather, would give every device the sums of all tokens. Here the all-gather happens only before the next
+    layer. So the norm between the layers is computed on one device per token.
 
     >>> double = lambda x: 2 * x
     >>> sequence_parallel([np.ones((1, 1)), np.zeros((1, 1))], [double, double])
@@ -35,8 +38,8 @@ def sequence_parallel(x: Sequence[Part], partial: Sequence[Compute]) -> list[Par
 def pipeline(micro_batches: Sequence[Part], stages: Sequence[Compute]) -> tuple[list[Part], int]:
     """Send micro-batches through the stages, one stage per device. Returns the results and the number of ticks.
 
-    In each tick, every device with a micro-batch computes, and sends the result to the next device. b micro-batches
-    take b + n - 1 ticks through n stages, so devices are idle for (n - 1) / (b + n - 1) of the time.
+    In each tick, every device that has a micro-batch computes its stage, and sends the result to the next device. With
+    n stages, b micro-batches take b + n - 1 ticks. So a device is idle for (n - 1) / (b + n - 1) of the time.
 
     >>> pipeline([np.array([1.0]), np.array([2.0])], [lambda x: x + 1, lambda x: 10 * x])
     ([array([20.]), array([30.])], 3)
@@ -60,8 +63,8 @@ def expert_parallel(
 ) -> list[Float[np.ndarray, "tokens dim"]]:
     """Send each token to its chosen expert and back. Device e has expert e.
 
-    All parts of an all-to-all have the same size, so each device sends one row per token to every expert, with zeros
-    for tokens that chose another one. Real programs send fewer rows, and drop tokens beyond a capacity.
+    All parts of an all-to-all have the same size. So each device sends one row per token to every expert: the token, or
+    zeros if the token chose another expert. Real programs send fewer rows, and drop tokens beyond a capacity.
 
     >>> one, ten = (lambda x: x), (lambda x: 10 * x)
     >>> expert_parallel([np.ones((1, 1)), np.ones((1, 1))], [np.array([1]), np.array([0])], [one, ten])

@@ -2,9 +2,10 @@ r"""Normalized queries and keys, one head at a time, as in Qwen3 (https://arxiv.
 
     q_h = RMSNorm(q_h, g_q)        k_h = RMSNorm(k_h, g_k)        for every head h, before RoPE
 
-All heads share one weight vector of head_dim numbers. Because q and k have a fixed size, scores cannot
-grow with the activations, which can make long trainings diverge. The idea comes from Henry et al., 2020
-(https://arxiv.org/abs/2010.04245), who divide by the Euclidean norm and learn a single scale.
+The weights g_q and g_k have head_dim numbers each, and are the same for all heads. After the norm, the lengths of q and
+k no longer depend on the activations. So scores cannot grow during a long training, which could make it diverge. The
+idea comes from Henry et al., 2020 (https://arxiv.org/abs/2010.04245), who divide by the Euclidean norm and learn a
+single scale.
 """
 
 import numpy as np

@@ -1,21 +1,20 @@
 r"""Rotary position embedding, RoPE (Su et al., 2021, https://arxiv.org/abs/2104.09864).
 
-Split a head of size d into d/2 pairs. At position m, pair i turns by the angle m f_i:
+Split the d features of a head into d/2 pairs (a, b). At position m, pair i is rotated by the angle m f_i:
 
     (a, b)  ->  (a cos(m f_i) - b sin(m f_i),  b cos(m f_i) + a sin(m f_i))        f_i = theta^(-2i/d)
 
-A rotation preserves lengths. If q is turned by m and k by n, <q, k> depends on the positions only
-through m - n: this is how attention sees distance. Fast pairs (small i) distinguish near tokens, slow
-pairs distant ones.
+A rotation preserves lengths. If q is at position m and k at position n, <q, k> depends on the positions only through m
+- n. So attention sees the distance of two tokens. Pairs with a small i rotate fast and distinguish near tokens. Pairs
+with a large i rotate slowly and distinguish distant tokens.
 
 Two conventions say which features form a pair, and they give different numbers:
 
     interleaved   (0, 1), (2, 3), ...           the paper, Meta's checkpoints, llama2.c, llama.cpp's Llamas
     halves        (0, d/2), (1, d/2 + 1), ...   Hugging Face
 
-To convert a checkpoint from one convention to the other, we permute the rows of its q and k
-projections. Scores do not change, because both get the same permutation. The rest of this repository
-uses halves.
+To convert a checkpoint from one convention to the other, we permute the rows of its q and k projections. Scores do not
+change, because q and k get the same permutation. The rest of this repository uses halves.
 """
 
 import math
@@ -35,7 +34,8 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: slow pairs become slower, fast pairs stay, and pairs in between are blended.
+    """Llama 3.1's scaling: slow pairs become slower, fast pairs do not change, and pairs in between get a blend of
+    both.
 
     A pair's wavelength is 2 pi / f. If it is above `original_context / low_frequency`, the frequency is
     divided by `factor`. If it is below `original_context / high_frequency`, the frequency stays.
@@ -49,10 +49,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """Dynamic NTK: theta grows once a text is longer than the model's context, faster for a larger `factor`.
+    """Dynamic NTK: for a text longer than the model's context, theta grows with the length, faster for a larger
+    `factor`.
 
-    Up to the context nothing changes. We define only this case, because in a longer text the queries would use another
-    theta than the cached keys. The only publication is https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr.
+    For texts up to the model's context, theta does not change. We define only this case, because in a longer text the
+    queries would use another theta than the cached keys. The only publication is
+    https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr.
     """
 
     factor: float
@@ -62,11 +64,12 @@ class DynamicScaling:
 class YarnScaling:
     """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): a blend that depends on the pair, and longer q and k.
 
-    A pair that completes at least `fast` rotations within `original_context` keeps its frequency. If it completes at
-    most `slow`, its frequency is divided by `factor`. Between them the blend is linear in the pair's index. We follow
-    the authors' code (https://github.com/jquesnelle/yarn), as every implementation does; by the paper's equations the
-    blend would be linear in the number of turns. If `truncate`, the two indices are rounded outwards to integers. q and
-    k are multiplied by `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
+    A pair that completes at least `fast` rotations within `original_context` positions keeps its frequency. A pair that
+    completes at most `slow` rotations has its frequency divided by `factor`. For the pairs between these two, the blend
+    of both frequencies is linear in the pair's index. This is the authors' code (https://github.com/jquesnelle/yarn),
+    and every implementation follows it. In the paper's equations the blend is linear in the number of rotations
+    instead. If `truncate`, the indices of the two limits are rounded outwards to integers. q and k are multiplied by
+    `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
     """
 
     factor: float
@@ -161,7 +164,7 @@ def rope_halves(
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
     """Rotate every head of `x` to its position, in float64. Features i and i + pairs form a pair.
 
-    If a head has more than 2 pairs features, the others stay unchanged.
+    If a head has more than 2 * pairs features, the last ones stay unchanged.
 
     >>> x = np.array([[[1.0, 2.0, 0.0, 0.0]]])  # one token, one head
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)

@@ -109,7 +109,7 @@ def distribution(
 
 
 def draw(p: Float[np.ndarray, " vocab"], u: float) -> int:
-    """Return the first token at which the cumulative distribution exceeds `u`, a number in [0, 1).
+    """Return the first token with a cumulative probability above `u`. `u` is a random number in [0, 1).
 
     >>> p = np.array([0.0, 0.25, 0.75])
     >>> draw(p, 0.0), draw(p, 0.2), draw(p, 0.25)

@@ -9,7 +9,7 @@ A vocabulary is a set of pieces of text, each with a score. Text becomes pieces 
        without byte pieces in the vocabulary, replace every run of such characters by "<unk>"
 
 Because of the space in front (the dummy prefix), a word begins with the same piece at the start of a text as inside it.
-A piece's score is minus its position in the order of training, so step 3 replays the training.
+A piece's score is its position in the order of training, times -1. So step 3 joins in the order of training.
 
 Text is always encoded as ordinary characters: "<s>" or "<0x41>" in a text never becomes the control token or the byte.
 We leave out normalization (NFKC, squeezed spaces) and user-defined pieces, because no released Llama has them.
@@ -33,7 +33,7 @@ class Vocabulary(NamedTuple):
 
 
 def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int]:
-    """Encode `text` as ids. With `start=False` it continues another text and gets no space in front.
+    """Encode `text` as ids. With `start=False`, `text` continues another text, so no space is put in front of it.
 
     >>> a, b, c = Piece(256, -4.0), Piece(257, -4.0), Piece(258, -4.0)
     >>> pieces = {"a": a, "b": b, "c": c, "ab": Piece(259, -1.0), "bc": Piece(260, -2.0), "▁": Piece(261, -3.0)}
@@ -73,7 +73,7 @@ def merge(parts: Sequence[str], pieces: Mapping[str, Piece]) -> list[str]:
 
 
 def decode(ids: Sequence[int], vocabulary: Vocabulary, *, start: bool = True) -> str:
-    """Decode `ids` to text. With `start=False` it continues another text, so no leading space is removed.
+    """Decode `ids` to text. With `start=False`, the ids continue another text, so no leading space is removed.
 
     Control tokens give no text, invalid UTF-8 becomes U+FFFD, and the unknown token becomes " ⁇ ".
 

@@ -2,14 +2,15 @@ r"""Sinusoidal positions, added to the embeddings (Vaswani et al., 2017, https:/
 
     P_(m, 2i) = sin(m f_i)        P_(m, 2i+1) = cos(m f_i)        f_i = theta^(-2i/dim),  theta = 10,000
 
-A pair of features is like the hand of a clock. The fastest turns by one radian per token, the slowest needs about
-2 pi theta tokens per turn. Moving by n tokens turns each hand by n f_i, for every m: P_(m+n) = R_n P_m, and
+m is the position and i the index of a pair of features. A pair is like the hand of a clock. The fastest hand rotates by
+one radian per token, and the slowest needs about 2 pi theta tokens for a full rotation. Moving by n tokens rotates hand
+i by n f_i, from any position m: P_(m+n) = R_n P_m with a rotation R_n. The product
 
     <P_m, P_n> = sum_i cos((m - n) f_i)        |P_m|^2 = dim / 2
 
-depends only on the distance. But attention compares x + P, so <W_q (x + P_m), W_k (y + P_n)> also contains products of
-tokens and positions, and is not a function of m - n. `rope` instead turns q and k themselves by R in every layer, so
-only the distance remains.
+depends only on the distance m - n. But attention uses x + P in place of P. So the score <W_q (x + P_m), W_k (y + P_n)>
+of tokens x and y also contains products of tokens and positions, and is not a function of m - n. `rope` instead rotates
+q and k themselves by R in every layer. Then positions enter a score only through m - n.
 
 No Llama uses this. Read it before `rope`, which has the same frequencies.
 """

@@ -2,7 +2,7 @@ r"""SwiGLU, the feed-forward layer's nonlinearity (Shazeer, 2020, https://arxiv.
 
     y_i = silu(a_i) b_i        silu(a) = a / (1 + exp(-a))
 
-Here a = W_gate x and b = W_up x: the gate decides how much of each feature of the other half passes.
+Here a = W_gate x and b = W_up x. silu(a_i) decides how much of feature b_i passes.
 """
 
 import numpy as np

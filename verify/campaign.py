@@ -180,8 +180,8 @@ Answer = tuple[Report, list[str]]  # a report and its lines for a person
 def run(jobs: Sequence[CandidateJob], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
     """Verify the candidate of each job, one after the other.
 
-    Raises ImportError for a candidate that cannot be imported. Raises ValueError for a campaign that cannot run, or its
-    subclass NoVerdict if no verdict is possible.
+    Raises ImportError for a candidate that cannot be imported, and ValueError for a campaign that cannot run. Raises
+    NoVerdict, a subclass of ValueError, if no verdict is possible.
     """
     _check(jobs, campaign)
     for job in jobs:

@@ -62,7 +62,8 @@ class Law(NamedTuple):
 def independent(what: str, *names: str) -> Law:
     """Make a law: entry i of the first output depends only on entry i of the arguments `names`, along the first axis.
 
-    We call the candidate again with only the last entry. `what` names an entry in messages, for example "a row".
+    To check this, we call the candidate again with only the last entry. `what` names an entry in messages, for example
+    "a row".
     """
 
     def check(trial: Trial) -> Claim:

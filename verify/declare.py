@@ -48,8 +48,8 @@ class Ids(NamedTuple):
 def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
     """Make `expect` of a contract: a function that calls `definition` with arrays that carry their errors.
 
-    Every operation rounds with `rounding`, and inputs have its dtype. The function raises TypeError for operations that
-    `verify.bounds.carried` does not cover.
+    Every operation rounds with `rounding`, and inputs have the dtype of `rounding`. The function raises TypeError for
+    operations that `verify.bounds.carried` does not cover.
     """
 
     def expect(*positional: Any, **named: Any) -> Expected | tuple[Expected, ...]:
@@ -90,11 +90,13 @@ def declare(
     """Declare a contract for what `definition` computes in float64.
 
     `arrays` gives the shape of each array argument as names of `sizes`, or an `Ids` for an array of ids. `options`
-    gives the values of the other arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another
-    strategy. `expect` takes the arguments of the definition and returns exact values and bounds; without it, we derive
-    them (`verify.bounds.carried` says for which code). `large` gives sizes larger than a kernel's tile, for one
-    dimension at a time. Raises ValueError for an argument that neither `arrays` nor `options` describe, for one that
-    the definition does not have, and for a size that `sizes` does not have.
+    gives the values of the other arguments. We draw the numbers of arrays from `values(-4, 4)`, or from the strategy
+    that `draws` gives for the array. `expect` takes the arguments of the definition, and returns exact values and
+    bounds. Without it, we derive them (`verify.bounds.carried` says for which code). `large` gives sizes larger than a
+    kernel's tile, for one dimension at a time.
+
+    Raises ValueError for an argument that neither `arrays` nor `options` describe, for an argument that the definition
+    does not have, and for a size that `sizes` does not have.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters

@@ -1,8 +1,8 @@
 """Problems of KernelBench (https://arxiv.org/abs/2502.10517): a class `Model`, and its replacement `ModelNew`.
 
-To find the op of a problem, we verify `Model` with one contract after the other, through a few adapters; `ModelNew`
-must meet the first contract that `Model` meets. We leave out rows of only -inf, masks and padding: conventions differ
-there.
+To find the op of a problem, we verify `Model` with one contract after the other, through a few adapters. `ModelNew`
+must meet the first contract that `Model` meets. We do not draw rows of only -inf, masks or padding, since
+implementations have different conventions for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

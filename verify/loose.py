@@ -69,7 +69,7 @@ def loosened(contract: Contract, dtype: str) -> Contract:
 
 
 def _loosened(law: Law, contract: Contract) -> Law:
-    """Weaken a law: add the error bounds of the results that it compares to its tolerance.
+    """Weaken a law: increase its tolerance by the error bounds of all results that the law compares.
 
     A law with the tolerance 0 (equal bits) does not change.
     """

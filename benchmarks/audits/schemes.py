@@ -161,7 +161,7 @@ def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Render the table as Markdown. The cells of a model that a scheme or type does not fit are empty."""
+    """Render the table as Markdown. A cell is empty if a scheme or type does not fit the sizes of a model."""
     models = report["models"]
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]

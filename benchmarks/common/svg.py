@@ -49,7 +49,10 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: st
 def scatter(
     title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: str, y: str, level: float | None = None
 ) -> str:
-    """Draw a dot for each point, on logarithmic axes, and a line at `level`. Needs a point; numbers must be above 0."""
+    """Draw a dot for each point on logarithmic axes, and a horizontal line at y = `level`, unless it is None.
+
+    There must be at least one point, and all numbers must be above 0.
+    """
     points = [point for row in rows.values() for point in row]
     place, body = _axes([*points, *([(points[0][0], level)] if level else [])], list(rows), x=x, y=y)
     if level:
@@ -90,7 +93,10 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """List ticks between two logarithms. They are 1, 2 and 5 times powers of ten; on longer axes some powers of ten.
+    """List the ticks of an axis from 10^`low` to 10^`high`.
+
+    A short axis has ticks at 1, 2 and 5 times each power of ten, a longer one at powers of ten, a very long one only at
+    some of them.
 
     >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
     ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])

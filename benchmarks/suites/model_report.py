@@ -57,9 +57,10 @@ def _cached(cache: int | None) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw a chart: tokens per second by the amount of work.
+    """Draw a chart of the speeds.
 
-    For the suite decode, draw shares of the speed that the machine's bandwidth and matrix rate allow.
+    Suite decode: bars of the speeds, relative to the speed that the machine's bandwidth and matrix rate allow. Suite
+    growth: tokens per second over the length of the prompt, the length of the context, and the batch size.
     """
     about, rows = report["about"], [row for row in report["rows"] if "median" in row]
     remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"

@@ -65,7 +65,7 @@ class ExplainedScheme(NamedTuple):
     def store(self, w: Matrix) -> StoredMatrix:
         """Quantize a matrix, and return its dequantized weights with codes, scales and guarantees.
 
-        Needs float32 or narrower.
+        `w` must be in float32 or a narrower dtype.
         """
         padded = self._padded(w)
         q = self.quantize(padded)

@@ -46,7 +46,7 @@ def write_page(
     text_of: TextOf,
     progress: Progress = lambda stage, share: None,
 ) -> Path:
-    """Write the page of a recorded walk into `folder`, and return the path of its index.html.
+    """Write the page of a recording into `folder`, and return the path of its index.html.
 
     Raises FileExistsError as `check_folder` does. The page appears, or replaces an older one, only when it is complete.
     """

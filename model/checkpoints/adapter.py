@@ -4,7 +4,8 @@
     DIR/adapter_model.safetensors   two matrices for each adapted matrix W: A [r, cols] and B [rows, r]
 
 The adapted matrix is W + s B A with s = alpha / r, or alpha / sqrt(r) if `use_rslora` is true (`reference.lora`). The
-file has the names of transformers' modules: base_model.model.NAME.lora_A.weight for the matrix NAME.weight.
+names of the tensors contain the names of transformers' modules: A of the matrix NAME.weight is
+base_model.model.NAME.lora_A.weight.
 """
 
 import json

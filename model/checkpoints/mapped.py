@@ -140,7 +140,10 @@ def release_all(files: Iterable[MappedFile]) -> None:
 
 @contextmanager
 def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
-    """Enter `MappedFile.scattered` for several files; the context's value loads a view of any of these files."""
+    """Enter `MappedFile.scattered` for several files.
+
+    The context's value is a function that loads all pages of a view of any of these files.
+    """
     with ExitStack() as stack:
         readers = [stack.enter_context(file.scattered()) for file in files]
 

@@ -252,7 +252,7 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
 def _check_model(spec: dict[str, Any], path: str) -> int:
     """Check the key "model" of a tokenizer.json, and return the largest id plus 1.
 
-    Raises `CheckpointError` if the model is neither BPE nor Unigram, or if the library would panic when it reads it.
+    Raises `CheckpointError` if the model is neither BPE nor Unigram, or if the library would panic on the file.
     """
     model = spec.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
@@ -279,7 +279,7 @@ def _check_model(spec: dict[str, Any], path: str) -> int:
 def _check_unigram(pieces: Any, path: str) -> int:
     """Check the vocabulary of a Unigram model, and return its number of pieces.
 
-    Raises `CheckpointError` if it is not a list of different pieces, each with a finite score.
+    Raises `CheckpointError` if `pieces` is not a list of different pieces, each with a finite score.
     """
     if not isinstance(pieces, list):
         raise refused(path, "not a usable tokenizer.json: model.vocab is missing, or is not a list")

@@ -63,7 +63,7 @@ def _decoded(encoded: str) -> bytes:
 
 
 def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
-    """Raise `CheckpointError` if replacements together may make a text more than `MOST_GROWTH` times as long."""
+    """Raise `CheckpointError` if all replacements together could make a text over `MOST_GROWTH` times as long."""
     growth = 1.0
     for part in parts:
         match part:

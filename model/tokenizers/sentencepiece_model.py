@@ -94,7 +94,7 @@ class SentencePieceTokenizer:
 
     @property
     def added(self) -> Mapping[str, Added]:
-        """The added tokens that a text can spell. We find them before SentencePiece splits the text into pieces."""
+        """The added tokens that we find in a text by name, before SentencePiece splits the text into pieces."""
         return self._added.added if self._added else {}
 
     @property

@@ -99,7 +99,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 def from_ranks(
     tokens: Sequence[bytes], controls: Sequence[str], *, pattern: str, begin: str, controls_first: bool, path: str
 ) -> TiktokenTokenizer:
-    """Build a tokenizer from `tokens`, in the order of their ranks, and the names of control tokens.
+    """Build a tokenizer from `tokens` (in the order of their ranks) and `controls` (the names of control tokens).
 
     With `controls_first`, the control tokens have the lowest ids, otherwise the highest. `begin` is the control token
     that begins texts, and `path` is the path of the file, for error messages. Raises `CheckpointError` if two tokens

@@ -7,8 +7,8 @@ softmax. So the gradients are:
     dq = ds k / sqrt(d)                   dk = ds^T q / sqrt(d)
 
 A masked score has p = 0 and therefore ds = 0: no gradient flows to unseen keys. Query heads with a common key and value
-head add up their dk and dv. A kernel keeps the log of each row's sum of exponentials from the forward pass, and
-recomputes p from it one tile at a time. This definition stores all of p.
+head add up their dk and dv. A kernel keeps one number per row from the forward pass, the logarithm of the sum of
+exponentials. With it, the kernel recomputes p one tile at a time. This definition stores all of p.
 """
 
 import numpy as np

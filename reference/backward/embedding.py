@@ -3,7 +3,7 @@ r"""Backward of the embedding: each gradient is added to the row that was looked
     x_i = E[t_i]        dE[t] = sum of dx_i over the places i where the token is t
 
 Rows of tokens that do not occur get 0. If a token occurs twice, both gradients are added; assigning instead of adding
-is the classic bug. If the head is tied, dE also gets the head's dW, because both are the same matrix.
+is the classic bug. If E is also the weight of the output head (tied embeddings), dE also includes the head's dW.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 def embedding_backward(
     tokens: Int[np.ndarray, "*batch"], dx: Float[np.ndarray, "*batch dim"], *, vocab: int
 ) -> Float[np.ndarray, "vocab dim"]:
-    """Compute the gradient for the table, with `vocab` rows, of `reference.embedding.embedding`, in float64.
+    """Compute the gradient for the table of `reference.embedding.embedding`, in float64. The table has `vocab` rows.
 
     Raises IndexError for an id outside the vocabulary.
 

@@ -36,7 +36,7 @@ from llamaspec.reference.swiglu import swiglu
 
 
 class AttentionValues(NamedTuple):
-    """Forward values of the attention half of a block, for its backward pass."""
+    """Values that the forward pass of attention saves for the backward pass."""
 
     x: Float[np.ndarray, "seq dim"]
     normed: Float[np.ndarray, "seq dim"]

@@ -2,10 +2,11 @@ r"""Backward of a mixture of experts (Shazeer et al., 2017, https://arxiv.org/ab
 
     y = sum_{e in T} w_e f_e(x)        w_e = p_e / sum_{t in T} p_t        p = softmax(W_r x)
 
-An expert gets w_e dy, and passes it back like any feed-forward layer. Its weight gets dw_e = <dy, f_e(x)>. The weights
-w of the chosen experts T are a softmax over only their scores. So the scores of T get the gradient of a softmax, and
-all other scores get 0, because the choice of experts is a step function with gradient 0. If the weights are not
-renormalized, w_e = p_e, and the softmax over all experts passes dw back to all scores.
+T are the chosen experts, and W_r x the scores of all experts. The gradient of the output of f_e is w_e dy, and goes
+back through f_e as in any feed-forward layer. The gradient of w_e is dw_e = <dy, f_e(x)>. The weights w_e are a softmax
+over only the scores of T. So these scores get the gradient of a softmax, and all other scores get 0. The choice of T
+itself is a step function with gradient 0. If the weights are not renormalized, w_e = p_e, and the softmax over all
+experts passes dw back to all scores.
 """
 
 import numpy as np

@@ -103,7 +103,7 @@ class Carried(NDArrayOperatorsMixin):
         return _extreme(np.min, self, axis=axis, keepdims=keepdims)
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Carried":
-        """Apply `move`, which only moves elements, to values, errors and sums of magnitudes."""
+        """Apply `move`, which only moves elements, to the values, errors and sizes."""
         return self.like(move(self.value), move(self.error), move(self.size))
 
     def like(self, value: Any, error: Any, size: Any = None) -> "Carried":
@@ -113,7 +113,7 @@ class Carried(NDArrayOperatorsMixin):
     def operand(self, value: Any) -> "Carried":
         """Convert `value` to a `Carried` with this array's rounding.
 
-        A constant that float32 cannot hold has an error.
+        If float32 cannot hold a constant exactly, the result has an error.
         """
         if isinstance(value, Carried):
             return value

@@ -9,9 +9,10 @@ layer: it propagates the incoming errors and adds the layer's own roundings, for
     gamma_n = n u / (1 - n u)      n roundings in a row, or a sum of n products, in any order
     |fl(w . x) - w . x| <= gamma_n |w| . |x|
 
-We assume that elementary functions (exp, 1/sqrt, the sigmoid) are within 4 u, and tanh within 7 u; a test checks XLA's
-tanh for every float32. A result that leaves an op in bfloat16 is rounded once more, by at most 2^-8 of itself, in
-`rounded`. No constant here is fitted: a result outside its bound is a bug, in the code or in this proof.
+We assume that elementary functions (exp, 1/sqrt, the sigmoid) have a relative error of at most 4 u, and tanh of at most
+7 u; a test checks XLA's tanh for every float32. If an op returns bfloat16, `rounded` adds one more rounding, with a
+relative error of at most 2^-8. No constant here is fitted: a result outside its bound is a bug, in the code or in this
+proof.
 """
 
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def gamma(n: int) -> float:
 def rounded(x: Approx, unit: float, smallest: float = 0.0) -> Approx:
     """Round once more, to a dtype with relative error `unit`, and absolute error `smallest` for tiny numbers.
 
-    Both are 0 for float32, since x is float32 already.
+    For float32, both are 0, since x is already float32.
     """
     return Approx(x.value, x.error + unit * x.size + smallest)
 
@@ -425,7 +426,7 @@ def norm_qkv(
 
 
 def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> Approx:
-    """LayerNorm of every head of x [tokens heads head_dim] with its part of `weight`."""
+    """Apply LayerNorm to every head of x [tokens heads head_dim]; each head has its own part of `weight`."""
     assert weight is not None
     head_weights = np.split(weight, x.value.shape[1])
     parts = [

@@ -55,7 +55,7 @@ class Candidate(Protocol):
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The memory layouts, except contiguous, in which it may get arrays: some of `worker.LAYOUTS`."""
+        """The memory layouts, except contiguous, in which we may pass arrays: some of `worker.LAYOUTS`."""
         ...
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
@@ -245,8 +245,8 @@ def _as_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
 def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failure:
     """Convert a reply to outputs or a failure.
 
-    The candidate may have forged it: raises ValueError or TypeError if it is malformed. Raises NoVerdict if the reply
-    says that this machine or this Python lacks something.
+    The candidate may have forged the reply: raises ValueError or TypeError if the reply is malformed. Raises NoVerdict
+    if the reply says that this machine or this Python lacks something.
     """
     if reply.unavailable is not None:
         raise NoVerdict(printable(str(reply.unavailable)))

@@ -1,9 +1,9 @@
 """A guard for the definitions and bounds that judge a candidate in this process.
 
-A candidate in its own process cannot reach them. One in a test can, for example by patching
-`reference.softmax.softmax`: then the kernel and the definition agree, even if both are wrong. The guard notices changes
-to names in modules, attributes of classes, and code of functions. It does not stop a candidate that searches the memory
-of the process.
+A candidate in its own process cannot change the definitions and bounds. A candidate in a test can, for example by
+patching `reference.softmax.softmax`: then the kernel and the definition agree, even if both are wrong. The guard
+notices changes to names in modules, attributes of classes, and code of functions. It does not stop a candidate that
+searches the memory of the process.
 """
 
 import sys

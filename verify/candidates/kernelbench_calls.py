@@ -1,4 +1,4 @@
-"""Call the modules of a KernelBench problem (https://arxiv.org/abs/2502.10517) as ops are called.
+"""Call the modules of a KernelBench problem (https://arxiv.org/abs/2502.10517) with the arguments of an op.
 
 A problem is a file with a class `Model`, its replacement `ModelNew`, and the functions `get_init_inputs` and
 `get_inputs`. `verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this
@@ -92,7 +92,7 @@ def gate_alone(problem: Problem) -> Call:
 
 
 def heads_first(problem: Problem) -> Call:
-    """Call a problem that computes attention without a mask, for q, k and v [batch heads seq head_dim]."""
+    """Call a problem that computes attention without a mask and takes q, k and v [batch heads seq head_dim]."""
 
     def call(q: Any, k: Any, v: Any, mask: Any) -> Any:
         return problem(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2)

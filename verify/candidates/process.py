@@ -52,7 +52,8 @@ class Process:
     def reply(self, seconds: float) -> Any:
         """Read the next frame.
 
-        Raises TimeoutError, EOFError if the process has ended, and ValueError for bytes that are not a frame.
+        Raises TimeoutError if no frame arrives in time, EOFError if the process has ended, and ValueError for bytes
+        that are not a frame.
         """
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 

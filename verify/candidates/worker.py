@@ -122,7 +122,8 @@ def hand_over(array: Array, library: str, device: str | None) -> Any:
 def read_back(value: Any) -> Array:
     """Read an array of a known library, or one that DLPack or NumPy can read.
 
-    We first wait for all streams of its GPU. Raises TypeError for values that are not numbers.
+    If the array is on a GPU, we first wait for all streams of the GPU. Raises TypeError for values that are not
+    numbers.
     """
     if type(value).__module__.partition(".")[0] == "torch":
         if value.is_cuda:
@@ -409,9 +410,9 @@ def limit_resources() -> None:
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
     """Answer requests until stdin ends.
 
-    We first write a frame with None if the candidate can be called, otherwise with a pair: why not, and whether the
-    import succeeded. Output of the candidate to stdout goes to the file descriptor `prints`. The stdin of the candidate
-    and its children is empty.
+    We first write a frame. It contains None if the candidate can be called, otherwise a pair: the reason, and whether
+    the import succeeded. Output of the candidate to stdout goes to the file descriptor `prints`. The stdin of the
+    candidate and its children is empty.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

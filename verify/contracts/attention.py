@@ -29,7 +29,10 @@ BLOCKS = 8  # most blocks of keys of an online softmax, or of a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
-    """Compute one sequence and its bounds: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    """Compute attention and its error bounds for one sequence.
+
+    The shapes are q [queries heads head_dim], k and v [keys kv_heads head_dim], and mask [queries keys].
+    """
     if not mask.size:
         zeros = np.zeros(q.shape)
         return Expected(zeros, zeros, zeros, zeros, running=zeros, terms=zeros.astype(int))

@@ -44,7 +44,7 @@ def _powers_of_two(trial: Trial) -> Claim | None:
 
 
 def _groups_apart(trial: Trial) -> Claim | None:
-    """Set the codes of the first group to 0, and make x large there: errors of the other groups must not grow."""
+    """Set the codes of the first group to 0, then make x large there: the result must not change beyond its bound."""
     x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
     group = SCHEMES[trial.arguments["scheme"]].group or GROUP
     if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:

@@ -1,4 +1,4 @@
-"""Log-sum-exp: relative errors of the exponentials, each at most e, change the logarithm by about e at most."""
+"""Log-sum-exp: if the relative error of each exponential is at most r, the logarithm changes by at most about r."""
 
 import numpy as np
 from hypothesis import strategies as st

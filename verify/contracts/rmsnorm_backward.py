@@ -1,7 +1,7 @@
 """Backward of RMSNorm, and of the norms of queries and keys.
 
-An entry of dx is A - B with A = r g dy and B = x r^3 mean(g dy x), where g is the weight and r = 1 / RMS(x). The
-difference may cancel, so the bound is relative to |A| + |B|, not to |A - B|.
+An entry of dx is A - B with A = r g dy and B = x r^3 mean(g dy x), where g is the weight and r is 1 / sqrt(mean(x^2) +
+eps). The difference may cancel, so the bound is relative to |A| + |B|, not to |A - B|.
 """
 
 import numpy as np
@@ -101,7 +101,7 @@ def expect_qk(
 def _orthogonal(trial: Trial) -> Claim | None:
     """Check that the dot product of a row x and its gradient dx is eps r^3 sum(dn x).
 
-    dn is dy times the weight, and r is 1 / RMS(x). The dot product is nearly 0 for a small eps.
+    dn is dy times the weight, and r is 1 / sqrt(mean(x^2) + eps). The dot product is nearly 0 for a small eps.
     """
     x, dn = as_float64(trial.arguments["x"]), as_float64(trial.arguments["dy"]) * as_float64(trial.arguments["weight"])
     eps, dx = trial.arguments["eps"], as_float64(trial.outputs[0])

@@ -114,8 +114,8 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
     """Sum the probabilities of the tokens that are more probable than each token, or count these tokens (`counted`).
 
-    Returns an upper bound if `sure`, otherwise a lower bound. Tokens with the same number in `groups` are equally
-    probable, so none of them counts for another.
+    Returns an upper bound of each sum or count if `sure`, otherwise a lower bound. Tokens with the same number in
+    `groups` are equally probable, so we do not count them as more probable than each other.
     """
     rival, own, bound = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
     masses = np.ones_like(bound) if counted else bound

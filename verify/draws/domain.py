@@ -75,7 +75,7 @@ class Domain:
     def value(self, choice: Any) -> Any:
         """Convert `choice`, a Python value or a typed string, to a value of the draw.
 
-        Raises ValueError if not allowed.
+        Raises ValueError if the draw does not allow `choice`.
         """
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)

@@ -300,7 +300,7 @@ class _Calls:
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:
-    """Round float64 to float32, for which contracts are written: every bound has room for this rounding."""
+    """Round a float64 result to float32. Contracts bound float32 results, so each bound has room for this rounding."""
     if array.dtype != np.float64:
         return array
     with np.errstate(over="ignore"):

@@ -36,9 +36,10 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Outcome of a comparison: the largest errors as shares of their bounds (1 is at the bound), and a finding, if any.
+    """Outcome of a comparison: the largest errors as shares of their bounds, and a finding, if any.
 
-    `compared` counts numbers that have a bound. `place` describes the number nearest to its hard bound.
+    A share of 1 means that the error equals its bound. `compared` counts numbers that have a bound. `place` describes
+    the number nearest to its hard bound.
     """
 
     hard: float

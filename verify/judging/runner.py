@@ -99,11 +99,13 @@ def verify(
 ) -> Report:
     """Verify `candidate` against `contract` on `examples` draws, or as many as fit into `seconds`.
 
-    With `deterministic`, results that differ in their bits for the same inputs are a fault; otherwise we report them.
-    `shapes` limits the number of different shapes, for candidates that compile once per shape. `only` replaces the
-    values of some draws. Raises ValueError for a draw that the contract does not have, and for a value outside its
-    domain; NoVerdict if no number was compared, or if this machine or this Python lacks something that the candidate
-    needs, such as a library; Unjudged if the judge fails.
+    With `deterministic`, two results for the same inputs with different bits are a fault; otherwise the report only
+    mentions them. `shapes` limits the number of different shapes, for candidates that compile once per shape. `only`
+    gives the values that some draws may take.
+
+    Raises ValueError for a draw that the contract does not have, and for a value outside its domain. Raises NoVerdict
+    if no number was compared, or if this machine or this Python lacks something that the candidate needs, such as a
+    library. Raises Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
@@ -338,8 +340,8 @@ class _Search:
 def _run(test: Callable[[], object]) -> None:
     """Run a test of Hypothesis, and pass on a SystemExit or KeyboardInterrupt that a signal handler raises.
 
-    If the signal arrives inside Hypothesis, it sees an example that fails only once, or draws that differ from earlier
-    examples, and raises its own error instead.
+    If the signal arrives inside Hypothesis, Hypothesis sees an example that fails only once, or draws that differ from
+    earlier examples. It then raises its own error instead.
     """
     try:
         test()

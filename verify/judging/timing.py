@@ -112,7 +112,7 @@ def timed(
 
 
 class _Turn:
-    """One set of inputs, and the last result of each candidate that we judged for it."""
+    """One set of inputs, and for each candidate the last result that we judged for these inputs."""
 
     def __init__(self, contract: Contract, precision: Precision, draw: Draw, *, seed: int):
         reseeded = {name: replace(v, seed=seed) if isinstance(v, Values) else v for name, v in draw.items()}

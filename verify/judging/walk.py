@@ -1,7 +1,7 @@
 """Walk through a whole model, op by op, and find the first op that is out of bounds.
 
-Each op and its definition get the result of the op before it, so an error is found where it arises. The caller passes
-the model, its caches and its ops; we read their arrays with NumPy.
+Each op and its definition both get the result of the previous op, so we find an error in the op that causes it. The
+caller passes the model, its caches and its ops; we read their arrays with NumPy.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -113,9 +113,9 @@ def results(
 ) -> Iterator[Result]:
     """Run `chunks` of tokens [seq] in order, for example a prompt and then single tokens. Yield the results of all ops.
 
-    Each comes with its exact value. `unit` is the relative error of rounding an op's output. Attention reads a cache in
-    at most `blocks` parts. Layers outside `layers` run, but we compute no exact values for them. Raises ValueError for
-    an option of `config` that we have no bound for.
+    Each result comes with its exact value. `unit` is the relative error of rounding an op's output. Attention reads a
+    cache in at most `blocks` parts. Layers outside `layers` run, but we compute no exact values for them. Raises
+    ValueError for an option of `config` that we have no bound for.
     """
     config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))

@@ -49,7 +49,7 @@ def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
 
 @CaseFamily
 def attention_decode_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
-    """Yield cases of one query for each sequence."""
+    """Yield cases of decode attention: one query for each sequence, with contiguous caches."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     for batch in work.batches(1, 64):
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
@@ -71,7 +71,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: KernelWork) ->
 
 @CaseFamily
 def attention_paged_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
-    """Yield cases of one query for each of several sequences, with a paged cache."""
+    """Yield cases of decode attention with a paged cache: one query for each of several sequences."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     pages = work.capacity // work.page
     cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)
@@ -102,7 +102,7 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: KernelWork) -> 
 
 @CaseFamily
 def attention_prefill_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
-    """Yield cases of the last chunk of a prompt, in bfloat16."""
+    """Yield cases of prefill attention in bfloat16, for the last chunk of a prompt that fills the cache."""
     if dtype == BFLOAT16:
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
         cache = array(1, kv_heads, work.capacity, head_dim, dtype=dtype)

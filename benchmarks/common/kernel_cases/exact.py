@@ -208,7 +208,7 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
 
 
 def softmax(scores) -> Approx:
-    """Compute softmax. The bound has the errors of the numerator's exponent, of its exponential and of 1 / sum."""
+    """Compute softmax. The bound includes the errors of an element's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
     spread, off = _score_spread(scores)
     exact = exact_softmax(scores)
@@ -216,10 +216,11 @@ def softmax(scores) -> Approx:
 
 
 def _score_spread(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the difference of a row's largest and smallest score, and the relative error of the sum of exponentials.
+    """Return two numbers for each row: the largest minus the smallest finite score, and the error of the softmax sum.
 
-    The error of each exponent is at most U times its size, also for the exponents that rescale sums of parts. A term
-    has two exponentials and their product, and a sum has n terms.
+    This error is relative to the sum of exponentials. U is float32's unit roundoff. An exponent has an error of at most
+    U times its magnitude, also if it rescales the sum of a part. A term is a product of two exponentials, and a sum has
+    n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
     spread = scores.max(axis=-1, keepdims=True) - lowest

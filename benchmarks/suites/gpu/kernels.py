@@ -97,9 +97,10 @@ def _row(case: Case, timing: "CaseTimer", programs: list[Any]) -> Row:
 
 
 class CaseTimer:
-    """A timer of a case.
+    """Times the kernel and XLA's program of a case.
 
-    Its calls use different sets of arguments, up to 512 MB in total, so large matrices are not cached.
+    Consecutive calls use different sets of arguments, up to 512 MB in total, so that large matrices do not stay in the
+    L2 cache.
     """
 
     def __init__(self, case: Case, scale: Scale):

@@ -92,7 +92,7 @@ def programs_of(
 
 
 def capacity(scale: Scale) -> int:
-    """Compute the number of cache positions, for the longest context or prompt and a chunk."""
+    """Compute the number of cache positions: the longest context or prompt of `scale`, and one prefill chunk more."""
     longest = max((*scale.contexts, *scale.prompts)) + scale.chunk
     return -(-longest // 8) * 8
 

@@ -68,7 +68,10 @@ def varied_cases() -> Iterator[Case]:
 
 
 def at_once() -> Iterator[Case]:
-    """Yield a product of codes with several vectors, for each form of codes and each padded number of vectors."""
+    """Yield cases of `coded_gemm`, for each number of vectors in `WIDTHS` (kernels pad to these numbers).
+
+    Quantized forms: all for the smallest number of vectors, only q8 and q4 for larger ones.
+    """
     for batch in WIDTHS:
         for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
             yield coded_gemm.case(BROAD.dim, BROAD.ffn, batch=batch, scheme=form)
@@ -134,7 +137,7 @@ def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def attentions() -> Iterator[Case]:
-    """Yield attention with heads of 64 and 128, one or more query heads per key head, windows, and refilled rings."""
+    """Yield cases of attention: head_dim 64 and 128, MHA and GQA, sliding windows, and rings that are refilled."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, UNGROUPED):

@@ -39,7 +39,7 @@ LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 class BlockType(NamedTuple):
-    """The block size of one of ggml's types: the number of weights in a block, and the number of bytes."""
+    """The block size of one of ggml's types: the number of weights and the number of bytes in a block."""
 
     weights: int
     bytes: int

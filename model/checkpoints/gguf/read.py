@@ -75,7 +75,7 @@ def _factors(place: Located | None, name: str) -> np.ndarray | None:
 
 
 def _split_fused(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
-    """Replace each fused matrix by its parts, which are consecutive rows of it."""
+    """Replace each fused matrix by its parts; each part is a range of consecutive rows."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
         if place := apart.pop(f"{name}.weight", None):  # `_places` refuses a file that lacks the fused matrix.

@@ -7,9 +7,9 @@
     auto_round:auto_awq                           AWQ of version gemm
     auto_round:llm_compressor                     NVFP4 and MXFP4 of compressed-tensors
 
-auto-round itself decides by these parts of the name (export/export_to_autoround/export.py). `extra_config` has other
-settings for single modules: each key is the name of a module, or a regular expression of names. Modules with 16 bits
-are not quantized.
+auto-round itself also looks for these strings in packing_format (export/export_to_autoround/export.py). `extra_config`
+has other settings for single modules: each key is the name of a module, or a regular expression of names. Modules with
+16 bits are not quantized.
 """
 
 import re

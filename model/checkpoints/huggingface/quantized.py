@@ -57,7 +57,7 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the layout from a file next to config.json, which older releases have; None if no such file exists.
+    """Read the layout from a separate file next to config.json, as in older releases; None if there is no such file.
 
     Raises `CheckpointError` if the layout is not supported.
     """

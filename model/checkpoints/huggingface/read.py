@@ -141,7 +141,7 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _split_fused(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
-    """Replace each fused matrix by its parts, which are consecutive rows of it.
+    """Replace each fused matrix by its parts; each part is a range of consecutive rows.
 
     We do this for the tensors with names that end in one of `kinds`, such as "weight".
     """
@@ -249,7 +249,7 @@ def _check_tensors(
 
 
 def _notes_on_extra(path: str, located: Located, expected: Collection[str], head: str, *, by: str) -> tuple[str, ...]:
-    """Return a note that lists the tensors that we ignore; an empty tuple if the files have no such tensors.
+    """Return a tuple with one note, which lists the tensors that we ignore. If there are none, the tuple is empty.
 
     `expected` has the names of the model's tensors, `head` is the name of its output module, and `by` is the name of
     the file that describes the model. Raises `CheckpointError` for an unexpected tensor in a layer or module that we

@@ -123,7 +123,7 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
 
 
 def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
-    """Format the keys of config.json about RoPE, so that transformers 4, transformers 5 and `read_rope` agree."""
+    """Format RoPE's keys for config.json, so that transformers 4, transformers 5 and `read_rope` agree on them."""
     scaling = _format_scaling(config.scaling)
     full = config.rotary_dim is None and keys.fraction == 1
     fraction = {} if full else {"partial_rotary_factor": config.rotary_features / config.head_dim}

@@ -51,7 +51,7 @@ class Rule(ABC):
         return True
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
-        """Raise ValueError if the tensors of a module with `rows` and `cols` have impossible sizes or values."""
+        """Raise ValueError if the tensors of a module with a matrix [rows, cols] have impossible sizes or values."""
         del arrays, rows, cols
 
     def of(self, module: str) -> "Rule | None":

@@ -27,9 +27,9 @@ def write_llama2c(
 ) -> None:
     """Write `checkpoint` to the new file `path`, tensor by tensor.
 
-    All weights become float32, without rounding. With `int8`, we quantize all weights except norms as llama2.c's
-    export.py does, but the group size divides every row (see `reference.quantizers.llama2c`). After each tensor, we
-    call `progress` with its name and its number of bytes.
+    Without `int8`, all weights are written in float32, without rounding. With `int8`, we quantize all weights except
+    norms as llama2.c's export.py does, but always with a group size that divides every row (see
+    `reference.quantizers.llama2c`). After each tensor, we call `progress` with its name and its number of bytes.
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
     finite, or if the format cannot hold a part of the model.

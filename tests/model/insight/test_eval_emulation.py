@@ -280,16 +280,16 @@ def test_int8_activations_apply_to_int8_matrices():
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     out = ("--tokens", "1,2", "--out", str(tmp_path / "x.npy"))
-    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix with activations for q8_0 to round")
-    assert_refused(run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix with")
+    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix", "q8_0", "activations")
+    assert_refused(run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix", "ggml")
     assert_refused(run("logits", *out, "--emulate-activations", "q8_1"), "'q8_1' is not one of", status=2)
     plain = random_checkpoint(CONFIGS["experts"], seed=0)
-    with pytest.raises(ValueError, match="named q9"):
+    with pytest.raises(ValueError, match=r"activations .q9. .*q8_0, int8.*ggml"):
         roundings(plain, "q9")
     value = "model.layers.0.self_attn.v_proj.weight"
     mixed = {**quantized(plain, "q8").tensors, value: plain.tensors[value]}
-    with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight have types"):
+    with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight .*types"):
         roundings(replace(plain, tensors=mixed), "q8_0")
     assert emulated_ops(XLA) in EMULATED.values()
-    with pytest.raises(ValueError, match="choose xla or cpu"):
+    with pytest.raises(ValueError, match=r"xla.*cpu"):
         emulated_ops(XLA._replace(attend=CPU.norm_logits))
