@@ -330,7 +330,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
         (["--out=OUT", "--text=BINARY"], "UTF-8 byte"),
         (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context' 1"),
         (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads 2 kv heads"),
-        (["--out=OUT", "--head-dim=15"], "RoPE turns pairs"),
+        (["--out=OUT", "--head-dim=15"], "head_dim 15 even"),
         (["--out=OUT", "--dim=0"], "'--dim' 0"),
         (["--out=OUT", "--context=1"], "'--context' 1"),
         (["--out=OUT", "--steps=0"], "'--steps' 0"),
