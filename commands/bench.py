@@ -197,7 +197,7 @@ def bench(
 
 
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
-    """Measure and print the time of an all-reduce on several devices, and often the speed of decoding.
+    """Measure and print the time of an all-reduce on several devices, and in some cases the speed of decoding.
 
     The suite decode always measures decoding. The suite collectives does so if a model or a shape is given, and it also
     measures a single device for comparison.

@@ -245,7 +245,7 @@ class _Pressed:
     Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
     the prompt handles the key itself. A process without a prompt, which waits for the questions of another process,
     raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several processes, so that
-    all stop after the same burst.
+    all stop after the same number of tokens.
     """
 
     def __init__(self, agree: Callable[[bool], int], *, prompts: bool):

@@ -58,7 +58,7 @@ def broken_example(line: str, width: int) -> list[str]:
 
 
 def broken_choices(option: str, width: int) -> str:
-    """Break an option with its list of choices, between two choices, into lines of at most `width` columns.
+    """Break an option's list of choices into lines of at most `width` columns. Lines end after a choice.
 
     >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
     --to [safetensors|

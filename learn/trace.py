@@ -48,7 +48,7 @@ class Definition(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One result of an op for the token. We show the value that uses the largest share of its bound."""
+    """One result of an op for the token. We show the value with the largest error relative to its bound."""
 
     name: str  # q, k or v; "" if the op has one result
     shape: tuple[int, ...]
@@ -212,7 +212,7 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Return the functions of `reference/` that define each op of a model, in the order in which they run."""
+    """Return the functions of `reference/` that define each op of a model. An op calls them in this order."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 

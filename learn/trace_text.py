@@ -33,9 +33,9 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
 def _legend(trace: Trace) -> Iterator[str]:
     yield "The functions of reference/ that define each op, in float64. Below, norm is the"
     yield "Euclidean norm of the op's input and output. Bytes and flop are for one token;"
-    yield "times are for the whole text. exact is the definition's value and ours the actual"
-    yield "value, at the element that uses the largest share of its bound. An ulp is the"
-    yield "distance to the next number of the dtype."
+    yield "times are for the whole text. exact is the definition's value and ours the"
+    yield "actual value, at the element that uses the largest share of its bound. An ulp is"
+    yield "the distance to the next number of the dtype."
     listed: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"

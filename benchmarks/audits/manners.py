@@ -108,7 +108,7 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Return `row`, as a failed check unless `equal`: two runs of the same command must print the same text."""
+    """Return the check `row`, failed if `equal` is false: two runs of the same command must print the same text."""
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 

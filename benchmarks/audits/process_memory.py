@@ -32,7 +32,7 @@ COLUMNS = (
 def measured(layers: int, quantize: str | None) -> Row:
     """Measure the memory of this process in bytes: after JAX has started, and how much compiling and running add.
 
-    Both are peaks. The peak while running does not count the model's arrays.
+    `compiling` and `running` are peaks minus `started`. `running` does not count the model's arrays.
     """
     import jax
     import numpy as np

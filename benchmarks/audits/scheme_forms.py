@@ -95,7 +95,7 @@ def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
 
 
 def in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """Read all tensors of a calibrated model into memory in order. Another order would repeat the calibration."""
+    """Read all tensors of a calibrated model into memory, in their order. Another order would calibrate again."""
 
     def tensor(old: Tensor) -> Tensor:
         values, codes = old.read(), old.codes

@@ -30,7 +30,7 @@ PERIOD = 1 << 20  # number of weights that we draw for a written model; its othe
 
 
 def random_checkpoint(config: Config) -> Checkpoint:
-    """Make a model in main memory: normal weights, of a size that keeps activations near 1, and norms of 1."""
+    """Make a model in main memory: normally distributed weights that keep activations near 1, and norms of 1."""
     rng = np.random.default_rng(0)
 
     def tensor(shape: tuple[int, ...]) -> Tensor:

@@ -91,7 +91,7 @@ def placed(arguments: Any) -> Any:
 def compile_case(name: str) -> tuple[ProgramFacts, list[Kernel]]:
     """Compile a case of the kernel table. Must run in a process that has compiled nothing before.
 
-    A process compiles each kernel only once, and dumps its files only at that time.
+    A process compiles each kernel only once, and only then dumps the kernel's files.
     """
     case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:

@@ -301,7 +301,7 @@ def profile_model(
 
 
 def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bool) -> int:
-    """Choose the largest context of a suite. Raises ValueError for more tokens than the model can hold."""
+    """Choose the largest number of tokens before decoding. Raises ValueError if `context` is too long for the model."""
     tokens, most = prompt_tokens(subject, context), subject.config.context - subject.burst
     if suite == "decode":
         return tokens

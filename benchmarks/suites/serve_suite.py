@@ -188,7 +188,8 @@ def run_suite(
 ) -> dict[str, Any]:
     """Serve a model in a new process, send load to the server, and report. `context` is the median prompt length.
 
-    Raises as `open_checkpoint` does, and ValueError for prompts beyond the model's context or a server that ends.
+    Raises the errors of `open_checkpoint`. Raises ValueError for prompts beyond the model's context, and if the server
+    ends early.
     """
     config = open_checkpoint(model).config
     longest = choose_context(None, config.context)
@@ -247,7 +248,7 @@ def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw the percentiles of two delays by the rate of requests: of the first token, and between tokens."""
+    """Draw percentiles of the delay of the first token and of the time between tokens, over the rate of requests."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, key in (("first token", "first_token"), ("between", "between_tokens")):
         for row in report["rows"]:

@@ -97,7 +97,7 @@ def test(exercise: Exercise) -> str:
 
 
 def narrowings(exercise: Exercise) -> dict[str, list]:
-    """Return the values that the kernel supports, for each argument of the contract with unsupported values."""
+    """Return the supported values of each contract argument for which the kernel does not support all values."""
     chosen = dict(exercise.only) if not isinstance(exercise, Broken) else exercise.implementation.only
     return {name: list(values) for name, values in chosen.items()}
 

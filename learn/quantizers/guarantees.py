@@ -170,7 +170,7 @@ def bitnet(w: Matrix, q: Quantized) -> WeightDetails:
 
 
 def binary(w: Matrix, q: Quantized) -> WeightDetails:
-    """Describe signs. They minimize the sum of squared errors, and guarantee nothing for a single weight."""
+    """Describe binary codes, the signs. They minimize the sum of squared errors, but a single error has no bound."""
     return WeightDetails(q.codes, of_weights(q.scales, w), None)
 
 

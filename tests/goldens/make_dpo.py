@@ -22,7 +22,7 @@ BATCHES, PAIRS = 20, 4
 
 
 def batch(rng: random.Random) -> dict[str, object]:
-    """Draw the log probabilities of some pairs and compute TRL's numbers."""
+    """Draw the log probabilities of some pairs of answers, and compute the loss and rewards by TRL's formulas."""
     beta = Decimal(str(rng.choice([0.01, 0.1, 0.5, 2.0])))
     names = ("chosen", "rejected", "frozen_chosen", "frozen_rejected")
     drawn = {name: [round(rng.uniform(-300, -1), 3) for _ in range(PAIRS)] for name in names}

@@ -9,8 +9,8 @@ writes the model twice: unchanged, and with the weights that `q4` decodes to. In
     pip install torch transformers safetensors
     python tests/goldens/make_eval.py read FOLDER
 
-evaluates both with transformers, with the sliding window that its documentation shows. A loss is the mean over the
-labels that are not -100, without the first label of each row.
+evaluates both models with transformers, with the sliding window shown in transformers' documentation. A loss is the
+mean over the labels that are not -100, without the first label of each row.
 """
 
 import json

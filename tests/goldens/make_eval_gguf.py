@@ -188,7 +188,7 @@ def read_text(folder: Path) -> dict[str, Any]:
     ids = base.tokens(TEXT)
 
     def predicted(model: make_gguf.Model) -> np.ndarray:
-        """Return log p, [seq, vocab]."""
+        """Return the log-probabilities of the next token at each position but the last, [seq - 1, vocab]."""
         logits = model.logits(ids)[:-1].astype(np.float64)
         shifted = logits - logits.max(axis=-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

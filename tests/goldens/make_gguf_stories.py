@@ -9,9 +9,9 @@ writes the files. In an environment with llama.cpp (Python 3.11),
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-lets llama.cpp continue a text from two places. In every type, each token of these continuations is clearly more likely
-than any other token, so rounding activations does not change them. The tests write the files again, check their hashes,
-and compare the stories.
+lets llama.cpp continue two beginnings of a story. In every type, each token of these continuations is clearly more
+likely than any other token, so rounding activations does not change them. The tests write the files again, check their
+hashes, and compare the stories.
 """
 
 import hashlib

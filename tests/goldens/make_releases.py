@@ -1,4 +1,4 @@
-"""Write the table of releases in docs/models.md: which load, how they run on a CPU and an H200, which are refused.
+"""Write the table of releases in docs/models.md: which load, which are refused, and how they run on a CPU and an H200.
 
     python -m tests.goldens.make_releases
 
@@ -143,7 +143,7 @@ def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Ro
 
 
 def _form(params: Params) -> str:
-    """Return a phrase for the table: whether matrices stay quantized in memory."""
+    """Return a phrase for the table that says whether the matrices stay quantized in memory."""
     layer = params.layers[0]
     if isinstance(layer.qkv.weight, QuantizedMatrix):
         return "from codes"

@@ -242,7 +242,10 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
             "bytes of shared memory for 1 vectors of 65536",
         ),
         (lambda: norm_gate_up(W[:15], X, X[0], eps=EPS), "norm_gate_up takes rows of W in multiples of 16, got 15"),
-        (lambda: norm_qkv(W, X, X[0], K, K, AT, ANGLES, ANGLES, heads=1, eps=EPS), "1 .* heads of 16 rows, got 16"),
+        (
+            lambda: norm_qkv(W, X, X[0], K, K, AT, ANGLES, ANGLES, heads=1, eps=EPS),
+            r"norm_qkv .*1 \+ 2 x 1 heads of 16 rows.* got 16",
+        ),
         (
             lambda: norm_qkv(W[:12], X, X[0], K[..., :12], K[..., :12], AT, ANGLES, ANGLES, heads=1, eps=EPS),
             "rows of W in multiples of 8, got 12|heads of a multiple of 16 numbers, got head_dim 12",
@@ -270,9 +273,9 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_shared_memory_limits_a_multiprocessor_to_its_share_of_blocks(op, rows, cols, dtype, runs):
-    """Thread blocks use enough shared memory that a multiprocessor holds only its even share of the blocks.
+    """Thread blocks ask for so much shared memory that a multiprocessor has room for only its even share of the blocks.
 
-    Otherwise the first blocks would fill a few multiprocessors and slow them down (docs/lessons-gpu.md).
+    Otherwise the first blocks would all go to a few multiprocessors, which would be slow (docs/lessons-gpu.md).
     """
 
     if dtype == "int4":

@@ -38,7 +38,7 @@ def word(value: int) -> np.ndarray:
 
 
 def load(ref: np.ndarray, at: np.ndarray, kind, count: int) -> list[np.ndarray]:
-    """Load `count` words per thread from an array of bytes. A load of several words must be aligned."""
+    """Load `count` 32-bit words per thread from an array of bytes. Addresses must be multiples of 4, 8 or 16 bytes."""
     assert not np.any(at % (4 * min(count, 4)))
     return [
         np.stack([ref[first + 4 * i : first + 4 * i + 4] for first in at.astype(int)]).view(kind)[:, 0]

@@ -282,7 +282,7 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_failed_burst_drops_the_cache():
-    """If reading the tokens of a decode call fails, the session drops its cache.
+    """A session drops its cache if reading the tokens of a decode call fails.
 
     On a GPU, the next decode call has already started with this cache.
     """

@@ -30,7 +30,10 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
 
 @pytest.mark.parametrize("most", [None, 3, 5, 6])
 def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
-    """A file that ends inside a character is refused, unless only its first `most` bytes are read."""
+    """A file that ends inside a character is refused.
+
+    If reading stops after `most` bytes, a character that is cut there is left out instead.
+    """
     path = tmp_path / "text"
     path.write_bytes(b"abc\xe2\x82")
     if most in (3, 5):

@@ -330,7 +330,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
         (["--out=OUT", "--text=BINARY"], "UTF-8 byte"),
         (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context' 1"),
         (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads 2 kv heads"),
-        (["--out=OUT", "--head-dim=15"], "RoPE turns pairs"),
+        (["--out=OUT", "--head-dim=15"], "head_dim 15 even"),
         (["--out=OUT", "--dim=0"], "'--dim' 0"),
         (["--out=OUT", "--context=1"], "'--context' 1"),
         (["--out=OUT", "--steps=0"], "'--steps' 0"),
@@ -438,7 +438,7 @@ def test_the_digest_of_the_stories_depends_on_stories_and_tokenizer(stories, mon
 
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<stated>"])
 def test_a_document_ends_with_the_tokenizers_end_token(tmp_path, name):
-    """The end token comes from the known names or from tokenizer_config.json."""
+    """A document ends with a token that has a known name, or that tokenizer_config.json names."""
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml((name, "<|im_start|>")))
     (tmp_path / "text").write_text("one\n\ntwo")
     stated = {"tokenizer_config.json": b'{"eos_token": {"content": "<stated>"}}'}

@@ -223,7 +223,7 @@ def test_results_of_timed_calls_are_judged(capsys, name, why):
     [
         (("add", "--time"), "--time needs your own function"),
         (("add", "--candidate", "mine.py", "--at", "rows=3"), "--against and --at need --time"),
-        ((*FEW, "--candidate", "mine.py", "--at", "row=3"), "got row: did you mean rows"),
+        ((*FEW, "--candidate", "mine.py", "--at", "row=3"), r"add .*row: .*rows, dim.*did you mean rows"),
         ((*FEW, "--candidate", "mine.py", "--against", "mine.py:nothing"), "mine.py:nothing cannot be imported"),
         (
             (*FEW, "--candidate", "mine.py", "--against", "mine.py:add"),

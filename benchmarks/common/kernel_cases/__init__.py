@@ -80,7 +80,7 @@ def variants() -> dict[str, Case]:
     """Build the cases of all `Variant`s, by name. Some combine two features.
 
     The features are: every form of quantized codes that kernels accept, activations in float32, biases, sliding
-    windows, and several vectors. The kernel table has no cases with these features.
+    windows, and several vectors. Published Llamas have none of these features.
     """
     cases = (
         replace(case, models=(meeting.model,))

@@ -36,10 +36,10 @@ MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks s
     ),
 )
 def coded_gemm_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
-    """Yield cases of the products of a layer and of the head: all forms of codes; above eight vectors only q8 and q4.
+    """Yield cases of the products of a layer and of the LM head, with `batch` vectors.
 
-    For 64 vectors and more we leave out matrices that are cut along their columns. XLA adds up their parts, and in a
-    model it fuses this sum with the next op.
+    Up to eight vectors, we yield all quantized forms; above, only q8 and q4. From 64 vectors on, we leave out matrices
+    that the kernel cuts along their columns: XLA adds up the parts, and in a model it fuses this sum with the next op.
     """
     del dtype, work
     for scheme in FORMS if batch <= 8 else ("q8", "q4"):

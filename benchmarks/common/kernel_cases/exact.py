@@ -208,7 +208,7 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
 
 
 def softmax(scores) -> Approx:
-    """Compute softmax. The bound has the errors of the numerator's exponent, of its exponential and of 1 / sum."""
+    """Compute softmax. The bound includes the errors of an element's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
     spread, off = _score_spread(scores)
     exact = exact_softmax(scores)

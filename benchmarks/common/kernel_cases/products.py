@@ -141,7 +141,10 @@ def several_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: i
 
 
 def _first_three(config: Config, dtype: np.dtype, work: KernelWork, **chosen: Any) -> Iterator[Case]:
-    """Yield cases of three products of a layer. We omit down, which is like the output projection with longer rows."""
+    """Yield cases of three products of a layer: output projection, gate and up, and QKV.
+
+    We omit the down projection, which is like the output projection with longer rows.
+    """
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)

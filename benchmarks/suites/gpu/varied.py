@@ -137,7 +137,7 @@ def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def attentions() -> Iterator[Case]:
-    """Yield attention with heads of 64 and 128, one or more query heads per key head, windows, and refilled rings."""
+    """Yield cases of attention: head_dim 64 and 128, MHA and GQA, sliding windows, and rings that are refilled."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, UNGROUPED):

@@ -181,7 +181,7 @@ def names(folder: Path) -> set[str]:
 
 @contextmanager
 def refused_in_one_line(folder: Path, *, words: str) -> Iterator[None]:
-    """Check that the block raises a one-line CheckpointError that `mentions` words and leaves the folder unchanged."""
+    """Check that the block raises a one-line CheckpointError that mentions `words`, and writes no file to `folder`."""
     before = names(folder)
     with pytest.raises(CheckpointError) as caught:
         yield

@@ -237,7 +237,7 @@ def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, plac
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
-    """Write a folder of each quantized layout; return each folder with its config.json."""
+    """Write a folder in each quantized layout; return, by layout, the folder and the text of its config.json."""
     stored = {}
     for layout in test_quantized_checkpoints.LAYOUTS:
         folder = tmp_path_factory.mktemp("layout")

@@ -1,6 +1,7 @@
 """Invalid safetensors and llama2c files, in addition to `test_bad_checkpoints` and `test_bad_huggingface`.
 
-Some unusual files are valid, and we read them as other readers do: tensors in any order, and empty vectors.
+Some unusual files are valid, such as files with tensors in any order or with empty vectors. We read them as other
+readers do.
 """
 
 import json

@@ -64,7 +64,7 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):
-    """If quantization groups span several rows, the matrix is decoded to floats.
+    """A matrix is decoded to floats if its quantization groups span several rows.
 
     export.py writes such groups for stories260K, because its hidden dimension is not a multiple of 64.
     """

@@ -122,7 +122,10 @@ def test_a_command_prints_one_line_about_the_tensors_it_leaves_out(folder):
     ("tied", "name"), [(False, "lm_head"), (False, "model.embed_tokens"), (True, "model.embed_tokens")]
 )
 def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
-    """Rows beyond the tokenizer's tokens may hold a NaN: they count as 0, and a note says so."""
+    """Rows of the embedding or the head beyond the tokenizer's tokens may hold a NaN.
+
+    We read it as 0, and a note says so.
+    """
     config = CONFIG | {"vocab_size": 260, "bos_token_id": None, "eos_token_id": 257, "tie_word_embeddings": tied}
     tensors = families.random_tensors(config)
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -133,7 +133,7 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
-    """If another process truncates a file while we read it, reading raises an error. No SIGBUS ends the process."""
+    """Reading a file that another process truncates meanwhile raises an error. No SIGBUS ends the process."""
     if kind == "gguf":
         path = place = file_of(CONFIG, families.random_tensors(CONFIG)).write(tmp_path / "x.gguf")
     else:

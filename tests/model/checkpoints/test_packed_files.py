@@ -99,7 +99,7 @@ def test_auto_round_stores_floats_of_four_bits_as_compressed_tensors(kind, chang
 
 
 def quanto(name: str, w: np.ndarray) -> Any:
-    """Store up_proj by optimum-quanto's qint4, and other matrices by qint8."""
+    """Store up_proj in optimum-quanto's qint4, and other matrices in its qint8."""
     if "up_proj" not in name:
         scales = (np.abs(w).max(axis=1, keepdims=True) / 127).astype(ml_dtypes.bfloat16)
         codes = np.rint(w / scales.astype(np.float32)).clip(-127, 127).astype(np.int8)

@@ -447,7 +447,7 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
 
 
 def test_exponents_may_have_a_dtype_of_their_own(tmp_path):
-    """Files store the exponents of MXFP4 as U8 or as F8_E8M0: the bytes are the same."""
+    """Files store the exponents of MXFP4 with dtype U8 or F8_E8M0; the bytes are the same."""
     settings, store = LAYOUTS["mxfp4"]
 
     def with_own_dtype(_: str, w: np.ndarray) -> Layout:

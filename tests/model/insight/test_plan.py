@@ -87,9 +87,10 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """Run a process up to three times, until its peak memory is within 5 % and 50 MB of the plan; fail if it never is.
+    """Check that the peak memory of a process differs from the plan by at most 5 % plus 50 MB.
 
-    One run is not enough: compilations that overlap sometimes took 70 MB more.
+    If a run takes more, the process runs again, up to three times, because compilations that overlap sometimes took 70
+    MB more.
     """
     peak = np.inf
     for _ in range(3):
@@ -195,7 +196,7 @@ def test_a_plan_counts_the_experts_that_tokens_choose():
         plan = make_plan("m", shapes, config, DEVICES["l4"], context=128, batch=batch, quantize=None)
         cached = 2 * config.layers * config.kv_heads * config.head_dim * 4
         read.append(plan.work[1].cost.bytes - batch * (cached + config.dim * 4))
-        assert "8 experts" in as_text(plan)
+        assert mentions(as_text(plan), "the 8 experts expected")
     assert read[1] - read[0] == pytest.approx(1.5 * expert)  # 2 experts for one token, 3.5 for two
     shapes = abstract_params(SMALL, dtype=FLOAT32, positions=1)
     plain = make_plan("m", shapes, SMALL, DEVICES["l4"], context=128, batch=2, quantize=None)

@@ -1,4 +1,4 @@
-"""XLA compiles a decode step for a CPU to the fast code for which `model.ops` writes its products in a special form."""
+"""XLA compiles a decode step for a CPU to fast code, because `model.ops` writes matrix products in a special form."""
 
 import re
 from functools import partial
@@ -106,9 +106,9 @@ def test_no_branch_asks_for_the_temperature(greedy: bool):
 
 
 def test_weights_widened_before_a_loop_are_detected():
-    """If XLA widens weights to float32 before a loop, `written` lists them.
+    """`written` lists weights that XLA widens to float32 before a loop.
 
-    In `model.forward`, an optimization barrier prevents this.
+    In `model.forward`, an optimization barrier prevents this widening.
     """
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 

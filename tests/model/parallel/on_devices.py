@@ -450,7 +450,10 @@ def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
 
 
 def spread_cache(name: str) -> dict[str, Any]:
-    """Compare the logits of a prompt and two tokens on one device with those on four that share the cache's rows."""
+    """Compute the logits of a prompt and of two tokens on one device, and on four devices that divide the cache's rows.
+
+    Return the largest difference.
+    """
     from unittest.mock import patch
 
     import jax

@@ -254,7 +254,7 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
 def test_only_llama_3_takes_a_word_that_is_a_token_whole(tmp_path, pre, pieces):
     """Llama 3's tokenizer encodes a word that is in the vocabulary as one token, even if no merges build it.
 
-    GPT-2's tokenizer does not. llama.cpp does the same for both.
+    GPT-2's tokenizer builds every word by merges. llama.cpp treats both tokenizers in the same way.
     """
     _, keys = byte_level(LLAMA3, pre)
     keys["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]))

@@ -1,4 +1,4 @@
-"""Files next to a tokenizer.json: which tokens they add, and which file takes precedence."""
+"""Files next to a tokenizer.json: which tokens they add, and which file wins if two of them disagree."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
-    """Encode text from a template: names of control tokens in it become these tokens."""
+    """Encode a text as if it came from a chat template: the names of control tokens in it become these tokens."""
     return SpecialTokens(load_tokenizer(folder)).encode(text)
 
 

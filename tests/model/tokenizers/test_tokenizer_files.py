@@ -120,7 +120,10 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
-    """Without a tokenizer, the error names the model's file; a model in the current folder is not called `.`."""
+    """The error about a missing tokenizer names the model's file, or the folder that was searched.
+
+    The path `.` is called "the current folder".
+    """
     llama2c_files.write(tmp_path / "a.bin")
     (tmp_path / "tok512.bin").write_bytes(b"")
     monkeypatch.chdir(tmp_path)

@@ -236,7 +236,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """If a tokenizer.json adds EOS after a text, we leave EOS out, because the model is to continue the text."""
+    """EOS that a tokenizer.json adds after a text is left out, because the model is to continue the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)

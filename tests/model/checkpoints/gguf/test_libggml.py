@@ -102,7 +102,7 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """If we start from llama.cpp's own inputs, our matrix products equal llama.cpp's within float32's roundoff.
+    """Our matrix products of llama.cpp's own inputs equal llama.cpp's products within float32's roundoff.
 
     No input is at a rounding tie. The bound counts one rounding for each column in a sum, and a few for the scales.
     """
