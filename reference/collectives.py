@@ -83,7 +83,7 @@ def all_to_all(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
 
 
 class Exchange(NamedTuple):
-    """The result of a collective: the array of each device, the number of steps, and the bytes that a device sent."""
+    """The result of a collective: an array per device, the number of steps, and the most bytes that a device sent."""
 
     arrays: list[np.ndarray]
     steps: int  # sequential messages

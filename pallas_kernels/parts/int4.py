@@ -46,7 +46,7 @@ def order_of(group: int, *, levels: bool) -> Order:
 def pack(
     codes: Int8[np.ndarray, "rows cols"], order: Order = "bytes", *, lowest: int = -8
 ) -> Int32[np.ndarray, "rows words"]:
-    """Pack codes in [-8, 7], or in [0, 15] if `lowest` is 0, into words, in the order above.
+    """Pack codes in [-8, 7], or in [0, 15] if `lowest` is 0, into words, in one of this module's orders.
 
     Raises ValueError for other codes, and unless cols is a multiple of 128.
 
@@ -64,7 +64,8 @@ def pack(
 
 
 def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
-    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX: words of their upper four bits, and of the low bits.
+    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX. Returns words of upper four bits, and words of low
+    bits.
 
     >>> one = np.zeros((1, 256), np.uint8)
     >>> one[0, 32 + 2] = 0b110111
@@ -102,7 +103,7 @@ def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> In
 
 
 def unpacked(words: Any, order: Order, low_bits: Any = None) -> Any:
-    """Restore unsigned codes from `pack` or `packed_apart`, as int32 of NumPy or JAX, like the words."""
+    """Restore unsigned codes from `pack` or `packed_apart`, as int32, in NumPy or JAX like the words."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
     axes, turn = ORDERS[order]

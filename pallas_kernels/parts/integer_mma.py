@@ -116,7 +116,7 @@ class StepMemory(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Tell whether codes are unsigned."""
+        """Tell whether codes are unsigned: words of codes with minima."""
         return self.in_words and self.minima
 
 
@@ -474,7 +474,7 @@ def _digits_at(step: StepMemory, places: list[Any], lane: Lane) -> list[list[Any
 
 
 def _without_last(step: StepMemory, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
-    """Set the columns of B without a digit to 0, because lane 3 uses these columns to add minima."""
+    """Set the columns of B for lane 3 to 0, because lane 3 has no digit, and adds minima instead."""
     if not step.minima:
         return digits
     digit = arith.shrui(lane.quad, word(1))
