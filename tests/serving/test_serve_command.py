@@ -78,7 +78,7 @@ def test_it_is_ready_when_health_says_so(server):
     assert server.ask("/health") == {"status": "ok"}
     (model,) = server.ask("/v1/models")["data"]
     assert (model["id"], model["owned_by"], model["context"]) == ("stories", "llamaspec", 1024)
-    assert server.log.read_text() == f"stories is served at {server.url}\n"
+    assert server.log.read_text() == f"stories is at {server.url}\n"
 
 
 def test_a_request_has_the_same_text_alone_and_in_company(server):
