@@ -5,10 +5,9 @@ r"""Fused ops: a norm, a product, and then a bias, a residual, RoPE or SwiGLU, a
     norm_qkv       RoPE rotates q and k; k and v go to a cache       [q; k; v] = W n + b
     linear_add     y = W x + b + r
 
-Each op is a sequence of layers from other pages, so this page adds no mathematics. Fusing saves memory
-traffic, which limits decoding (Ivanov et al., 2021, https://arxiv.org/abs/2007.00072): n, gate, up, and q
-and k before RoPE never leave the processor. A kernel may round these intermediate results; the definition
-rounds nothing.
+Each op is a sequence of layers from other pages, so this page adds no mathematics. Memory traffic limits decoding
+(Ivanov et al., 2021, https://arxiv.org/abs/2007.00072). Fusing saves some of it: n, gate, up, and q and k before RoPE
+are never written to memory. A kernel may round these intermediate results; the definition rounds nothing.
 """
 
 import numpy as np

@@ -4,9 +4,9 @@ Each vector is divided by its own root mean square, then scaled per feature:
 
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
 
-This is LayerNorm without the centering: no mean is subtracted and there is no bias. `eps` is inside
-the root. Here nothing is rounded between the division and the product with g. Hugging Face rounds
-x / rms to the dtype of x before it multiplies by g, which gives a different result in bfloat16.
+This is LayerNorm without the mean and the bias. `eps` is inside the square root. Here nothing is rounded between the
+division and the product with g. Hugging Face rounds x / rms to the dtype of x before it multiplies by g, which gives a
+different result in bfloat16.
 """
 
 import numpy as np

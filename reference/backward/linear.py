@@ -2,8 +2,8 @@ r"""Backward of the linear layer: two products, each with a transposed factor of
 
     y = W x + b        dx = W^T dy        dW = sum over the vectors of dy x^T        db = sum dy
 
-An entry of W multiplies one feature of every vector, so its gradient is a sum over all vectors. Because of this sum, we
-can cut a batch into parts and add their gradients.
+An entry of W multiplies one feature of every vector x of a batch, so its gradient is a sum over all vectors. For this
+reason we can cut a batch into parts, and add the gradients of the parts.
 """
 
 import numpy as np

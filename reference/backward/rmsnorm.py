@@ -8,8 +8,9 @@ n depends on x directly and through r, with dr / dx_i = -r^3 x_i / d for vectors
 
     dx = r (dn - n mean(dn n))
 
-For eps = 0, the second term removes the part of dn along x: a longer x has the same n, so the gradient has no component
-in that direction. The forward pass can save r, one number per vector, for the backward kernel.
+For eps = 0, the second term removes the component of dn in the direction of x. The reason is that a longer x has the
+same n, so the gradient has no component in that direction. The forward pass can save r, one number per vector, for the
+backward kernel.
 """
 
 import numpy as np

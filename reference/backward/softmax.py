@@ -4,9 +4,9 @@ From p_i = exp(x_i) / sum_j exp(x_j) we get d p_i / d x_j = p_i (1[i = j] - p_j)
 
     dx_i = p_i (dp_i - sum_j p_j dp_j)
 
-The gradients of a row add up to 0, because adding a constant to all scores changes no probability. The sum over j is
-one number per row. FlashAttention (https://arxiv.org/abs/2205.14135, appendix B.2) computes it from the output, sum_j
-p_j dp_j = <o, do>, so it never stores a whole row of p.
+The gradients dx_i of a row add up to 0, because adding a constant to all scores changes no probability. The sum over j
+is one number per row. FlashAttention (https://arxiv.org/abs/2205.14135, appendix B.2) computes this number from the
+output of attention, sum_j p_j dp_j = <o, do>, so it need not store a whole row of p.
 """
 
 import numpy as np

@@ -3,14 +3,14 @@ r"""Double quantization: the scales of a tensor are quantized, too.
 A group of 64 four-bit codes with a float32 scale takes 4.5 bits per weight, or 4.127 with quantized scales
 (QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
 
-    o = mean of the scales        b = max |a - o| in blocks of 256        c = the level of b nearest to a - o
+    o = mean of the scales     b = max |a - o| in a block of 256     c = the code of the level nearest to (a - o) / b
 
     a ~ o + b level(c)
 
-The 256 levels form a "dynamic" number format (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and
-evenly spaced numbers of both signs in each decade from 10^-6 to 10^0, twice as many per decade as in the one
-before. Small numbers therefore have fewer digits. All scales of the tensor form one row; the last block may be
-short.
+a is the scale of a group, b the largest deviation in a block of 256 scales, and c a code of 8 bits. The 256 levels form
+a "dynamic" number format (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and evenly spaced numbers of both
+signs in each decade from 10^-6 to 10^0, twice as many per decade as in the one before. So small numbers have fewer
+significant digits. All scales of a tensor form one row, which is divided into blocks; the last block may be short.
 
 Guaranteed, where a^ is the dequantized scale, and l <= (a - o) / b <= l' are neighboring levels:
 

@@ -19,7 +19,7 @@ because on x86 the C code converts infinity to 0.
 Guaranteed, where d' and m' are d and m after rounding to float16, so that |d' - d| <= max(2^-11 |d|, 2^-25), and the
 same for m:
 
-    |w - w^|  <=  step + |q| |d' - d| + |m' - m| + 2^-120        q as it multiplies d
+    |w - w^|  <=  step + |q| |d' - d| + |m' - m| + 2^-120        q: the factor of d in the table
     step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for weights opposite w*, clipped to the last code
 
 2^-14 d is for at most four float32 roundings of numbers up to 127, and 2^-120 for an overflow of 1 / d. If |d| is below

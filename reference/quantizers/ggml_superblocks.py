@@ -11,12 +11,13 @@ or two float16 numbers:
     Q5_K    5, from 0        8 of 32   d s q - e m       0 ... 63        0 ... 63   5.5
     Q6_K    6, from -32     16 of 16   d s q             -128 ... 127               6.5625
 
-The format defines how to compute a weight from d, e, s, m and q. The result is exact in float64. It does not define how
-to choose these numbers: ggml searches for good ones. `quantize` also searches, in float64, for a small sum of squared
+d and e are float16 numbers of the superblock, s and m are integers of the group, and q is the code of the weight. The
+format defines how to compute a weight from these numbers. The result is exact in float64. The format does not define
+how to choose the numbers: ggml searches for good ones. `quantize` also searches, in float64, for a small sum of squared
 errors. (In the sum of ggml's C code, the errors of large weights count more.)
 
 1. For each group, try `STARTS` guesses of its step, which put the last code slightly below or above its largest
-   weight. Take the nearest codes q, then the step a (and minimum b >= 0) with the least squares of w - a q (+ b).
+   weight. Take the nearest codes q, then the step a (and minimum b >= 0) with the smallest sum of (w - a q + b)^2.
    Keep the guess with the smallest sum of squares.
 2. d is the largest step divided by the largest s, and e the largest minimum divided by the largest m, in float16.
 3. For each group, try s = m = 0, and the integers nearest to a / d and b / e and their neighbors. Take the s and m

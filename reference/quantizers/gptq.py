@@ -3,20 +3,20 @@ r"""GPTQ: round column by column, and let the remaining columns compensate each 
     H = X^T X + lambda I        H^-1 = U^T U,  U upper triangular (Cholesky)
     for each column i:    w^_i = Q(w_i)        e_i = (w_i - w^_i) / U_ii        w_j <- w_j - e_i U_ij  for all j > i
 
-(Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) X [tokens, cols] are inputs from calibration, and lambda
-is `damp` times the mean diagonal of X^T X. Q rounds to the nearest number of a grid that is fixed beforehand: the
-grid of `affine` or `symmetric` for the original weights, as in llm-compressor. (The paper computes the grid of a
-group when it reaches the group, and may take columns in another order.) A feature that is never active, H_ii = 0,
-gets weights of 0.
+(Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) w_i is column i of W, and w^_i the column after quantizing and
+dequantizing. X [tokens, cols] are inputs from calibration, and lambda is `damp` times the mean diagonal of X^T X. Q
+rounds to the nearest number of a grid that is fixed beforehand: the grid of `affine` or `symmetric` for the original
+weights, as in llm-compressor. (The paper computes the grid of a group when it reaches the group, and may take columns
+in another order.) A feature that is never active, H_ii = 0, gets weights of 0.
 
 At the end, W - W^ = E U for the errors E = (e_1, e_2, ...). With the damped H,
 
     || (W - W^) X^T ||^2 + lambda || W - W^ ||^2  =  tr (W - W^) H (W - W^)^T  =  || E ||^2
 
-Guaranteed: if no code is clipped, |e_i| U_ii <= s / 2, because e_i U_ii = w_i - w^_i is the error of one rounding.
-Squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 per row. There is no guarantee for a single weight,
-and none that the output W^ X^T is better than with plain rounding. With correlated features it is nearly always better.
-Without correlation (if X^T X is diagonal) both give the same weights.
+Guaranteed: if no code is clipped, |e_i| U_ii <= s / 2, because e_i U_ii = w_i - w^_i is the error of one rounding. So a
+row of E has a squared norm of at most sum_i (s_i / (2 U_ii))^2, where s_i is the scale of the row's weight i. There is
+no guarantee for a single weight, and none that the output W^ X^T is better than with plain rounding. With correlated
+features it is nearly always better. Without correlation (if X^T X is diagonal) both give the same weights.
 
 Powers of two: 2^k W has the same codes as W, and the scales times 2^k. Sign: -W becomes -W^ on the grid of `symmetric`,
 and also on the grid of `affine` except at its ties, so Q(-W) = -Q(W) there. W^ is not a fixed point, because its groups

@@ -1,4 +1,4 @@
-r"""LLM.int8(): int8 with a scale per row, and a few features of the input in full precision.
+r"""LLM.int8(): int8 with a scale per row, and a few features of the input x in full precision.
 
     a = max_j |w_j|        q_j = rint(w_j 127 / a)        w_j ~ a q_j / 127        for a row of weights, or a token
 
