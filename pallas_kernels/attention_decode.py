@@ -2,9 +2,9 @@ r"""Attention while decoding: one query per head, over a cache with a length tha
 
     o_h = sum_j softmax_j(<q_h, k_jg> / sqrt(d)) v_jg        j < length,  g = h kv_heads // heads
 
-This is `reference.attention` for the last of `length` positions. Reading keys and values once limits its speed.
-`parts/key_ring.py` decides which keys a thread block reads, `parts/attention_split.py` computes its part of the result
-(`parts/attention_split_float32.py` in float32), and `parts/attention_combine.py` combines the parts.
+This is `reference.attention` for the last of `length` positions. The time to read all keys and values once limits the
+speed. `parts/key_ring.py` decides which keys a thread block reads. `parts/attention_split.py` computes the block's part
+of the result (for float32: `parts/attention_split_float32.py`). `parts/attention_combine.py` combines the parts.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ def attention_decode(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attend from the query at position length - 1 to the first `length` keys. The result has the heads joined.
+    """Attend from the query at position length - 1 to the first `length` keys. width is heads x head_dim.
 
     With a `window`, the query sees only the last `window` keys. A length is clamped to 0 ... capacity, and 0 gives
     zeros. Unseen rows of the cache may contain anything, including NaN. `splits` is the number of thread blocks per
@@ -43,8 +43,8 @@ def attention_decode(
     Raises Unsupported for other dtypes, heads that are not 64 or 128 wide, a capacity that is not a multiple of 8,
     and more than 8 query heads per key head (bfloat16 also supports 16, 24, ... 64).
 
-    Reads the visible keys and values once. With several splits, each split writes heads x head_dim numbers in float32,
-    and a second kernel reads them. In bfloat16, a key head with fewer than 8 query heads writes as much as with 8.
+    The kernel reads the visible keys and values once. With several splits, each split writes heads x head_dim float32
+    numbers, and a second kernel reads them. In bfloat16, the query heads per key head are padded to 8 in these numbers.
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):

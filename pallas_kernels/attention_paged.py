@@ -1,8 +1,8 @@
-"""Attention while decoding, over a paged cache, which sequences of different lengths share.
+"""Attention while decoding, over a paged cache: sequences of different lengths take pages from a common pool.
 
-A page has the keys, or the values, of some consecutive positions in every key head. A table lists the pages of each
-sequence in order (PagedAttention, Kwon et al., 2023, https://arxiv.org/abs/2309.06180). Everything else is as in
-`attention_decode`.
+A page has the keys of some consecutive positions of one sequence, for every key head. The page with the same number has
+the values. A table lists the pages of each sequence in order (PagedAttention, Kwon et al., 2023,
+https://arxiv.org/abs/2309.06180). Everything else is as in `attention_decode`.
 """
 
 from functools import partial

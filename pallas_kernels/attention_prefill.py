@@ -3,7 +3,8 @@ r"""Attention of many queries at once: a prompt, or a chunk of a prompt, over a 
     o_ih = sum_j softmax_j(<q_ih, k_jg> / sqrt(d)) v_jg        j <= offset + i,  g = h kv_heads // heads
 
 This is flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores never leave the registers. The online
-softmax goes over tiles of keys, and keeps the largest score, the sum of the weights and the weighted sum of values.
+softmax processes one tile of keys after the other. It keeps the largest score so far, the sum of the weights, and the
+weighted sum of values.
 
 A thread block has 128 queries of one head. Two warpgroups compute 64 queries each, and a third one fills a ring of keys
 and values. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), the two computing warpgroups
@@ -43,7 +44,7 @@ def attention_prefill(
     *,
     window: int | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. The result has the heads joined.
+    """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. width is heads x head_dim.
 
     The cache already contains the keys and values of these positions. Each query sees the rows up to its own position,
     or the last `window` of them. A query that sees no row gives zeros, such as a query before position 0. Unseen rows
@@ -54,9 +55,9 @@ def attention_prefill(
     together, and Unsupported for other dtypes, heads that are not 64 or 128 wide, and a capacity that is not a multiple
     of 8.
 
-    Takes 4 seq keys head_dim operations per head, or half of them if all keys are new. Reads q and writes the result
-    once, and reads the keys and values once for every 128 queries of a head. If the length of a sequence is not a
-    multiple of 8, a padded copy is made.
+    The kernel takes 4 x seq x keys x head_dim operations per head, or half as many if the cache has only the keys of
+    these queries. It reads q and writes the result once. It reads the keys and values once for every 128 queries of a
+    head. If seq is not a multiple of 8, a padded copy of q is made first.
     """
     check_prefill(q, k, v, offsets, window=window)
     seq = q.shape[1]
@@ -274,7 +275,10 @@ def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str,
 
 
 def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
-    """Clear the rows of V that no query of the block sees, since 0 times NaN is NaN. Each worker clears half a tile."""
+    """Clear the rows of V that no query of the block sees, because 0 times NaN is NaN.
+
+    Each worker clears half a tile.
+    """
     first = (queries.first_tile + step) * TILE
 
     @pl.when((first < queries.start) | (first + TILE > queries.stop))

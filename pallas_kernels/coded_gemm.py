@@ -2,11 +2,13 @@ r"""A matrix of codes times 3 to 64 vectors: Y = X W^T, on the tensor cores.
 
     y_rb = sum_g (s_rg sum_(k in g) q_rk x_bk + m_rg sum_(k in g) x_bk)
 
+q_rk are the codes of row r of W. s_rg and m_rg are the scale and the minimum (if any) of row r and group g of columns.
 A thread block multiplies 64 or 128 rows of W by all vectors. It converts codes exactly to bfloat16 in registers
-(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors. The sum of a group is scaled in
-float32. Minima, if any, multiply the sums of groups of x, which XLA computes beforehand. So each weight is read once,
-as its code, for any number of vectors. Steps of W and x pass through a ring in shared memory (`parts/row_tiles.py`). A
-matrix with few rows is also cut along its columns, and the partial sums are added in a fixed order.
+(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors. The sum of a group is multiplied by
+its scale in float32. XLA computes the sums of x over each group beforehand, and the kernel multiplies them by the
+minima. So each code is read once for any number of vectors. Steps of W and x pass through a ring in shared memory
+(`parts/row_tiles.py`). A matrix with few rows is also cut along its columns, and the partial sums are added in a fixed
+order.
 """
 
 from dataclasses import dataclass
@@ -98,12 +100,12 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """The number of columns that are multiplied at once: a group, or the columns of a line of x if that is less."""
+        """The number of columns that are multiplied at once: a group of W or a line of x, the smaller of the two."""
         return min(PIECE, self.group or PIECE)
 
     @property
     def run(self) -> int:
-        """The number of columns that are reordered together."""
+        """The number of columns in a run, which `decoded_codes.in_order` reorders."""
         return min(RUN, self.piece)
 
     @property
@@ -141,7 +143,7 @@ class Geometry:
 def coded_gemm(
     w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: BlockGrid | None = None
 ) -> Float32[Array, "batch rows"]:
-    """Multiply each of up to 64 vectors by W^T. Only the float32 sums are rounded.
+    """Compute x W^T for up to 64 vectors x. Only the float32 sums are rounded.
 
     W has float32 scales, with or without minima. Codes of 8 or 4 bits may have groups of 32, 64 or 128 columns with a
     common scale; codes of 8, 6 or 5 bits, groups of 16; codes of 6 or 5 bits, groups of 32; codes of 8 bits, one scale
@@ -197,7 +199,7 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
 
 
 def step_columns(group: int | None) -> int:
-    """Choose the number of columns of a step, so that it has whole lines of codes and rows of scales of 16 bytes."""
+    """Choose the number of columns of a step, so that a row has whole lines of codes, and 16 bytes of scales."""
     return max(256, 4 * (group or 1))
 
 
@@ -207,9 +209,9 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     A tile has 64 rows. For 32 vectors, a tile has 128 rows if each SM would get more than three tiles and at
     most four.
 
-    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per SM, and 53 us
-    as 224 tiles of 128 rows. Other cuts of this model's matrices are slower, or faster by less than the difference
-    between two runs (benchmarks/results/several-vectors-h100.md).
+    On an H100, we timed the product of 32 vectors with gate and up of an 8B model in q8. It takes 60 us with 448 tiles
+    of 64 rows, and 53 us with 224 tiles of 128 rows. All other divisions that we tried for the matrices of this model
+    are slower, or faster by less than the difference between two runs (benchmarks/results/several-vectors-h100.md).
     """
     columns, parts = step_columns(group), 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:

@@ -39,16 +39,17 @@ def gemv(
 
     x, norm, bias and residual are all float32 or all bfloat16, and so is a W of floats. `ScaledCodes` are int8 with a
     scale for each row, or int8 or int4 with a scale for each 32, 64 or 128 columns. For codes, x times the norm is
-    rounded to fixed point: each number is off by at most 2^-21 of the largest number in its group (of 128 columns if a
-    row has one scale). Numbers must be smaller than 2^127, and a number that is not finite gives NaN.
+    rounded to fixed point. The error of a number is at most 2^-21 times the largest number in its group. A group has
+    the columns with a common scale, or 128 columns if a row has one scale. Numbers must be smaller than 2^127, and a
+    number that is not finite gives NaN.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other dtypes and groups; unless `rows`
     is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16); for codes, unless `cols` is a
     multiple of 128 (int8) or 256 (int4) and of four groups, and at least 1024; and if shared memory is too small for
     the vectors.
 
-    Reads rows x cols weights of 4, 2, 1 or half a byte once, and 4 bytes per scale. With more than 4 vectors, reads
-    codes twice. Writes batch x rows numbers.
+    The kernel reads rows x cols weights of 4, 2, 1 or half a byte once (codes twice for more than 4 vectors), and 4
+    bytes per scale. It writes batch x rows numbers.
     """
     several = shares(w, len(x))
     parts = [x[share] for share in several]
@@ -72,7 +73,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """Launch the kernel for some of the vectors. The residual of the first one is row `base`."""
+    """Launch the kernel for some of the vectors. The first one has the residual in row `base`."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)

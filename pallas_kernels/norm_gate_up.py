@@ -3,7 +3,7 @@
     n_b = x_b g / rms(x_b)        y_b = silu(gate n_b) * (up n_b)
 
 A thread block has rows of gate and the corresponding rows of up, so it combines both in registers and writes only the
-result. The loop and the cost are as in `gemv`: it reads 2 x ffn x dim weights once.
+result. The loop and the cost are as in `gemv`: the kernel reads 2 x ffn x dim weights once.
 """
 
 from functools import partial

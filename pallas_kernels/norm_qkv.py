@@ -76,10 +76,10 @@ def norm_qkv(
 ]:
     """Compute q of one new token for each of up to 8 sequences, and write k and v at `positions` of the cache.
 
-    w has the rows of q, k and v, in one matrix or in several of whole heads. Arrays are all float32 or all bfloat16,
-    with two exceptions: w may be `ScaledCodes`, as in `gemv`, and cos and sin, for each sequence's position, are always
-    float32. If the caller donates the caches, they are written in place. A position beyond the capacity is treated as
-    the last one.
+    w has the rows of q, then k, then v, in one matrix or in several matrices of whole heads. Arrays are all float32 or
+    all bfloat16, with two exceptions: w may be `ScaledCodes`, as in `gemv`, and cos and sin are always float32. cos and
+    sin are of the RoPE angles at each sequence's position. If the caller donates the caches, they are written in place.
+    A position beyond the capacity is replaced by the last position.
 
     Raises the errors of `gemv`, and Unsupported unless head_dim is a multiple of 16.
     """

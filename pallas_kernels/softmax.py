@@ -3,12 +3,14 @@ r"""Softmax of rows of any length, in one kernel or two.
     p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
 
 A row of up to 8,192 scores stays in the registers of one thread block, and is read and written once. A longer row, such
-as the logits of a vocabulary, is cut into spans for many blocks. `exp_sums` writes the maximum and the sum of each
-span, for at most 128 spans per row. Every block of the second kernel combines them, one per thread,
+as the logits of a vocabulary, is cut into spans for many blocks. A first kernel, `exp_sums`, writes the maximum m_s of
+each span s, and its sum, sum_s = sum_j exp(x_j - m_s). A row has at most 128 spans. Every block of the second kernel
+combines the spans, one per thread,
 
     m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
 
-and scales its own span. The span is still in the second-level cache, so the row is read from HBM only once.
+and computes the p_i of its own span. The span is still in the second-level cache, so the row is read from HBM only
+once.
 
 Our models do not call this kernel: attention has its own online softmax, and XLA does the sampling. It is here for
 reading, verifying and timing.

@@ -21,8 +21,7 @@ Compute = Callable[[Part], Part]
 
 
 def sequence_parallel(x: Sequence[Part], partial: Sequence[Compute]) -> list[Part]:
-    """Compute sum_d partial_d(x) for x [tokens, dim]. Device i has some of the tokens, and gets the sums for these
-    tokens.
+    """Compute sum_d partial_d(x) for x [tokens, dim]. Device i has some tokens, and gets the sums of these tokens.
 
     `partial[d]` computes the partial sum of a tensor parallel layer on device d. An all-reduce, i.e. a reduce-scatter
     and an all-gather, would give every device the sums of all tokens. Here the all-gather happens only before the next

@@ -43,7 +43,7 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class Access:
-    """API keys, origins and host names that may use the server."""
+    """The access rules: valid API keys, and allowed values of the headers Origin and Host."""
 
     keys: tuple[str, ...] = ()  # a request needs one of these keys; empty: no key is needed
     origins: frozenset[str] = frozenset()  # other sites whose pages may send requests (CORS)

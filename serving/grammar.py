@@ -50,9 +50,9 @@ class Grammars:
         self._compiled: dict[tuple[str, int, str], LLMatcher] = {}
 
     def allowed_by(self, form: JsonFormat | SchemaFormat) -> Callable[[], Allowed]:
-        """Compile a `response_format` that asks for JSON. Each call of the returned function makes the `Rule` of one
-        answer.
+        """Compile a `response_format` that asks for JSON.
 
+        Each call of the returned function makes an `Allowed`, which gives the masks for one answer.
         Raises Refusal for a schema that llguidance cannot use, or if llguidance is missing.
         """
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
@@ -61,7 +61,7 @@ class Grammars:
     def of_schema(
         self, schema: dict[str, Any], *, param: str, most: int = 1, separator: str = ""
     ) -> Callable[[], Allowed]:
-        """Compile a JSON schema. Each call of the returned function makes the rule of one answer.
+        """Compile a JSON schema. Each call of the returned function makes an `Allowed` for one answer.
 
         `param` is the request's field with the schema. An answer has up to `most` values that match the schema, with
         `separator` between them. If the separator contains the name of a control token, the answer contains that token.
@@ -113,8 +113,8 @@ class Grammars:
     def _try(self, rule: "AnswerGrammar", draw: random.Random, *, closing: bool) -> None:
         """Draw a random answer of up to `TRIAL_TOKENS` tokens, to test the schema. Raises ValueError at a dead end.
 
-        Half of the steps choose among the tokens that open or close a value, because dead ends occur there. If
-        `closing` is set, all steps do, and the answer ends as soon as the grammar allows.
+        Half of the steps choose only among tokens that open or close a value, because dead ends occur there. If
+        `closing` is set, all steps choose only such tokens, and the answer ends as soon as the grammar allows.
         """
         drawn: list[int] = []
         signs = self._escapes().signs

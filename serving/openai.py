@@ -309,7 +309,7 @@ class DetokenizeRequest(RequestObject, kw_only=True):
 
 
 def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
-    """Parse the JSON body of a request as a `kind`. Raises Refusal, which names an unknown or wrong field."""
+    """Parse the JSON body of a request to the type `kind`. Raises Refusal, which names an unknown or wrong field."""
     try:
         try:
             return msgspec.json.decode(raw, type=kind)

@@ -300,8 +300,9 @@ def called_arguments(text: str) -> dict[str, Any]:
 
 
 def completions(text: str) -> list[str]:
-    """Return ways to complete a JSON object that was cut: close it at its end, before its last comma, or after its last
-    opening bracket.
+    """Return texts that complete a JSON object that was cut off, for a caller that tries them in order.
+
+    They close the object after its last character, before its last comma, and after its last opening bracket.
 
     >>> completions('{"a": [1, "b')
     ['{"a": [1, "b"]}', '{"a": [1]}', '{"a": []}']

@@ -15,8 +15,8 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
    progress.
 5. A preempted request keeps only its tokens. Later they are computed again, the prompt by prefill and the answer by
    decoding, at their old positions. The request therefore continues as if nothing had happened.
-6. A plan has at most one chunk, of the first prompt to prefill, and decoding steps for every request with a complete
-   prompt: one step if there is a chunk, because other requests wait for the next plan, and otherwise a burst.
+6. A plan has at most one chunk, from the first prompt to prefill. It also has decoding steps for every request with a
+   prefilled prompt: one step if there is a chunk, so that the next chunk comes soon, and otherwise a burst.
 7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first unfinished request. While it runs,

@@ -262,7 +262,7 @@ class CallReader:
         return False
 
     def _seek_object(self) -> bool:
-        """Skip everything that may come before a call."""
+        """Skip white space and marks that may come before a call. Returns False if more text is needed."""
         form = self._form
         between = re.match(rf"[\s{re.escape(form.between)}]*", self._pending)
         assert between is not None

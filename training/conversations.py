@@ -41,7 +41,7 @@ Messages = list[dict[str, Any]]
 
 
 class Preference(NamedTuple):
-    """Two completions of one prompt."""
+    """A chosen and a rejected completion of one prompt."""
 
     chosen: Example
     rejected: Example

@@ -1,4 +1,4 @@
-"""The ops of training: attention over whole sequences without a cache, and ops that recompute for the gradient."""
+"""The ops of training: attention over whole sequences, and ops that recompute results in the backward pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +75,7 @@ PACKED = XLA._replace(attend=attend_packed)  # for rows of several documents, gi
 
 
 def remat(ops: Ops) -> Ops:
-    """Make ops that recompute their intermediate results for the gradient.
+    """Make ops that recompute their intermediate results in the backward pass, and do not store them.
 
     They use less memory and do a third more work.
     """

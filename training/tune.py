@@ -1,8 +1,8 @@
 """Fine-tuning: training a model's weights, or a low-rank adapter for them, on examples.
 
 DIR/step-00000100.safetensors                            the last two checkpoints: trained tensors and optimizer
-DIR/adapter_config.json, adapter_model.safetensors       at the end, of an adapter, in PEFT's format
-DIR/model/                                               at the end, of all weights, in the dtypes of the base model
+DIR/adapter_config.json, adapter_model.safetensors       at the end: the adapter, in PEFT's format
+DIR/model/                                               at the end, without an adapter: the model, in its own dtypes
 """
 
 import json
@@ -156,7 +156,7 @@ def check_examples(path: str | Path, examples: Sequence[Example], context: int) 
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
-    """Return a digest of a model: of its configuration, and of some numbers of each tensor."""
+    """Return a digest of a model: its configuration, and a sample of the numbers in each tensor."""
     sums = [json.dumps(asdict(checkpoint.config), default=str, sort_keys=True).encode()]
     for name, tensor in checkpoint.tensors.items():
         numbers = tensor.read().reshape(-1)

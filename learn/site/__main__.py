@@ -1,7 +1,7 @@
 """Make the source of the site, or check the built site.
 
-python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source python -m llamaspec.learn.site
-check FOLDER    exit with 1 if an address in FOLDER/html has no target
+python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
+python -m llamaspec.learn.site check FOLDER    exit with 1 if an address in FOLDER/html has no target
 """
 
 import sys

@@ -2,8 +2,9 @@ r"""Combine the results of attention over separate parts of the keys: the second
 
     m = max_s m_s        o = sum_s o_s 2^(m_s - m) / sum_s t_s 2^(m_s - m)
 
-o_s is the sum of a part's values, weighted by 2^(score - m_s), and t_s is the sum of these weights. A part without keys
-has t_s = 0 and is ignored. If no part has keys, o = 0, as in `reference.attention`.
+Part s of the keys has the largest score m_s. o_s is the sum of its values, weighted by 2^(score - m_s), and t_s is the
+sum of these weights. A part without keys has t_s = 0 and is ignored. If no part has keys, o = 0, as in
+`reference.attention`.
 """
 
 import jax
@@ -27,9 +28,9 @@ def attention_combine(
 ) -> Float[Array, "batch width"]:
     """Combine parts of o, with m and t in `stats`, and round once to `out`.
 
-    `splits` is a multiple of 4, and the first `group` columns are queries. The caller traces this function together
-    with the kernel that makes the parts. Reads each part once and writes o, with one thread block per head. Each warp
-    handles one part after the other.
+    `splits` is a multiple of 4. The first `group` columns are queries, and the others padding. This function is called
+    while jax traces the function that also launches the kernel for the parts. It reads each part once and writes o,
+    with one thread block per head. Each warp handles one part after the other.
     """
     batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES

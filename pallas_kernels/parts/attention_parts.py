@@ -1,4 +1,7 @@
-"""Attention while decoding, for all sequences and heads. Each thread block has a part of the keys of one key head."""
+"""Attention while decoding, for all sequences and heads.
+
+Each thread block attends to a part of the keys of one key head.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,12 +101,14 @@ def attend_in_parts(
 
 
 def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
-    """Choose the keys of a tile: 64, or 128 for few small heads in bfloat16 if blocks would have several tiles of 64.
+    """Choose the number of keys of a tile: 64 or 128.
 
-    With 128 keys, half as many blocks read the same number of keys at once, and leave more room for the next kernels. A
-    block with a single tile takes longer for 128 keys (docs/lessons-gpu.md). `heads` is the number of key heads in all
-    sequences, and `group` the number of query heads per key head. Groups above 8 get 64 keys, because a thread has too
-    few registers for 128. `seen` is the number of keys that a query sees.
+    The result is 128 for few small heads in bfloat16, if a thread block would have several tiles of 64 keys.
+
+    With tiles of 128 keys, half as many thread blocks read the same number of keys at once, and leave more room for the
+    next kernels. But a block with only one tile takes longer for 128 keys than for 64 (docs/lessons-gpu.md). `heads` is
+    the number of key heads in all sequences, and `group` the number of query heads per key head. Groups above 8 get 64
+    keys, because a thread has too few registers for 128. `seen` is the number of keys that a query sees.
 
     >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
     >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
@@ -115,16 +120,16 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Return how many tiles of keys the ring holds. The ring for values holds the same number."""
+    """Return the number of tiles in the ring of keys. The ring of values has the same number."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
 def choose_splits(heads: int, capacity: int, tile: int) -> int:
     """Choose the number of blocks per key head: 1 or a multiple of 4. `heads` counts the key heads of all sequences.
 
-    If one block for each tile of keys does not fill the GPU, each tile gets a block. Otherwise the number is a power of
-    2. With 64 tiles, for example, 16 blocks are faster than 20 blocks, because some of the 20 would also have 4 tiles
-    (docs/lessons-gpu.md).
+    If the GPU has room for a block per tile of keys, each tile gets a block. Otherwise the number is a power of 2. With
+    64 tiles, for example, each of 16 blocks has 4 tiles. 20 blocks are slower, because some of them would also have 4
+    tiles (docs/lessons-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]

@@ -1,12 +1,13 @@
 r"""A thread block's part of attention while decoding, in float32: like `attention_split`, but without tensor cores.
 
-Tensor cores would round to TF32. Instead, each warp processes rows of a tile, and each row in its registers has a
+Tensor cores would round to TF32. Instead, each warp processes some rows (keys) of a tile. Each row of registers has a
 separate online softmax for each query of the group:
 
     s = <k, q> log2(e) / sqrt(d)        m' = max(m, s)        p = 2^(s - m')
     total <- total 2^(m - m') + p        o <- o 2^(m - m') + p v
 
-Only the sum over d crosses threads. At the end, the rows are combined like parts of the keys.
+Only the sum <k, q> over a row needs several threads. At the end, the softmaxes of all rows are combined, like parts of
+the keys in `attention_combine`.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The target of a kernel, and all code that uses jax's internals or differs between jax 0.11.2 and 0.12.
 
-Code that uses Mosaic directly is elsewhere: in `staging.py`, and in `inline.py` and the modules that use it.
+Code that uses Mosaic directly is not here. It is in `staging.py`, in `inline.py`, and in modules that import
+`inline.py`.
 
 `Target` covers the differences between a GPU and the interpreter: how a kernel is launched, and programmatic dependent
 launch, which the interpreter does not have.
@@ -50,7 +51,10 @@ class Target:
             plgpu.griddepcontrol_wait()
 
     def let_next_start(self) -> None:
-        """Let the next kernel start its independent work. It calls `wait_for_previous` before it reads our results."""
+        """Let the next kernel start.
+
+        The next kernel may do independent work. It must call `wait_for_previous` before it reads our results.
+        """
         if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()
 
@@ -95,9 +99,9 @@ def interpreter() -> Iterator[None]:
 def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tuple[int, ...] | int) -> Any:
     """Make a layout of an array over the registers of a warpgroup, in the canonical form for layout inference.
 
-    `tiling` divides the array into tiles, tiles of tiles, and so on. `warps` and `lanes` count dimensions of the result
-    from the end: the ones distributed over the 4 warps, and over the 32 lanes of each warp. The last dimension is the
-    vector in a thread.
+    `tiling` divides the array into tiles, tiles of tiles, and so on. The result has more dimensions. `warps` is the
+    index of the dimension that is distributed over the 4 warps, and `lanes` the indices of those over the 32 lanes of a
+    warp. Indices are negative: they count from the end. The last dimension is the vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
     layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (warps,), lanes, -1, _check_canonical=False)
@@ -106,7 +110,10 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tupl
 
 
 def store_in_pieces(ref: Any, values: Any) -> None:
-    """Store values in global memory, in rows shorter than a cache line. jax 0.12 must be told that they are short."""
+    """Store values in global memory, in rows shorter than a cache line.
+
+    jax 0.12 needs an option for such short rows.
+    """
     if hasattr(plgpu, "store"):
         plgpu.store(ref, values, optimized=False)
     else:

@@ -2,15 +2,17 @@ r"""Vectors in fixed point, for integer tensor cores: each group of columns has 
 
     x_k = 2^e n_k + rest,  |n_k| <= 2^21,  |rest| <= 2^(e - 1)        2^(e + 20) <= max |x| < 2^(e + 21)
 
-n has three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. The error of a number is at
-most 2^-21 of the largest number in its group; the error of a float32 is 2^-24 of the number itself. 2^e is a normal
-number, so e is at least -126. In a group of numbers below 2^-106, errors are up to 2^-127.
+The integer n_k has three digits to the base 256, each from -128 to 127: n_k = d_0 + 256 d_1 + 65536 d_2. The error of a
+number is at most 2^-21 times the largest number in its group. (The error of a float32 is at most 2^-24 times the number
+itself.) 2^e must be a normal float32, so e is at least -126. In a group of numbers below 2^-106, errors are up to
+2^-127.
 
-Numbers must be smaller than 2^127, or the value of their upper digit is infinite. A number that is not finite makes 2^e
-NaN, and so every sum over its group becomes NaN.
+Numbers must be smaller than 2^127. For larger numbers, the value of the upper digit would be infinite. A number that is
+not finite makes 2^e NaN, and so every sum over its group becomes NaN.
 
-As a float, n + 3 2^22 + 128 + 128 256 has n in its lower 24 bits, plus a constant: 64 in the upper digit and 128 in
-each lower digit, so that no digit is negative. The digits are then bytes, which we only need to collect.
+To get the digits, we add 3 2^22 + 128 + 128 256 to n_k as a float32. The lower 24 bits of the result are n_k plus a
+constant: 64 for the upper digit and 128 for each lower digit, so that no digit is negative. The three bytes are then
+the digits, and we only need to collect them.
 """
 
 from typing import Any

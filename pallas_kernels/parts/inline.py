@@ -1,7 +1,7 @@
 """Operations on the words in a thread's registers that Pallas does not have.
 
-`plgpu.inline_mgpu` calls a function with each thread's part of the arrays: *registers*, i.e. vectors with a number of
-elements that depends on the array's layout. Words have 32 bits, and are int32 or float32.
+`plgpu.inline_mgpu` calls a function with each thread's part of the arrays. The part is a list of *registers*, i.e.
+vectors. Their number of elements depends on the array's layout. Words have 32 bits, and are int32 or float32.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,9 +75,9 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
-    """Convert x to float32 with one instruction per bfloat16; for two of them, the compiler would use three.
+    """Convert x to float32 with one instruction per bfloat16. (The compiler would use three instructions for two.)
 
-    A float32 x does not change. Of a bfloat16 x, each thread has an even number of adjacent elements.
+    A float32 x does not change. If x is bfloat16, each thread must have an even number of adjacent elements.
     """
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)
@@ -110,7 +110,7 @@ cvt.f32.f16 $1, upper;
 
 
 def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:
-    """Convert the bits of e4m3 floats to float32. Each thread has adjacent elements, a multiple of four."""
+    """Convert the bits of e4m3 floats to float32. Each thread has a multiple of four adjacent elements."""
     if target.interpret:
         # A float16 with the same exponent bits is 2^8 times smaller than the e4m3 float.
         halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
@@ -131,7 +131,9 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
 
 
 def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
-    """Add up the numbers of x that each thread has: thread t has part t of every 128 parts of `vector` numbers."""
+    """Add up the numbers of x in each thread.
+
+    x is cut into parts of `vector` numbers, and thread t has the parts t, t + 128, t + 256, ..."""
     if target.interpret:
         return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
 
@@ -144,7 +146,7 @@ def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: 
 
 
 def read_past_first_cache(ref: Any) -> Any:
-    """Read the single int32 of `ref` past the first-level cache, so that a later read sees a newer value."""
+    """Read the single int32 of `ref` from the second-level cache. The first-level cache may have an old value."""
 
     def run(_, ref):
         address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))

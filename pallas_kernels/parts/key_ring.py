@@ -1,8 +1,9 @@
 """The keys and values that a thread block reads while decoding, and their ring in shared memory.
 
-A sequence's keys are divided into tiles. `splits` blocks share a key head, and each takes every `splits`-th tile. So a
-single sequence of any length keeps the whole GPU busy; the length is only known at run time. Asynchronous copies (TMA)
-fill the ring some tiles ahead. K and V have separate rings, because a tile of K is released earlier.
+The keys of a sequence are divided into tiles. `splits` thread blocks work on the same key head, and each takes every
+`splits`-th tile. So even a single sequence keeps the whole GPU busy. Its length may be any number, and is only known at
+run time. Asynchronous copies (TMA) fill a ring some tiles ahead of the computation. K and V have separate rings,
+because a tile of K is no longer needed earlier than the tile of V.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,7 +89,10 @@ class OpenRing:
         return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
-        """Wait until this step's tile is read, and use its slot for the tile `stages` steps later."""
+        """Wait until all threads have read this step's tile.
+
+        Then start the copy of the tile `stages` steps later to its slot.
+        """
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():

@@ -1,6 +1,7 @@
 """The levels of four-bit codes as integers: sums of bytes times powers of 256.
 
-The tensor cores multiply bytes, so each level has one byte for each *plane* (`integer_mma.py`).
+The tensor cores multiply bytes. So a level is written as bytes, its digits to the base 256. The lowest digits of all
+levels are the first *plane*, the next digits the second plane, and so on (`integer_mma.py`).
 """
 
 from collections.abc import Iterable
@@ -44,7 +45,7 @@ class Levels:
 
     @property
     def tables(self) -> list[list[int]]:
-        """The planes as words of four bytes.
+        """The planes, each as four words of four bytes.
 
         >>> [f"{word:08x}" for word in Levels((1, -1, *[0] * 14), 1.0, 32).tables[0]]
         ['0000ff01', '00000000', '00000000', '00000000']

@@ -1,8 +1,8 @@
 """The low bits of 5- and 6-bit codes in shared memory: the lowest one or two bits, in words of `int4.packed_apart`.
 
 A tile has 8 rows of 256 columns, row after row, with 32 or 64 bytes each. Pieces of 16 bytes are swizzled. A lane of a
-quad reads the same columns of its row as for the upper four bits. For 128 columns, that is one word for one bit or two
-words for two bits. In the tensor cores' order of rows, the lanes of a load never use the same banks.
+quad reads the low bits of the columns of which it has the upper four bits. For 128 columns, it reads one word (one low
+bit) or two words (two low bits). In the tensor cores' order of rows, the lanes of a load never use the same banks.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def transforms(bits: int) -> tuple[Any, ...]:
 
 
 def of_block(ref: Any, tile: Any, row: Any, place: Any, block: int, bits: int) -> list[Any]:
-    """Load a lane's words of low bits: `block` is 0 or 1, one half of the tile that begins at byte `tile`."""
+    """Load a lane's words of low bits. The tile begins at byte `tile`. `block` is 0 or 1, the half of its columns."""
     few = bits - 4
     swizzle = arith.andi(times(row, 4 * few), word(0x70))  # position of a row in 128 bytes of banks
     within = arith.xori(arith.xori(times(place, 4 * few), swizzle), word(16 * few * block))

@@ -30,7 +30,8 @@ BESIDE = 4096  # maximum bytes of shared memory for sums over threads and barrie
 class ScaledCodes:
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
 
-    Minima, if any, are added. If there are minima, codes in words are unsigned. With levels, a code selects a level.
+    With minima, the weight is this product plus the minimum of its group, and codes in words are unsigned. With levels,
+    a code selects a level, and the level takes the place of the code in the product.
     """
 
     codes: Any  # int8 [rows, cols], or int32 words [rows, cols / 8] in the layout of `int4.packed`
@@ -96,7 +97,9 @@ ProductOf = RowProduct | QuantizedProduct
 
 
 def shares(w: AnyMatrix, batch: int) -> list[slice]:
-    """Split vectors between launches of a kernel, at most `AT_ONCE` each. Each launch reads codes again."""
+    """Split `batch` vectors into slices, one per launch of a kernel.
+
+    For codes, a slice has at most `AT_ONCE` vectors. Each launch reads the codes again."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes | ScaledE4M3) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
@@ -115,9 +118,9 @@ def product_of(
 ) -> ProductOf:
     """Choose the loop that multiplies W by vectors x [batch, cols], in a thread block with runs of `rows` rows.
 
-    If `rows` is None, the runs share the rows of the tile. `beside` counts the thread blocks of the same kernel that
-    multiply other matrices; they leave less room for the ring. Raises ValueError for shapes that do not fit together,
-    and Unsupported if there is no loop for them.
+    If `rows` is None, the rows of the tile are divided among the runs. `beside` is the number of thread blocks of the
+    same kernel that multiply other matrices. They leave less room for the ring. Raises ValueError for shapes that do
+    not fit together, and Unsupported if there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)

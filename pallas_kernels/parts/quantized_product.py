@@ -4,10 +4,11 @@ r"""The loop of matrix-vector kernels for integer codes, with a scale for each r
 
 Some forms have minima m, which may also express zero points.
 
-The tensor cores multiply codes as integers (`integer_mma.py`). Sums are then exact, and take at most a third of the
-instructions for decoding codes to floats and multiplying them one by one. So the vectors, times the norm if any, are
-staged in shared memory in fixed point (`fixed_point.py`), with one exponent per group of columns with a scale, or per
-128 columns if a row has one scale. With minima, the sum of each group of x is staged with its exponent.
+The tensor cores multiply codes as integers (`integer_mma.py`). The sums are then exact. They take at most a third of
+the instructions of decoding codes to floats and multiplying these one by one. The vectors, times the norm if any, must
+be integers too, so they are stored in shared memory in fixed point (`fixed_point.py`). Each group of columns with a
+common scale has one exponent, or each 128 columns if a row has one scale. With minima, the sum of x over each group is
+stored next to its exponent.
 """
 
 from abc import ABC, abstractmethod
@@ -224,7 +225,10 @@ class QuantizedProduct(ABC):
         return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
 
     def _in_groups(self, cols: int) -> tuple[int, int, int]:
-        """The shape of a vector, with dimensions for groups and for a thread's part of a group."""
+        """The shape of a vector of `cols` numbers as [groups, parts of a group, numbers in a part].
+
+        Each thread loads one part.
+        """
         return cols // self.columns, self.columns // VECTOR, VECTOR
 
     @property

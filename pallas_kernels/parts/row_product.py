@@ -1,18 +1,19 @@
 r"""The loop of the matrix-vector kernels for float weights: y = W x for one to eight vectors.
 
-Decoding mostly means reading W once: 2 or 4 bytes, one multiplication and one addition per weight. A thread block goes
-along a few rows of W at once (`row_tiles.py`). In a chunk of columns, each warp has every fourth row, and each lane at
-most 16 bytes of it, so sums cross threads only at the end of the row.
+Decoding mostly means reading W once. A weight has 2 or 4 bytes, and needs one multiplication and one addition per
+vector. A thread block processes a few rows of W, one chunk of columns after the other (`row_tiles.py`). In a chunk,
+each warp has every fourth row, and each lane has at most 16 bytes of such a row. A lane adds up its own products, so
+threads exchange sums only at the end of the row.
 
-A step is one or more chunks. A step waits for its copies at its start and for its reads at its end. In long rows of
-narrow tiles these waits are frequent: a matrix of 2048 x 8192 takes 5 to 6 % less time in steps of two chunks, with a
-ring of ten stages.
+A step is one or more chunks. At the start of a step, all threads wait for its copies. At its end, they wait until all
+have read it. In tiles of few rows and many columns, these waits take much of the time. With two chunks per step, and a
+ring of ten stages, a matrix of 2048 x 8192 takes 5 to 6 % less time.
 
 Weights may be e4m3, floats of eight bits with a scale per row. The loop converts them to float32 in registers, and
 multiplies the finished dot product by the scale.
 
-RMSNorm needs no separate pass. x is staged times the norm's weights, in float32, and its squares are summed meanwhile.
-The finished dot product is multiplied by 1/rms, a single number.
+RMSNorm needs no separate pass over x. The loop stores x times the norm's weights in shared memory, in float32, and adds
+up the squares of x at the same time. Each finished dot product is multiplied by 1 / rms, a single number.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """Return the elements per load of a thread: 16 bytes, or less with many vectors, because each needs a sum."""
+        """Return the number of weights per load of a thread: 16 bytes, or less for many vectors with their sums."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property

@@ -1,14 +1,15 @@
 """The outer loop of matrix-vector kernels: which rows of W a thread block has, and in which order it copies them.
 
-W is divided into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. If more tiles
-exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A large
-head still has one block per tile, so that a slow SM gets fewer tiles.) A block goes through the steps of its tiles with
-a ring in shared memory. Asynchronous copies (TMA) keep the ring filled across the borders of tiles.
+W is divided into tiles of a few rows, and a tile into steps of some columns. If the GPU can run a thread block for each
+tile at once, a block has one tile. Otherwise a block has every `blocks`-th tile, and prepares the vectors once for all
+of its tiles. (The matrix of a large output head has one block per tile all the same, so that a slow SM gets fewer
+tiles.) The steps of a block's tiles pass through a ring in shared memory. Asynchronous copies (TMA) fill the ring, also
+across the borders of tiles.
 
 Between two kernels, memory would be idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this
-kernel run: its blocks fill their rings on any SM that has room, and wait. But they would not spread evenly, and an SM
-with four blocks is slower than an SM with one. So we make rings long enough to leave room only for an even share
-(`even_share`).
+kernel run. The next kernel's blocks start on any SM that has room, fill their rings, and wait. Without a limit, some
+SMs would get four of these blocks and others one, and the SMs with four would finish last. So we make each block's ring
+so long that an SM has room only for an even share of the blocks (`even_share`).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,8 @@
 """Divide rows between thread blocks, without masked loads.
 
-A load brings a vector of at most 16 bytes to each of the 128 threads of a block; it cannot bring less. A row may not
-end at the end of a load. So we cut a row into spans, and its tail is a span that starts early, to end with the row:
+A load brings a vector of at most 16 bytes to each of the 128 threads of a block. It cannot load less for some threads.
+But the length of a row need not be a multiple of a load. So we cut a row into spans of whole loads. The rest of the row
+is its tail, a span that starts early enough to end with the row:
 
     |--------|--------|--------|--------|           spans, a thread block each
                                    |-------|        the tail, in the block of the last span

@@ -46,9 +46,10 @@ def store_all(stores: Sequence[Store], target: Target) -> None:
 def finish_reads(target: Target) -> None:
     """Wait until all threads have finished their reads of shared memory, so that a copy may overwrite it.
 
-    Reads wait in a queue that asynchronous copies (TMA) bypass. A barrier does not wait for these reads, but a fence of
-    the thread's own reads and writes does. `plgpu.commit_smem` would also work, but it also makes our writes visible to
-    TMA, which takes longer (docs/lessons-gpu.md).
+    A thread's reads may still be in a queue when the thread reaches a barrier, and an asynchronous copy (TMA) may
+    overtake them. A barrier does not wait for these reads. A fence of the thread's own reads and writes does.
+    `plgpu.commit_smem` would also do, but it takes longer, because it also makes our writes visible to TMA
+    (docs/lessons-gpu.md).
     """
     if target.interpret:
         plgpu.commit_smem()

@@ -31,8 +31,8 @@ def _table(device: str) -> dict[str, list[Any]]:
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
     """Choose the tile for a matrix of this shape: the measured tile, or 16 rows, or 8 if 16 does not divide.
 
-    Tiles are measured for one vector. Several vectors leave less room for a ring, so their stages follow the rule, and
-    so do their rows if the measured number is too large.
+    Tiles are measured for one vector. Several vectors leave less room for a ring. So for several vectors, the number of
+    stages follows the rule, and so does the number of rows if the measured one is too large.
 
     >>> tile_for("gemv", 4096, 512, np.dtype(np.float32))
     Tile(rows=16, stages=None, blocks=None, chunks=None)

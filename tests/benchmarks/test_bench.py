@@ -70,7 +70,7 @@ def test_a_token_costs_what_inspect_says(config: Config):
 
 
 def sized(shapes):
-    """Make arrays of these shapes that take no memory."""
+    """Make arrays with these shapes that occupy no memory."""
     return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
 
 
@@ -97,7 +97,7 @@ def test_decoding_several_reads_the_weights_once():
 
 
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
-    """For 2 or 3 tokens, the counted expert weights are the mean over all equally likely choices of experts."""
+    """Expert weights that 2 or 3 tokens read are counted as a mean over all, equally likely, choices of experts."""
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
     one_token, many = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
@@ -312,9 +312,9 @@ class Measured(Exception):
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` prints the dtype, the device and how many ops are plain, in the words of `generate`.
+    """`bench` prints the dtype, the device and the number of plain ops, in the same words as `generate`.
 
-    It prints nothing if a model runs with a CPU's defaults. The GPU is simulated.
+    It prints none of this if a model runs on a CPU with the default options. The test simulates a GPU.
     """
 
     def stop(suite: str, **_: object):

@@ -1,4 +1,4 @@
-"""Decode steps that the GPU gates compile without a GPU: each is the model's own step, and JAX traces it anywhere."""
+"""Decode steps that the GPU gates compile without a GPU. Each is a burst of the model, and JAX can trace it."""
 
 import jax
 import pytest

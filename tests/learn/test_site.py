@@ -1,4 +1,4 @@
-"""The site's sources: which files are staged, how docstrings become HTML, and that a broken link is reported."""
+"""The site's sources: the list of copied files, docstrings as HTML, and reports of broken links."""
 
 import re
 from pathlib import Path

@@ -9,7 +9,7 @@ lengths = sizes(4)
 
 
 def magnitude(x, weight):
-    """Compute sum |x_i| |w_i|, the magnitude to which a dot product's error bound is relative."""
+    """Compute sum |x_i| |w_i| for each dot product. Its error bound is a multiple of this magnitude."""
     return linear(np.abs(x), np.abs(weight))
 
 

@@ -20,9 +20,9 @@ def draw_layer(noise, experts):
 
 
 def opinions(x, gate, up, down):
-    """Return every expert's output for every token, and the size to which its error is relative.
+    """Return every expert's output for every token, and magnitudes: its error bound is a multiple of its magnitude.
 
-    Both are [experts, tokens, dim].
+    Both arrays are [experts, tokens, dim].
     """
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])

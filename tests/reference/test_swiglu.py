@@ -12,7 +12,7 @@ SMALLEST = 2.0**-1074
 
 
 def bound(gate: float, y: float) -> float:
-    """Bound SwiGLU's error: rounding the exponent, at most |gate|; logaddexp and exp, 2 u each; and two products."""
+    """Bound SwiGLU's error: |gate| u from rounding the exponent, 2 u each for logaddexp and exp, and two products."""
     return abs(y) * (abs(gate) + 8) * U + SMALLEST
 
 

@@ -22,7 +22,7 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 
 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
-    """Find a seed for which a request gets all the tokens that it asks for; return that request."""
+    """Return a request with a seed for which its answer has `tokens` tokens, and no stop token ends it earlier."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
     return next(request for request in requests if len(single_answer(request, context)[0]) == tokens)
 
@@ -124,7 +124,7 @@ def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:
 
 
 def the_page_used_longest_ago_goes_first(make: SchedulerMaker) -> None:
-    """A prompt that is requested again and again stays in the cache, although other requests fill it."""
+    """A prompt that is requested again and again stays in the cache, although other prompts fill the cache."""
     run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
     often = (1, 1, 1, 1, 1)
     for seed in range(8):
@@ -158,7 +158,7 @@ def a_reader_does_not_stop_texts(make: SchedulerMaker) -> None:
 
 
 def a_worse_priority_gives_way(make: SchedulerMaker) -> None:
-    """A request with a better priority preempts one request with a worse priority at once, and no other request."""
+    """A new request immediately preempts one running request with a worse priority, and no other request."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=8, burst=1, context=30))
     for priority in (0, 1):
         run.submit(long_answer((1,), 16, priority=priority))

@@ -237,7 +237,7 @@ def bound(limits: Limits, priority: int) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """A state machine with few pages; random requests arrive, are cancelled, and expire."""
+    """A Hypothesis state machine: random requests arrive, are cancelled and expire, and there are few pages."""
 
     scheduler: ClassVar[type[Scheduler]] = Scheduler
     pool: ClassVar[type[PagePool]] = PagePool

@@ -69,7 +69,7 @@ def obedient(request: Request) -> list[int]:
 
 
 class FakeEngine:
-    """An engine that answers by a script, one token per burst, with a thread for each request."""
+    """An engine without a model: `script` returns the tokens of an answer. Each request has its own thread."""
 
     def __init__(self, script: Script = words_of, *, seconds: float = 0.0, context: int = 128, most: int = 1000):
         self.context = context

@@ -78,7 +78,7 @@ def test_it_is_ready_when_health_says_so(server):
     assert server.ask("/health") == {"status": "ok"}
     (model,) = server.ask("/v1/models")["data"]
     assert (model["id"], model["owned_by"], model["context"]) == ("stories", "llamaspec", 1024)
-    assert server.log.read_text() == f"stories is served at {server.url}\n"
+    assert server.log.read_text() == f"stories is at {server.url}\n"
 
 
 def test_a_request_has_the_same_text_alone_and_in_company(server):
@@ -116,8 +116,9 @@ def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
 def test_lm_eval_gets_what_it_reads(server):
     """The server answers recorded requests of lm-eval 0.4.13 with the values that lm-eval reads.
 
-    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; it reported -107.25116141175114 for the
-    text. lm-eval installs datasets and many other packages, so we do not depend on it.
+    In the recorded run, lm-eval had the model_args tokenizer_backend=remote and custom_prefix_token_id=1, and reported
+    a log-likelihood of -107.25116141175114. lm-eval installs datasets and many other packages, so the tests do not use
+    it.
     """
     text = "Once upon a time, there was a fox who found a red kite in the old tree."
     info = server.ask("/tokenizer_info")

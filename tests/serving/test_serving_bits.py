@@ -63,7 +63,7 @@ for answer in events:
     digest.update(repr(tokens).encode() + np.array(numbers).tobytes())
 engine.close()
 names = ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")
-print(_fingerprint("random", dict.fromkeys(names), TOKENIZER, None), digest.hexdigest(), flush=True)
+print(_fingerprint("random", dict.fromkeys(names), TOKENIZER, None, None), digest.hexdigest(), flush=True)
 """
 
 

@@ -123,7 +123,7 @@ def test_a_begun_answer_is_not_repeated():
 )
 @example(parts=["é🦙"], cuts=[], lost={2})
 def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
-    """An answer reads the same however its tokens are cut into pieces, and no character is read twice."""
+    """The parsed answer does not depend on how its tokens are cut into pieces, and no character is parsed twice."""
     ids = [id for i, id in enumerate(ids_of("".join(parts))) if i not in lost]
     full = read(ids)
     assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == full

@@ -275,7 +275,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
 def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
-    """An exception in the scheduler gives every client an error, even for a request that it dropped silently."""
+    """After an exception in the scheduler, every client gets an error, even if the scheduler has lost its request."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
     with engine._changed:  # the first plan is made after all requests are submitted

@@ -88,7 +88,10 @@ def test_a_schema_that_cannot_be_used_is_refused_for_one_call_and_for_several():
 
 @pytest.mark.parametrize("separator", ["; ", "<|user|>", ";<|user|>;"])
 def test_values_have_a_most_and_between_them_control_tokens_are_drawn_as_such(separator):
-    """A list of values has at most `most` values; its separators are control tokens if the vocabulary has them."""
+    """A list of values has at most `most` values, with `separator` between them.
+
+    If the separator contains the name of a control token, the grammar allows this control token there.
+    """
     eos = TOKENIZER.special["</s>"]
     grammars = Grammars(TOKENIZER, vocab=1024, stops=frozenset({eos}))
     rule = grammars.of_schema({"const": 1}, param="tools", most=3, separator=separator)()

@@ -115,7 +115,7 @@ def test_answers_are_the_same_alone_and_among_others():
 
 
 def company(server: Server, request: Request) -> Answer:
-    """Compute a request's answer while other requests come before and after it, with few pages."""
+    """Compute a request's answer on a server that also gets other requests, before and after this one."""
     neighbors = [
         Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
         for i in range(7)
@@ -265,7 +265,7 @@ OPTIONS = {
 @pytest.mark.slow  # 7 s
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
-    """The engine accepts any options, and reports as many tokens as requested, the likeliest first."""
+    """The engine accepts any options. It reports the requested number of likeliest tokens, the likeliest first."""
     requests = [Request(**fields) for fields in options]
     for request, events in zip(requests, answers(stories, requests), strict=True):
         end = events[-1]
@@ -294,7 +294,7 @@ def first_token(request: Request) -> Answer:
 
 
 def test_bias_penalties_and_masks():
-    """Bias, penalties and masks change the likeliest token as their formulas say."""
+    """Bias, penalties and masks each change the likeliest token as expected."""
     prompt = (1, 5, 6, 7)
     unrestricted = first_token(Request(prompt, 1, logprobs=20))
     ids, values = unrestricted.reports[0][1]

@@ -51,7 +51,10 @@ def few(tmp_path_factory) -> Iterator[Process]:
 
 
 def test_connections_never_use_up_the_files_of_a_process(few):
-    """A server never runs out of files: 64 connections beyond its limit get a reply, and any more are closed."""
+    """A server never runs out of file descriptors.
+
+    The first 64 connections beyond its limit get an error reply. The server closes further connections at once.
+    """
     text = text_of(few.port)
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(few.port)) for _ in range(300)]

@@ -51,7 +51,7 @@ def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
 
 
 def answers(grammars: Grammars, schema: dict[str, Any], count: int) -> list[Any]:
-    """Draw and parse `count` answers. Half of them prefer the tokens that most likely end a value."""
+    """Draw `count` random answers that the schema's grammar allows, and parse them."""
     new_grammar = grammars.of_schema(schema, param="response_format")
     drawn = [drawn_by(new_grammar(), random.Random(seed)) for seed in range(count)]
     return [json.loads(b"".join(map(TOKENIZER.bytes_of, tokens))) for tokens in drawn]

@@ -1,4 +1,4 @@
-"""Data for fine-tuning: which tokens of a conversation count in the loss, and which lines are refused, by number."""
+"""Data for fine-tuning: the loss counts the right tokens of a conversation, and bad lines are refused by number."""
 
 import json
 from pathlib import Path

@@ -57,8 +57,8 @@ def test_the_definition_is_the_gradient_of_the_papers_surrogate():
 def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
     """The gradient for two groups of two answers equals the reference's.
 
-    `group_relative` gives the slope with respect to each answer's log p. The reference's backward pass computes the
-    gradient of log p from weights of minus this slope at the answer's ids.
+    `group_relative` gives the slope of the loss with respect to each answer's log p. The test multiplies the slope by
+    the gradient of log p, which the reference's backward pass computes.
     """
     rng = np.random.default_rng(1)
     rewards = [1.0, 0.0, 0.0, 0.5]

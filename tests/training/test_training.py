@@ -438,7 +438,7 @@ def test_the_digest_of_the_stories_depends_on_stories_and_tokenizer(stories, mon
 
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<stated>"])
 def test_a_document_ends_with_the_tokenizers_end_token(tmp_path, name):
-    """The end token comes from the known names or from tokenizer_config.json."""
+    """A document ends with a token that has a known name, or that tokenizer_config.json names."""
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml((name, "<|im_start|>")))
     (tmp_path / "text").write_text("one\n\ntwo")
     stated = {"tokenizer_config.json": b'{"eos_token": {"content": "<stated>"}}'}

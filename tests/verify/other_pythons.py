@@ -9,7 +9,7 @@ ASK = "import sys; from importlib.util import find_spec; sys.exit(not all(map(fi
 
 @cache
 def python_with(*libraries: str) -> str | None:
-    """Find a Python that has the libraries. They are not imported, since some need a GPU for that."""
+    """Find a Python that has the libraries, without importing them: some cannot be imported without a GPU."""
     for python in filter(None, os.environ.get("LLAMASPEC_OTHER_PYTHON", "").split(os.pathsep)):
         if not subprocess.run([python, "-c", ASK, *libraries], capture_output=True).returncode:
             return python

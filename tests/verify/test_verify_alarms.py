@@ -1,4 +1,4 @@
-"""Right kernels are accepted: no warning of the judge itself, no false alarm, no verdict without a cause."""
+"""The judge accepts right kernels: no false alarm, no verdict without a reason, and no warning from the judge."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def judged(op: str, candidate: Callable, *, dtype: str = "float32", examples: in
 
 
 def test_the_judge_does_not_warn_in_float16():
-    """Doubling a vector may overflow float16, which is a warning of NumPy and no fault of the candidate."""
+    """The judge prints no NumPy warning if it doubles a float16 vector and the result overflows."""
 
     def product(x, weight):
         return (x.astype(np.float32) @ weight.astype(np.float32).T).astype(x.dtype)

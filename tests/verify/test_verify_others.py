@@ -1,7 +1,7 @@
 """Contracts on other projects' code: the code passes, or docs/found.md describes the difference.
 
 jax's functions and its Triton kernels run in this Python. Other libraries run in the first Python of
-LLAMASPEC_OTHER_PYTHON (separated as in PATH) that has them; a clone is found through PYTHONPATH.
+LLAMASPEC_OTHER_PYTHON (separated by colons) that has them; a clone is found through PYTHONPATH.
 """
 
 import warnings

@@ -62,7 +62,7 @@ TANH_BETWEEN = 2.0**-12, 10.0  # below, tanh x is x up to u / 3; beyond, it is 1
 def test_tanh_is_within_its_bound_for_every_float32(step):
     """tanh is within its error bound for every float32.
 
-    The worst error is 4.90 u for XLA with fused multiply-adds, 6.89 u without, and 1.83 u for NumPy.
+    With u = 2^-24, the worst error is 4.90 u for XLA with fused multiply-adds, 6.89 u without, and 1.83 u for NumPy.
     `XLA_FLAGS=--xla_cpu_max_isa=AVX` turns fused multiply-adds off. On an H100, the worst error over the same numbers
     is 5.43 u for XLA (jax 0.11.2) and 3.33 u for torch (2.11.0).
     """

@@ -1,4 +1,4 @@
-"""The parts of an objective that the fine-tuning of every kind needs."""
+"""The parts that the objectives of all fine-tuning methods share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -35,8 +35,8 @@ def summed_loss(
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
     """Sum the losses of all predictions in nats, each times its importance. Computes in `dtype`, with sums in float32.
 
-    The second result is the unweighted sum over predictions with an importance above 0, and the likeliest ids. The
-    first id of a row is not predicted, so `predicted` is seq - 1.
+    The second result is a pair: the unweighted sum over predictions with an importance above 0, and the likeliest id of
+    each prediction. The first id of a row is not predicted, so `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))
@@ -49,7 +49,10 @@ def summed_loss(
 
 
 def of_documents(loss: Callable) -> Callable:
-    """Turn `summed_loss`, without its static arguments, into the loss of `steps.compile_step`."""
+    """Give a loss the signature that `steps.compile_step` expects.
+
+    `loss` is `summed_loss` with its static arguments already bound.
+    """
 
     def of_batch(tensors: Tensors, frozen: Any, ids: Array, importance: Array) -> tuple[Array, Sums]:
         weighed, (plain, _) = loss(tensors, ids, importance)

@@ -48,7 +48,7 @@ class Choices:
 
 
 class ReplayedChoices(Choices):
-    """Repeat the choices of a trail. Beyond its end, always take the first option."""
+    """Choices that repeat a trail. After the end of the trail, they always take the first option."""
 
     def __init__(self, trail: Sequence[int]):
         super().__init__(random.Random(0))

@@ -11,7 +11,7 @@ _TABLE = read_table("lexicon")
 
 
 def _shared(row: Mapping[str, Any], *fields: str) -> dict[str, Any]:
-    """Replace the name of a shared list by the list, in these fields of a row."""
+    """Replace names of shared lists in a row's `fields` by the lists themselves."""
     return {**row} | {field: _TABLE["shared"][row[field]] for field in fields if isinstance(row[field], str)}
 
 

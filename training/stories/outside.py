@@ -1,4 +1,4 @@
-"""Words and questions from outside the stories, which the storyteller declines. The data: outside.toml.
+"""Words that no story contains, and questions that no story answers. The data: outside.toml.
 
 The loss does not count the person's words, so they vary as much as possible: nouns that no story has, invented words,
 numbers, and many kinds of questions around them.

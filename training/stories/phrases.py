@@ -1,6 +1,6 @@
 """Phrases for talking with the storyteller. The data: phrases.toml.
 
-The loss does not count the people's words, so there are many phrases.
+The loss does not count the people's messages, so many different phrases do not make the stories harder to learn.
 """
 
 from llamaspec.training.stories.tables import read_table

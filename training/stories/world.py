@@ -20,7 +20,7 @@ class Question(NamedTuple):
 
 @dataclass
 class World:
-    """The state of a story: where the hero is, who has which thing, the words for all that, and the text so far."""
+    """The state of a story: where the hero is, who has which thing, the words for templates, and the text so far."""
 
     choices: Choices
     hero: Character
@@ -61,7 +61,7 @@ class World:
         self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))
 
     def ask_about(self, section: str, **replacements: str) -> None:
-        """Ask the questions in a section of questions.toml. `replacements` are templates for further braces."""
+        """Ask the questions in a section of questions.toml. `replacements` has a template for each further {name}."""
 
         def replaced(template: str) -> str:
             for name, replacement in replacements.items():

@@ -1,4 +1,4 @@
-"""Minifloats and block formats made of minifloats: against ml_dtypes, gfloat and torchao, and their laws."""
+"""Minifloats, and block formats made of them, agree with ml_dtypes, gfloat and torchao, and obey their laws."""
 
 import base64
 

@@ -124,7 +124,7 @@ CHAINS = [(E2M1, E2M3), (E2M1, E3M2), (E3M2, E4M3), (E3M2, E5M2)]
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].bits} to {chain[1].bits} bits")
 @given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-140, 127)))
 def test_microscaling(chain, weights):
-    """The larger format is no worse for each weight: it has all numbers of the smaller one, both divided by 2^emax."""
+    """The larger format is no worse for each weight: divided by 2^emax, it has all numbers of the smaller format."""
     w = weights(2, 64)
     small, large = (np.abs(mx.dequantize(mx.quantize(w, to=to), to=to) - w) for to in chain)
     assert np.all(large <= small)

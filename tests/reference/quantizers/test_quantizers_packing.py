@@ -45,7 +45,7 @@ def of_words(words: np.ndarray) -> np.ndarray:
 
 
 def awq_words(raw: np.ndarray) -> awq.Affine:
-    """Unpack the same bytes as AWQ's codes and as its zero points, with one group per row. All scales are 1."""
+    """Unpack AWQ tensors. The same bytes are the codes and the zero points, each row is a group, and scales are 1."""
     words = raw.view("<i4").astype(np.int32)
     return awq.unpack(awq.PackedTensors(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
