@@ -2,8 +2,7 @@
 
 
 class Unsupported(ValueError):
-    """A kernel does not support the dtype, sizes or layout of its arguments, although these are consistent with each
-    other.
+    """A kernel does not support the dtype, sizes or layout of its arguments, although these are consistent.
 
     The message names the limit and the actual value. Inconsistent arguments, such as a norm with a different length
     than its rows, raise a plain ValueError, and so does a mistake inside a kernel. For these errors, the caller must

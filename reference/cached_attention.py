@@ -28,8 +28,9 @@ def attention_prefill(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch queries heads head_dim"]:
-    """Attend causally from a chunk of queries to a cache. The cache already has the keys and values at the queries'
-    positions.
+    """Attend causally from a chunk of queries to a cache.
+
+    The cache already has the keys and values at the queries' positions.
 
     Query i of a row is at position offset + i. It sees its own position and all earlier ones. With a `window`, it sees
     only the last `window` of these.
@@ -57,8 +58,7 @@ def attention_decode(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch heads head_dim"]:
-    """Attend from one query per row to the first `length` positions of the row's cache, or to the last `window` of
-    these.
+    """Attend from one query per row to the first `length` positions of its cache, or to the last `window` of these.
 
     A row with a length of 0 gives zeros.
 

@@ -114,8 +114,7 @@ def ring_reduce_scatter(arrays: Arrays) -> Exchange:
 
 
 def ring_all_gather(arrays: Arrays) -> Exchange:
-    """Compute `all_gather` in n - 1 steps: each device first sends its own array, then forwards the array it received
-    last.
+    """Compute `all_gather` in n - 1 steps: each device first sends its own array, then forwards what it receives.
 
     >>> ring_all_gather([np.array([1]), np.array([2])])
     Exchange(arrays=[array([1, 2]), array([1, 2])], steps=1, sent=8)

@@ -59,8 +59,9 @@ def norm_gate_up(
     *,
     eps: float,
 ) -> Float[np.ndarray, "batch ffn"]:
-    """Normalize each vector, multiply it by `weight`, and apply SwiGLU. `weight` has the rows of gate, then the rows of
-    up.
+    """Normalize each vector, multiply it by `weight`, and apply SwiGLU.
+
+    `weight` has the rows of gate, then the rows of up.
 
     >>> weight = np.array([[0.0, 0.0], [1.0, 1.0]])  # gate, up
     >>> norm_gate_up(np.array([[3.0, 3.0]]), np.ones(2), weight, np.log([3.0, 1.0]), eps=0.0).round(4)

@@ -34,8 +34,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: slow pairs become slower, fast pairs do not change, and pairs in between get a blend of
-    both.
+    """Llama 3.1's scaling: slow pairs become slower, fast pairs do not change, and pairs in between get a blend.
 
     A pair's wavelength is 2 pi / f. If it is above `original_context / low_frequency`, the frequency is
     divided by `factor`. If it is below `original_context / high_frequency`, the frequency stays.
@@ -49,8 +48,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """Dynamic NTK: for a text longer than the model's context, theta grows with the length, faster for a larger
-    `factor`.
+    """Dynamic NTK: if a text is longer than the model's context, theta grows with the length. `factor` is the rate.
 
     For texts up to the model's context, theta does not change. We define only this case, because in a longer text the
     queries would use another theta than the cached keys. The only publication is

@@ -1,5 +1,6 @@
-"""Attention while decoding, for all sequences and heads. Each thread block attends to a part of the keys of one key
-head.
+"""Attention while decoding, for all sequences and heads.
+
+Each thread block attends to a part of the keys of one key head.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,8 +101,9 @@ def attend_in_parts(
 
 
 def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
-    """Choose the number of keys of a tile: 64 or 128. 128 is for few small heads in bfloat16, and several tiles per
-    block.
+    """Choose the number of keys of a tile: 64 or 128.
+
+    The result is 128 for few small heads in bfloat16, if a thread block would have several tiles of 64 keys.
 
     With tiles of 128 keys, half as many thread blocks read the same number of keys at once, and leave more room for the
     next kernels. But a block with only one tile takes longer for 128 keys than for 64 (docs/lessons-gpu.md). `heads` is

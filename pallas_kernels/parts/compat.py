@@ -51,8 +51,9 @@ class Target:
             plgpu.griddepcontrol_wait()
 
     def let_next_start(self) -> None:
-        """Let the next kernel start. It may do independent work, until it calls `wait_for_previous` to read our
-        results.
+        """Let the next kernel start.
+
+        The next kernel may do independent work. It must call `wait_for_previous` before it reads our results.
         """
         if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()

@@ -1,9 +1,10 @@
 r"""Codes for floating-point tensor cores: decoded exactly to bfloat16 in registers, 64 rows at once.
 
-`wgmma` multiplies A [64, K] in registers by B [K, N] in shared memory. In a product of 16 columns, a lane of quad i has
-two neighbors of the first eight columns and two of the last eight, in rows i and i + 8 of its warp's sixteen rows. The
-order of columns is free as long as A and B agree. So a lane takes columns that are adjacent in memory, eight of each
-32, and we reorder the vectors beforehand (`in_order`):
+`wgmma` multiplies A [64, K] in registers by B [K, N] in shared memory. A is a part of W, and B are the vectors. A warp
+has sixteen rows of A, and its 32 lanes form eight quads of four lanes. In a product with K = 16, a lane of quad i has
+rows i and i + 8, and in each row two neighbors of the first eight columns and two of the last eight. The order of
+columns is free as long as A and B agree. So a lane takes eight columns of each 32 that are adjacent in memory, and we
+reorder the vectors beforehand (`in_order`):
 
     column  8 t + 4 u + 2 p + h  of 32   is place   16 u + 8 h + 2 t + p       lane t; u, p and h are 0 or 1
     column  4 t + 2 p + h        of 16   is place          8 h + 2 t + p       in groups of 16
@@ -12,17 +13,17 @@ Eight codes of eight bits are two words, u = 0 and 1. Eight codes of four bits a
 bytes have u = 0 and the upper halves u = 1 (`int4.py`, order "bytes"). In groups of 16, the upper halves have the next
 16 columns (order "halves"). In a word, bytes 0 and 2 are neighbors (h = 0), and so are bytes 1 and 3.
 
-A bfloat16 has seven bits below its leading one. 128 + c, for c in 0 to 127, has c in its lowest bits. So a code needs
-no conversion: we add bits around it and subtract, for two codes at once:
+A bfloat16 has seven bits below its leading one. So the bfloat16 number 128 + c, for c from 0 to 127, has c in its
+lowest bits. A code needs no conversion: we set the bits of 128 around c and subtract a constant, for two codes at once:
 
     four bits     (128 + c) - 136, with c the code with its upper bit flipped, or - 128 if codes are unsigned
     5, 6 bits     the same with 144 and 160, with c made of the upper four bits and the low bits
     eight bits    (128 + c) - 128 or - 256, with c the lower seven bits. The upper bit becomes a bit of the exponent,
                   which distinguishes the two cases
 
-Row i of eight belongs to the quad with the reversed bits of i. With this order, lanes that load 8 bytes at once never
-use the same banks, and neither do two quads with lanes that load 16 bytes at once. The codes are stored in swizzled
-lines of 128 bytes.
+Of eight rows, row i belongs to the quad with the number that has the bits of i in reverse order. The codes are in
+shared memory, in swizzled lines of 128 bytes. With this order of rows, the lanes of a load of 8 bytes per lane never
+use the same banks. For 16 bytes per lane, two quads load at once, and they do not use the same banks either.
 """
 
 from itertools import batched
@@ -62,7 +63,7 @@ def pair(number: float) -> int:
 
 
 def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "batch cols"]:
-    """Reorder each run of 16 or 32 columns of vectors for the tensor cores, as this module's docstring says.
+    """Reorder each run of 16 or 32 columns of vectors for the tensor cores, by this module's table.
 
     >>> in_order(jnp.arange(32.0)[None])[0, :16].astype(int).tolist()
     [0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27]
@@ -183,7 +184,8 @@ def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: in
 
 
 def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list[tuple[Any, int]]:
-    """Load the low bits of a block of a lane's columns: a word for each run, and the position of the run's bits in it.
+    """Load the low bits of a block of a lane's columns. Returns a word for each run, and the run's bit position in the
+    word.
 
     Codes of four bits have no low bits.
     """

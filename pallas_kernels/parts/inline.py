@@ -146,9 +146,7 @@ def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: 
 
 
 def read_past_first_cache(ref: Any) -> Any:
-    """Read the single int32 of `ref` from the second-level cache, not the first-level cache, which may have an old
-    value.
-    """
+    """Read the single int32 of `ref` from the second-level cache. The first-level cache may have an old value."""
 
     def run(_, ref):
         address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))

@@ -1,20 +1,21 @@
 """The layout of 4-, 5- and 6-bit codes in GPU memory, chosen so that tensor cores can read them as bytes.
 
-Eight four-bit codes are a word. A row is divided into blocks of 128 columns, a block into 4 runs of 32, and a run into
-4 words of 8 codes. Word 4 t + j of a block belongs to lane t and run j. So each of the four lanes that share 32
-columns, a side of a product (`integer_mma.py`), loads 16 bytes: one word of each run. There are three orders of the
-columns of a run in its words:
+Eight four-bit codes form a word. A row is divided into blocks of 128 columns, a block into 4 runs of 32, and a run into
+4 words of 8 codes. Word 4 t + j of a block belongs to lane t and run j. In a product, four lanes share the 32 columns
+of a run (a side in `integer_mma.py`). With this layout, each of them loads 16 adjacent bytes: one word of each of the 4
+runs. There are three orders of the columns of a run in its words. The word of lane t has these columns:
 
     bytes    8 t and on: the first four in the lower halves of its bytes, the next four in the upper halves
     halves   4 t to 4 t + 3 in the lower halves, 16 + 4 t and on in the upper halves: a word has both groups of 16
     table    8 t and on, one after the other: selectors of bytes in a table of levels
 
-Integers are in two's complement, or 0 to 15. After masking, an upper half is a byte with 16 times the code.
+Integer codes are in two's complement, or unsigned from 0 to 15. If we mask out the lower half of a byte, the byte is 16
+times the code in its upper half.
 
 For codes of 5 and 6 bits, these words have the upper four bits, and separate words have the *low bits*, the lowest one
-or two. A word of low bits serves 4 or 2 neighboring words: if word i of them has a code in some half of a byte, its low
-bits are in the same half, shifted up by i or 2 i bits. The upper four bits in the upper half of a byte, and the low
-bits below them, form a byte with 8 or 4 times the code.
+or two. A word of low bits belongs to 4 (5-bit codes) or 2 (6-bit codes) neighboring words, with i = 0, 1, ... If word i
+has a code in some half of a byte, the low bits of the code are in the same half, shifted up by i or 2 i bits. A byte
+with the upper four bits in its upper half, and the low bits just below them, is 8 or 4 times the code.
 """
 
 from typing import Any, Literal
@@ -64,8 +65,9 @@ def pack(
 
 
 def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
-    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX. Returns words of upper four bits, and words of low
-    bits.
+    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX.
+
+    Returns words of upper four bits, and words of low bits.
 
     >>> one = np.zeros((1, 256), np.uint8)
     >>> one[0, 32 + 2] = 0b110111

@@ -2,22 +2,24 @@ r"""A step of a product with codes on integer tensor cores: sums are exact, and 
 
     y_rb += sum_g (s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk + m_rg sum_(k in g) x_bk)
 
-x_dbk are the digits of vector b, with exponents e_bg (`fixed_point.py`). Digits and codes q are 8-bit integers. Some
-forms have minima m; the sums of x are staged with the digits.
+r is a row of W, b a vector, k a column and g a group of columns with a common scale s_rg. x_dbk is digit d of number k
+of vector b, with the exponent e_bg (`fixed_point.py`). Digits and codes q are 8-bit integers. Some kinds of codes also
+have minima m. For these, the sums of x over each group are in shared memory next to the digits.
 
 `mma.m16n8k32` multiplies A [16, 32] by B [32, 8] and adds C [16, 8], in 32 bits. A warp is 8 quads of 4 lanes. Quad i
 has rows i and i + 8 of A and column i of B, and lane j of the quad has 8 of their 32 terms. The order of the terms is
 free, as long as A and B agree. Lane j has columns 2 j and 2 j + 1 of C in both rows.
 
-One vector: a row of W fills both rows of A of a quad, with two *sides* of 32 terms each, together 64 columns. Columns
-2 d and 2 d + 1 of B are digit d of the vector, for the first and the second side. Lane j then uses two numbers of C,
-for digit j: the upper row in the first column and the lower row in the second. The other two are unused. Eight rows of
-W fill a product, and a lane's four words of A remain in the order of its loads.
+One vector: a row of W fills both rows of A of a quad. Each has a *side* of 32 terms, and both together 64 columns of W.
+Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first and the second side. So lane j uses two of its
+four numbers of C, for digit j: the one of the upper row in the first column, and the one of the lower row in the second
+column. Eight rows of W fill a product, and a lane's four words of A are in the order of its loads.
 
 Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
-and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers, for digit j, so half the
-number of products suffices. For codes of eight bits, moving them would take more instructions than this saves. The last
-of an odd number of vectors is multiplied separately, and so are all vectors if the number of row octets is odd.
+and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers of C, for digit j, so half
+as many products suffice. We do not use this for codes of eight bits, because moving these between registers would take
+more instructions than it saves. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
+separately, and so is every vector if the number of octets is odd.
 
 Codes of four bits are the upper halves of bytes, so they are 16 times too large (`int4.py`); `finished` corrects this.
 Codes of 5 and 6 bits also have their low bits, and are 8 and 4 times too large. With minima, all of these are unsigned:
@@ -27,13 +29,15 @@ level (`levels.py`).
 Groups of 16 use `mma.m16n8k16`, which has half the number of terms. The first word of a side then belongs to one group
 and the second word to the next, so lane j has columns 4 j to 4 j + 3 of both.
 
-Lane 3 of a quad has no digit, so it adds the minima. Its columns of B are 0 and its C starts one higher, so its number
-of C is 1. It loads minima and sums of x while the other lanes load scales and 2^e, with the same instructions.
+Vectors have three digits, so lane 3 of a quad has no digit. It adds the minima. Its columns of B are 0 and its C starts
+one higher than in other lanes, so its product gives 1. With the same instructions that load scales and 2^e in the other
+lanes, lane 3 loads minima and sums of x.
 
-C starts with the bits of 3 2^22 as a float. Adding integers below 2^22 then also adds them to that float, and
-subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of signed bytes are at most 2^21, and
-128 products of an unsigned and a signed byte less than 2^22. We first add the sides of a group as integers, and
-subtract the bits of 3 2^22 once, because both sides contain them.
+To get sums as floats without a conversion, C starts with the bits of the float 3 2^22. Adding an integer below 2^22 to
+these bits also adds it to the float. Then subtracting the float 3 2^22 is exact, and eight times as fast as a
+conversion. Sums are small enough: 128 products of signed bytes are at most 2^21, and 128 products of an unsigned and a
+signed byte are less than 2^22. If a group has two sides, we first add their C as integers, and subtract the bits of 3
+2^22 once, because both contain them.
 
 Each of the four warps of a thread block multiplies a quarter of the step's columns, and `finished` adds their sums.
 """

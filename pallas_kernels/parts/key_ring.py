@@ -89,8 +89,9 @@ class OpenRing:
         return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
-        """Wait until all threads have read this step's tile. Then start the copy of the tile `stages` steps later to
-        its slot.
+        """Wait until all threads have read this step's tile.
+
+        Then start the copy of the tile `stages` steps later to its slot.
         """
 
         @pl.when(step + self.ring.stages < self.steps)

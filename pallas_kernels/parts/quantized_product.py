@@ -225,8 +225,9 @@ class QuantizedProduct(ABC):
         return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
 
     def _in_groups(self, cols: int) -> tuple[int, int, int]:
-        """The shape of a vector of `cols` numbers as [groups, parts of a group, numbers in a part]. A thread has one
-        part.
+        """The shape of a vector of `cols` numbers as [groups, parts of a group, numbers in a part].
+
+        Each thread loads one part.
         """
         return cols // self.columns, self.columns // VECTOR, VECTOR
 

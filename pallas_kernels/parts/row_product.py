@@ -60,9 +60,7 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """Return the number of weights per load of a thread: 16 bytes, or fewer for many vectors, because each needs a
-        sum.
-        """
+        """Return the number of weights per load of a thread: 16 bytes, or less for many vectors with their sums."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property

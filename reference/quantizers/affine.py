@@ -78,8 +78,9 @@ def encode(
     lowest: int,
     highest: int,
 ) -> Float64[np.ndarray, "*shape"]:
-    """Compute the codes of `w` on a fixed grid: clip(rint(w / s) + z, lowest, highest). If a scale is 0, its codes are
-    z.
+    """Compute the codes of `w` on a fixed grid: clip(rint(w / s) + z, lowest, highest).
+
+    If a scale is 0, its codes are z.
 
     >>> encode(np.array([0.5, 1.5, 9.0]), np.array([1.0]), np.array([1.0]), lowest=0, highest=3)
     array([1., 3., 3.])

@@ -35,8 +35,9 @@ SMALLEST = np.float32(1e-5)
 
 
 def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
-    """Quantize to int8 codes -1, 0 and 1, and one float32 scale b [1, 1]. Raises ValueError unless all weights are
-    finite.
+    """Quantize to int8 codes -1, 0 and 1, and one float32 scale b [1, 1].
+
+    Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[1.0, -2.0, 0.25, 0.75]]))
     >>> q.codes, q.scales

@@ -22,8 +22,9 @@ from llamaspec.reference.quantizers.ops import gemv_quantized
 
 
 def fixed_point(x: Float[np.ndarray, "*batch cols"], *, group: int, bits: int) -> Float[np.ndarray, "*batch cols"]:
-    """Round `x` to fixed point, with an exponent for each `group` numbers of a row. Returns float64. `group` divides
-    `cols`.
+    """Round `x` to fixed point, with an exponent for each `group` numbers of a row.
+
+    Returns float64. `group` divides `cols`.
 
     >>> fixed_point(np.array([3.0, 0.3, -0.3, 0.3]), group=2, bits=3)
     array([ 3.    ,  0.5   , -0.3125,  0.3125])

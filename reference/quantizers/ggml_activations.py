@@ -1,5 +1,4 @@
-r"""Activations in llama.cpp: before a product with a quantized matrix, the vector x is rounded to x^, in one of these
-formats.
+r"""Activations in llama.cpp: before a product with a quantized matrix, the vector x is rounded to x^.
 
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
 The product then needs only integers. For a block of consecutive numbers of x, with d in float32:
@@ -46,8 +45,9 @@ Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*ba
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round `x` in blocks of 32; the last block is padded with zeros. Raises ValueError if a scale is too large for
-    float16.
+    """Round `x` in blocks of 32; the last block is padded with zeros.
+
+    Raises ValueError if a scale is too large for float16.
 
     >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
     array([127.,   2.,  -4.,   0.])

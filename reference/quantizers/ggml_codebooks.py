@@ -138,8 +138,9 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum w^3 v and sum w^2 v^2 of each block. v is the level nearest to `start` * w. Sums are in order and in
-    float32.
+    """Return sum w^3 v and sum w^2 v^2 of each block.
+
+    v is the level nearest to `start` * w. Sums are in order and in float32.
     """
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels

@@ -90,8 +90,9 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """Compute U from `hessian`, which is X^T X, and `damp`. Diagonal zeros, of features that are never active, become 1
-    first.
+    """Compute U from `hessian`, which is X^T X, and `damp`.
+
+    Diagonal zeros, of features that are never active, become 1 first.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],
@@ -116,8 +117,9 @@ def pack(q: Affine, *, bits: int, version: int) -> PackedTensors:
 
 
 def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
-    """Read the tensors of a checkpoint. Scales become float32: one per group, or one per column if groups are not in
-    order.
+    """Read the tensors of a checkpoint.
+
+    Scales become float32: one per group, or one per column if groups are not in order.
 
     Raises ValueError if g_idx names a group that does not exist.
 

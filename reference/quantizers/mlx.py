@@ -40,9 +40,7 @@ BITS = (2, 3, 4, 5, 6, 8)
 
 
 class Mlx(NamedTuple):
-    """Codes from 0 to 2^bits - 1, and for each group a float32 scale and bias, not yet rounded to the dtype of the
-    weights.
-    """
+    """Codes from 0 to 2^bits - 1, and a float32 scale and bias per group, not yet rounded to the weights' dtype."""
 
     codes: UInt8[np.ndarray, "*batch cols"]
     scales: Float32[np.ndarray, "*batch groups"]

@@ -1,5 +1,6 @@
-r"""torchao's int4: 16 evenly spaced numbers from the smallest weight of a group to the largest. Zero need not be among
-them.
+r"""torchao's int4: 16 evenly spaced numbers from the smallest weight of a group to the largest.
+
+Zero need not be among them.
 
     lo = min_i w_i      s = max(max_i w_i - lo, 10^-6) / 15      q_i = clip(rint((w_i - lo) / s), 0, 15) - 8
     z = lo + 8 s        w_i ~ q_i s + z
