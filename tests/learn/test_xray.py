@@ -1,4 +1,4 @@
-"""Data of the X-ray page: recomputing each op by its definition gives the values that `verify` expects for the model."""
+"""Data of the X-ray page: recomputing each op by its definition gives the values that `verify` expects."""
 
 import base64
 import json
