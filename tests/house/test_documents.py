@@ -59,7 +59,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make a folder in which commands may write, with the documents where a clone has them."""
+    """Make a folder that commands may write to, with the documents at the same paths as in a clone."""
     (tmp_path / "docs").symlink_to(REPOSITORY / "docs")
     return tmp_path
 

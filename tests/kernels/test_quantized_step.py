@@ -289,7 +289,7 @@ def test_quantized_products_are_kernels_up_to_their_batch_limit(batch):
 def test_unsupported_codes_run_as_xla_ops_with_a_reason():
     """Kernels support e4m3 weights only with one scale per row.
 
-    Groups of 32 columns run as XLA ops, with this reason.
+    With one scale per 32 columns, the ops run as XLA ops, and the reason says why.
     """
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]

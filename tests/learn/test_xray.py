@@ -1,4 +1,4 @@
-"""Data of the X-ray page: recomputing each op by the reference's definitions gives the values that the walk expects."""
+"""Data of the X-ray page: recomputing each op by its definition gives the values that `verify` expects."""
 
 import base64
 import json

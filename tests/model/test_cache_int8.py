@@ -90,7 +90,8 @@ def test_appending_in_steps_stores_the_same_bytes(noise, first):
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
     """Attention over an int8 cache is within its error bound, compared with exact attention over the stored numbers.
 
-    Compared with exact attention over the numbers before quantization, it is within `kv_cache`'s bound.
+    Compared with exact attention over the numbers before quantization, it is within the wider bound stated in
+    `reference.quantizers.kv_cache`.
     """
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})

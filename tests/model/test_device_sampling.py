@@ -98,7 +98,7 @@ def test_the_smallest_that_is_enough(ways, bounds, seed):
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
     """Return whether a factor of 1 - 1e-5 or 1 + 1e-5 on top_p and min_p changes which tokens the reference keeps.
 
-    For such logits, float32 thresholds may keep other tokens too.
+    For such logits, thresholds computed in float32 may keep different tokens.
     """
     survivors = []
     for nudge in (1 - 1e-5, 1 + 1e-5):

@@ -113,7 +113,7 @@ REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one
 def test_what_help_suggests_to_ask_is_answered(stories, first_line):
     """After every story that help suggests, every question that help suggests gets an answer.
 
-    An earlier training answered "There is no Anna in the story.".
+    An earlier version of the model answered "There is no Anna in the story.".
     """
     chat = Chat(stories)
     story = "".join(token.text for token in chat.reply(first_line, max_new_tokens=512, sampling=GREEDY))

@@ -123,7 +123,7 @@ def test_answers_are_the_models_own(model):  # noqa: F811
 
 
 def questions(folder: Path) -> Path:
-    """Write forty questions. Their answer is always the letter a, which the random model draws now and then."""
+    """Write forty questions. Their answer is always the letter a, which the random model sometimes draws."""
     path = folder / "questions.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": f"{i}", "answer": "a"}) for i in range(40)))
     return path

@@ -282,7 +282,7 @@ def test_the_page_names_every_pattern_and_what_shows_it():
 def test_every_pattern_of_timing_is_shown_or_out_of_scope():
     """Each row of the second table in docs/cheats.md names a candidate or a test, or says "out of scope".
 
-    The candidates and the tests are those of test_verify_timing.py.
+    The candidates and the tests are in test_verify_timing.py.
     """
     *_, table = PAGE.read_text(encoding="utf-8").partition("| pattern | test | outcome |\n|---|---|---|\n")
     rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]

@@ -21,7 +21,7 @@ COUNT = 2048  # enough blocks for each point of the largest grid to occur
 
 
 def blocks(name: str) -> np.ndarray:
-    """Draw random blocks of a type, uint8 [blocks, bytes]; RandomState's streams never change."""
+    """Draw random blocks of a type, uint8 [blocks, bytes]. RandomState draws the same bytes in every NumPy version."""
     random = np.random.RandomState(BYTES[name])
     return random.randint(0, 256, (COUNT, BYTES[name])).astype(np.uint8)
 
@@ -33,7 +33,7 @@ def checksum(weights: np.ndarray) -> str:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write ggml_lattices.json."""
     import gguf  # pyright: ignore[reportMissingImports]
 
     checksums = {}

@@ -207,9 +207,9 @@ def gptq_words() -> dict[str, Any]:
 
 
 def hqq() -> dict[str, Any]:
-    """Run one step of hqq, and the whole iteration.
+    """Run one step of hqq's optimization, and all of its steps.
 
-    For the iteration we store only the final sum of errors: hqq decides for all groups at once when to stop.
+    For all steps we store only the final sum of errors, because hqq decides for all groups at once when to stop.
     """
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core import optimize as hqq_steps  # pyright: ignore[reportMissingImports]

@@ -73,7 +73,7 @@ def grid(group: int, *, bits: int, symmetric: bool = False) -> tuple[Any, Any]:
 
 
 def autoawq() -> dict[str, Any]:
-    """Pack by autoawq's layers, without importing the package's other modules."""
+    """Pack codes with autoawq's layer classes, without importing the package's other modules."""
     found = util.find_spec("awq")
     assert found and found.submodule_search_locations
     root = Path(next(iter(found.submodule_search_locations)))

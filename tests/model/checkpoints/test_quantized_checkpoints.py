@@ -217,7 +217,7 @@ def _llm_int8(w: np.ndarray) -> Layout:
 
 
 def _bitnet(w: np.ndarray) -> Layout:
-    """Quantize to -1, 0 and 1, and pack the four quarters of the rows into the same bytes, as transformers does."""
+    """Quantize to -1, 0 and 1, and pack four rows into the same bytes, one row from each quarter of the matrix."""
     scale = np.float32(1 / np.abs(w).mean())
     codes = np.clip(np.rint(w * scale), -1, 1).astype(np.int8)
     quarters = (codes + 1).astype(np.uint8).reshape(4, -1, w.shape[1])

@@ -70,7 +70,10 @@ def test_a_family_is_nearest_to_its_own_models(name):
 @given(seed=seeds)
 @example(seed=379)
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
-    """Without renormalization, the reference, JAX and the bounds weight experts by the router's probabilities."""
+    """Without renormalization, each expert's weight is the router's probability.
+
+    The reference, JAX and the error bounds agree in this.
+    """
 
     def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:
         """Return the exact outputs, and bounds on the errors of the computed outputs."""

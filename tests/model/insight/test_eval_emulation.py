@@ -56,7 +56,7 @@ CHANGED = {"Q4_1": range(3, 10)}
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that writes the file of a type once, with the bytes that llama.cpp read for the golden."""
+    """Return a function that writes the GGUF file of a type once, with the bytes that llama.cpp read for the golden."""
     folder, paths = tmp_path_factory.mktemp("gguf"), {}
 
     def path(name: str) -> Path:

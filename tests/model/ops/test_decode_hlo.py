@@ -55,7 +55,10 @@ def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
 
 
 def written(hlo: str) -> list[tuple[str, str, int]]:
-    """List the name, kind and size of each instruction that writes memory; instructions inside a fusion do not."""
+    """List the name, kind and size of each instruction that writes memory.
+
+    Instructions inside a fusion are left out, because only the fusion's result is written.
+    """
     fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
     writes, inside = [], ""
     for line in hlo.splitlines():

@@ -37,7 +37,7 @@ FORMS = pytest.mark.parametrize(("attend", "heads"), [(ATTEND, HEADS), (attend_l
 
 
 def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw pages and a shuffled page table."""
+    """Draw the pages of keys and of values, and a shuffled page table."""
     rng = np.random.default_rng(seed)
     shape = (1 + rows * BLOCKS, KV_HEADS, PAGE, WIDTH)
     k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
@@ -128,7 +128,10 @@ def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
 
 
 def test_xla_knows_that_no_two_places_are_written_at_once():
-    """The HLO tells XLA that the indices are unique. Otherwise a GPU writes a chunk with atomic operations."""
+    """The HLO of a write to the cache states that its indices are unique.
+
+    Without this statement, a GPU would write a chunk with atomic operations.
+    """
     k, v, table = draw_pages(0, rows=BATCH)
     new, at = jnp.zeros((BATCH, 3, KV_HEADS, WIDTH)), jnp.full((BATCH, 3), -1)
     hlo = jax.jit(extended).lower(LayerPages(k, v, table), new, new, at).as_text()  # type: ignore

@@ -246,7 +246,7 @@ def test_products_of_few_vectors_do_not_depend_on_neighbors(monkeypatch, limit):
 @pytest.mark.parametrize("count", [2, 8, 20])
 @pytest.mark.parametrize("form", [None, "int8"])
 def test_products_of_many_vectors_do_not_depend_on_neighbors(form: Form | None, count: int):
-    """A vector's product has the same bits at every place in the batch, and for any other vectors.
+    """A vector's product has the same bits at every place in the batch, and does not depend on the other vectors.
 
     The matrix is the first operand of the dot, because XLA does not copy the first operand.
     """

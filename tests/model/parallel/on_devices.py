@@ -238,7 +238,7 @@ def stored(checkpoint: Any) -> Any:
 def chosen_for_h200(config: Any, params: Any, rows: int) -> Any:
     """Choose ops as on an H200, and call XLA in place of each kernel.
 
-    Each op of such a table refuses arguments of shapes for which the table was not built.
+    Each op raises an error for arguments with shapes for which the table of ops was not built.
     """
     from llamaspec.model.device import HOPPER, Device
     from llamaspec.model.ops.choice import ops_for

@@ -230,8 +230,7 @@ def ask_as_a_stranger(port: int) -> None:
 def test_processes_with_other_options_end_with_the_difference():
     """Processes with different options end with a message that names the different option.
 
-    A port scan does not count as a process. The processes here are threads, which end before processes start to watch
-    each other.
+    A port scan does not count as a process. In this test, each process is a thread.
     """
     equal, different = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
 

@@ -247,7 +247,7 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 def test_the_end_of_a_long_cache_takes_no_more_memory():
     """Attention at the end of a long cache needs no memory beyond the plan.
 
-    All scores of 64 queries, 32 heads and 32,768 keys would take 268 MB.
+    If it kept all scores of 64 queries, 32 heads and 32,768 keys, it would need 268 MB more.
     """
     done = run_python(LONG)
     assert done.code == 0, done.err

@@ -103,7 +103,7 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 def texts_of(names: list[str]) -> st.SearchStrategy[str]:
-    """Draw texts of names, names that are doubled, white space, and characters of all of Unicode."""
+    """Draw texts that mix names, doubled names, white space, and characters of all of Unicode."""
     name = st.sampled_from(names)
     white = st.sampled_from([" ", "  ", "\n", "\n\n\n", "\t", "\xa0", "\u3000", "\u2028"])
     other = st.text(test_byte_bpe.characters, min_size=1, max_size=3) | st.sampled_from(["a", "she saw", "Größe", "<"])

@@ -263,7 +263,7 @@ MARKERS = [
 @pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
-    """Control tokens are recognized by name, whatever their type in the file.
+    """Control tokens are recognized by name, even if the file states another type for them.
 
     Plain text is never encoded to a control token, and generation stops at the token `end`.
     """
@@ -330,7 +330,8 @@ def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
 def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
     """A model's user-defined tokens are written to GGUF in a spelling that llama.cpp finds.
 
-    SentencePiece searches for them in text where a space is "▁"; llama.cpp searches in text with plain spaces.
+    SentencePiece replaces spaces by "▁" before it searches a text for these tokens; llama.cpp searches the text as it
+    is.
     """
     proto = ModelProto()
     proto.ParseFromString(trained_pieces())
@@ -355,7 +356,10 @@ def test_letters_of_an_added_token_are_text(tmp_path):
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
-    """Text can contain tokens that only added_tokens.json names, except chat markers and tokens such as eos_token."""
+    """A token that only added_tokens.json names is found in a text.
+
+    Exceptions are chat markers, and tokens such as eos_token.
+    """
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
     added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))

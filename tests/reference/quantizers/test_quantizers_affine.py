@@ -184,7 +184,10 @@ def test_join_undoes_split(shape_and_block):
 
 @pytest.mark.parametrize("case", GOLDENS["compressed_tensors"]["cases"], ids=str)
 def test_codes_are_those_of_compressed_tensors(case):
-    """With our scales, codes equal those of compressed-tensors, which packs code minus half the range in int32."""
+    """With our scales, codes equal compressed-tensors' codes.
+
+    compressed-tensors subtracts half of the number of codes from each code, and packs several codes in an int32.
+    """
     w = Weights("student", seed=21)(*GOLDENS["compressed_tensors"]["shape"])
     scheme = symmetric if case["symmetric"] else affine
     q = scheme.quantize(w, bits=case["bits"], block=(1, case["group"]))
