@@ -5,8 +5,8 @@ r"""RMSNorm of rows. Read this kernel first: it is the shortest.
 Our models do not call this kernel: in a decode step, the products normalize their own input (`gemv`, `norm_qkv`,
 `norm_gate_up`). It is here for reading, verifying and timing.
 
-One thread block has a row and keeps it in registers between the sum and the scaling, so the row is read once and
-written once. No earlier kernel writes the weight, so we start loading it before the previous kernel ends.
+Each row has one thread block. The block keeps the row in registers between the sum and the scaling, so the row is read
+once and written once. No earlier kernel writes the weight, so we start loading it before the previous kernel ends.
 """
 
 from functools import partial
@@ -28,8 +28,9 @@ def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps:
     """Normalize `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
 
     Raises ValueError for a weight of another length, and Unsupported unless both arrays are float32 or both bfloat16,
-    with rows of at most 32 KB (8,192 or 16,384 features). Reads and writes each row once. If a row is not a multiple of
-    128 vectors of 16 bytes, a small part is read twice. A row below 128 features is copied to a padded one.
+    with rows of at most 32 KB (8,192 or 16,384 features). The kernel reads and writes each row once. If the length of a
+    row is not a multiple of 128 vectors of 16 bytes, a small part is read twice. Rows of fewer than 128 features are
+    first copied to padded rows.
     """
     check_rows("rmsnorm", x, most=MAX_BYTES // x.dtype.itemsize)
     check_operand("rmsnorm", "a weight", weight, x.shape[-1:], x.dtype)

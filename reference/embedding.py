@@ -2,8 +2,8 @@
 
     x = E[token]
 
-A model with tied embeddings uses the same table again at the end, as the matrix that turns the
-last hidden state into one logit per token.
+A model with tied embeddings uses the same table again at the end: E times the last hidden state gives one logit per
+token of the vocabulary.
 """
 
 import numpy as np

@@ -85,7 +85,7 @@ def answer_log_probability(
 def dpo(
     preferred: float, rejected: float, frozen_preferred: float, frozen_rejected: float, *, beta: float
 ) -> tuple[float, tuple[float, float]]:
-    """Compute DPO's loss of one pair of answers, and its gradients for the model's two log probabilities.
+    """Compute the DPO loss of one pair of answers, and the loss's gradients for the model's two log probabilities.
 
     Before training, s = r, so the margin m is 0 and the loss is log 2.
 
@@ -102,7 +102,7 @@ def dpo(
 def group_relative(
     log_probabilities: Float[np.ndarray, " answers"], rewards: Float[np.ndarray, " answers"]
 ) -> tuple[float, Float[np.ndarray, " answers"]]:
-    """GRPO's loss of the answers to one question, and its gradient for their log probabilities, in float64.
+    """Compute the GRPO loss of the answers to one question, and the loss's gradient for their log probabilities.
 
     Answers that are better than the mean become likelier. If all rewards are equal, nothing changes.
 

@@ -95,7 +95,7 @@ def packed(codes: Any, order: Order) -> Any:
 
 
 def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> Int8[np.ndarray, "rows cols"]:
-    """Restore the codes from `pack`, from -8 to 7.
+    """Restore the codes of `pack` with the default `lowest`: integers from -8 to 7.
 
     >>> codes = np.arange(-8, 8, dtype=np.int8).repeat(16).reshape(2, 128)
     >>> bool(np.all(unpack(pack(codes)) == codes))
@@ -127,5 +127,5 @@ def bits_of(words: Any, low_bits: Any) -> int:
 
 
 def signed(codes: Int32[Array, "rows cols"] | Any, bits: int = 4) -> Any:
-    """Read unsigned codes as integers in two's complement."""
+    """Convert unsigned codes of `bits` bits to the integers that these bits mean in two's complement."""
     return (codes ^ 1 << bits - 1) - (1 << bits - 1)

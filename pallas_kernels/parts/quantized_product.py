@@ -83,7 +83,7 @@ class QuantizedProduct(ABC):
 
     @property
     def apart(self) -> bool:
-        """Tell whether the lowest bits of codes are in separate words."""
+        """Tell whether codes have 5 or 6 bits, which keep their lowest bits in separate words."""
         return 4 < self.bits < 8
 
     @property

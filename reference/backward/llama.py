@@ -52,12 +52,12 @@ class AttentionValues(NamedTuple):
 def loss_and_gradient(
     params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
 ) -> tuple[float, Params]:
-    """Compute the cross entropy of `tokens`, each predicted from the earlier tokens, and its gradient for every weight.
+    """Compute the cross entropy of `tokens`, and the gradient of this loss for every weight of the model.
 
-    `weights[i]` multiplies the loss of `tokens[i]`; the first token is not predicted, so `weights[0]` is not used. The
-    gradient has the shape of `params`. If the head is tied, `head` and `embedding` have separate parts, and the
-    gradient of the shared matrix is their sum. Raises ValueError if `config` turns on a feature that no Llama model has
-    (`Config.beyond_llama`).
+    Each token is predicted from the earlier tokens, and `weights[i]` multiplies the loss of `tokens[i]`. The first
+    token is not predicted, so `weights[0]` is not used. The gradient has the shape of `params`. If the head is tied,
+    `head` and `embedding` have separate parts, and the gradient of the shared matrix is their sum. Raises ValueError if
+    `config` turns on a feature that no Llama model has (`Config.beyond_llama`).
 
     This model has no layers and a head of zeros, so both ids are equally likely:
 

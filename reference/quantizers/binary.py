@@ -35,7 +35,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return a b, exactly."""
+    """Return the exact products of a and b."""
     return q.codes * q.scales.astype(np.float64)
 
 

@@ -23,8 +23,8 @@ class Quantized(NamedTuple):
 def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     """Convert `w` to float64. Every quantizer starts with this.
 
-    Raises ValueError if there are no weights, or if one is not finite or too large for float32. Implementations
-    of a format disagree on such weights, and the model would be broken anyway.
+    Raises ValueError if there are no weights, or if a weight is not finite or too large for float32. Implementations of
+    a format treat such weights in different ways, and a model with such weights is broken anyway.
     """
     if not w.size:
         raise ValueError(f"a tensor of shape {w.shape} has no weights to quantize")

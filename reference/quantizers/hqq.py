@@ -10,9 +10,10 @@ in turn:
     e_i = sign(d_i) max(0, |d_i| - |d_i|^(p - 1) / beta),   d_i = w_i - s (q_i - z)
     z   = mean_i (q_i - (w_i - e_i) / s)
 
-We repeat this 20 times, starting from s = (max - min) / (2^bits - 1) and z = -min / s. beta starts at 10 and grows by 1
-% each time. s does not change. The result is the z with the smallest sum. The range from min to max need not include
-zero, so zero need not be exact. s and z are rounded to float32, and the codes are computed from the rounded values.
+We repeat this 20 times, starting from s = (max - min) / (2^bits - 1) and z = -min / s. beta starts at 10, and is
+multiplied by 1.01 each time. s does not change. The result is the z with the smallest sum. The range from min to max
+need not include zero, so zero need not be exact. s and z are rounded to float32, and the codes are computed from the
+rounded values.
 
 Guaranteed: the sum is at most the sum for the initial z, because the initial z is one of the candidates. Each code is
 the nearest one, because it is computed from the stored s and z. So a weight within the range of the grid moves by at

@@ -70,7 +70,7 @@ def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
 
 
 def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
-    """Undo `pack`. Raises ValueError for rows that have no room for codes and a scale.
+    """Undo `pack`. Raises ValueError for rows that are too short for a code and a scale.
 
     >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
     array([[127,   0]], dtype=int8)

@@ -67,7 +67,7 @@ class Codebook:
         return Quantized(join(self.order[places], block), tops)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Return a level(q), which float64 holds exactly."""
+        """Return the products of a and level(q), which float64 holds exactly."""
         return self.levels.astype(np.float64)[q.codes] * spread(q.scales.astype(np.float64), q.codes.shape)
 
 
