@@ -73,8 +73,8 @@ JAX = [
     _jax("swiglu", dtypes=F32_BF16),
 ]
 TRITON = [
-    _jax("softmax", "triton_softmax", dtypes=F32, only=SEEING),
-    _jax("rmsnorm", "triton_rmsnorm", dtypes=F32, only={"eps": [1e-5]}),
+    _jax("softmax", "triton_softmax", dtypes=F32, only={**SEEING, "rows": [1, 2, 3, 5]}),
+    _jax("rmsnorm", "triton_rmsnorm", dtypes=F32, only={"eps": [1e-5], "rows": [1, 2, 3, 5]}),
     _jax(
         "attention_decode",
         "triton_attention_decode",
