@@ -65,8 +65,8 @@ def _folder(place: Path) -> Path | None:
 def _checked(path: Path, name: str, value: Any) -> float | int:
     option = SAMPLING[name]
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    whole = number and float(value).is_integer()
-    if not number or not option.range.holds(value) or (option.kind is int and not whole):
+    is_integer = number and float(value).is_integer()
+    if not number or not option.range.holds(value) or (option.kind is int and not is_integer):
         raise _refused(path, name, value, option.range.words)
     return option.kind(value)
 

@@ -54,11 +54,11 @@ def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) 
     return lax.stop_gradient(values) + (weight - lax.stop_gradient(weight))
 
 
-def pruning(checkpoint: Checkpoint, kept: float | tuple[int, int]) -> Constraint:
+def pruning(checkpoint: Checkpoint, remaining: float | tuple[int, int]) -> Constraint:
     """Set the smallest weights of each matrix in the blocks to 0, and keep them at 0 during training.
 
-    `kept` is the share of weights to keep, or a pair (n, m): keep n of every m weights. The masks depend only on the
-    weights at the start. Raises CheckpointError if the number of columns of a matrix is no multiple of m.
+    `remaining` is the share of weights to keep, or a pair (n, m): keep n of every m weights. The masks depend only on
+    the weights at the start. Raises CheckpointError if the number of columns of a matrix is no multiple of m.
     """
     masks = {}
     for weight in weights(checkpoint.config):
@@ -66,10 +66,10 @@ def pruning(checkpoint: Checkpoint, kept: float | tuple[int, int]) -> Constraint
             continue
         values = checkpoint.tensors[weight.name].read().astype(np.float32)
         try:
-            if isinstance(kept, tuple):
-                masks[weight.name] = jnp.asarray(n_of_m(values, n=kept[0], m=kept[1]))
+            if isinstance(remaining, tuple):
+                masks[weight.name] = jnp.asarray(n_of_m(values, n=remaining[0], m=remaining[1]))
             else:
-                masks[weight.name] = jnp.asarray(fine_grained(values, keep=max(1, round(kept * values.size))))
+                masks[weight.name] = jnp.asarray(fine_grained(values, keep=max(1, round(remaining * values.size))))
         except ValueError as error:
             raise refused(checkpoint.path, f"{weight.name}: {error}") from None
 

@@ -180,8 +180,8 @@ class _Loop:
         """Return the documents of a step, and let a thread make the documents of the next step during this one."""
         if self._task.draws:
             return self._task.documents(number, self.tensors)
-        due = self._next[1] if self._next and self._next[0] == number else None
-        work = due.result() if due else self._task.documents(number, None)
+        pending = self._next[1] if self._next and self._next[0] == number else None
+        work = pending.result() if pending else self._task.documents(number, None)
         if number + 1 < self._task.steps:
             self._next = number + 1, self._writer.submit(self._task.documents, number + 1, None)
         return work

@@ -33,14 +33,14 @@ def fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     [[3, 0], [1, 2]]
     """
     rows: list[list[int]] = []
-    left: list[int] = []
+    room_left: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        row = next((row for row, space in enumerate(left) if space >= lengths[i]), len(rows))
+        row = next((row for row, space in enumerate(room_left) if space >= lengths[i]), len(rows))
         if row == len(rows):
             rows.append([])
-            left.append(room)
+            room_left.append(room)
         rows[row].append(i)
-        left[row] -= lengths[i]
+        room_left[row] -= lengths[i]
     return rows
 
 

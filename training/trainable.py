@@ -40,10 +40,10 @@ def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constr
         return params_of(config, constrained, rope_table(config, context))
 
     def write(out: Path, trained: Tensors) -> None:
-        kept = trained
+        weights = trained
         if constraint.arrays is not None:
-            kept = {name: constraint.apply(name, a, constraint.arrays) for name, a in trained.items()}
-        write_checkpoint(checkpoint, kept, out / "model")
+            weights = {name: constraint.apply(name, a, constraint.arrays) for name, a in trained.items()}
+        write_checkpoint(checkpoint, weights, out / "model")
 
     return Trainable(tensors, constraint.arrays, params, write)
 

@@ -53,8 +53,8 @@ def distillation(
         student_log, teacher_log = (jax.nn.log_softmax(a / temperature, axis=-1) for a in (logits, taught))
         divergence = jnp.sum(jnp.exp(teacher_log) * (teacher_log - student_log), axis=-1)
         total = temperature**2 * jnp.sum(divergence * weights[:, 1:])
-        same = jnp.argmax(logits, axis=-1) == jnp.argmax(taught, axis=-1)
-        return total, {"loss": total, "same_top": jnp.sum(same * weights[:, 1:])}
+        agrees = jnp.argmax(logits, axis=-1) == jnp.argmax(taught, axis=-1)
+        return total, {"loss": total, "same_top": jnp.sum(agrees * weights[:, 1:])}
 
     def work(examples: Sequence[Example]) -> Any:
         return packed_work(examples, rows=rows, length=length)
@@ -76,9 +76,11 @@ def kept_layers(checkpoint: Checkpoint, layers: Sequence[int]) -> Checkpoint:
         if (values := getattr(config, name)) is not None
     }
     smaller = replace(config, layers=len(layers), **by_layer)
-    whole = {(w.layer, w.part, w.role, w.expert, w.head): w.name for w in weights_of(config)}
+    teacher_names = {(w.layer, w.part, w.role, w.expert, w.head): w.name for w in weights_of(config)}
     tensors = {}
     for weight in weights_of(smaller):
         source = None if weight.layer is None else layers[weight.layer]
-        tensors[weight.name] = checkpoint.tensors[whole[source, weight.part, weight.role, weight.expert, weight.head]]
+        tensors[weight.name] = checkpoint.tensors[
+            teacher_names[source, weight.part, weight.role, weight.expert, weight.head]
+        ]
     return replace(checkpoint, config=smaller, tensors=tensors)

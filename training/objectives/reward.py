@@ -85,8 +85,8 @@ class Sampler:
                 last[row], keys[row] = question.ids[-1], seed
             steps = np.int32(self._length - int(lengths[: len(members)].min()))
             ends = np.array(sorted(self._stops), np.int32)
-            found = self._draw(tensors, self._frozen, tokens, lengths, last, keys, ends, steps, greedy=greedy)
-            columns = np.asarray(found).T
+            sampled = self._draw(tensors, self._frozen, tokens, lengths, last, keys, ends, steps, greedy=greedy)
+            columns = np.asarray(sampled).T
             drawn += [self._answer(q, columns[row].tolist(), int(steps)) for row, q in enumerate(members)]
         return drawn
 

@@ -223,8 +223,8 @@ def with_experts_apart(path: str, config: Config, family: Family, located: Locat
                     if entry.shape[:1] != (config.experts,) or entry.bytes < config.experts:
                         what = f"the tensor {joined}.{part} has shape {list(entry.shape)}"
                         raise refused(path, f"{what}, expected {config.experts} matrices, one per expert")
-                    one = entry._replace(shape=entry.shape[1:])
+                    matrix = entry._replace(shape=entry.shape[1:])
                     for expert, name in enumerate(names):
-                        offset = entry.offset + expert * one.bytes
-                        apart[f"{name}.{part}"] = file, one._replace(offset=offset)
+                        offset = entry.offset + expert * matrix.bytes
+                        apart[f"{name}.{part}"] = file, matrix._replace(offset=offset)
     return apart

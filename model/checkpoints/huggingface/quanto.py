@@ -105,7 +105,7 @@ def read_quanto(fields: Fields) -> Rule:
             modules.setdefault(kind, []).append(name)
     if not modules:
         raise refused(fields.path, "no module has quantized weights")
-    first, *others = modules
-    if not others:
+    first, *more = modules
+    if not more:
         return TYPES[first]
     return ByTarget([(names, TYPES[kind]) for kind, names in modules.items()] + [([EVERY], TYPES[first])])
