@@ -314,9 +314,9 @@ sampling_options = combined(
 emulate_option = click.option(
     "--emulate-activations",
     type=click.Choice(["q8_0", "ggml", "int8"]),
-    help="Round the activations that quantized matrices multiply: to Q8_0 as llama.cpp does for each type (ggml), or "
-    "to "
-    "int8 with one scale per token as SmoothQuant does (int8).",
+    help="Round activations before they are multiplied by a matrix. ggml: to the type that llama.cpp uses for the "
+    "matrix's type, such as Q8_0 for Q4_0 and Q8_K for Q4_K. q8_0: to Q8_0, for every quantized matrix. int8: to int8 "
+    "with one scale per token as SmoothQuant does, for matrices in int8.",
 )
 timings_option = click.option(
     "--timings", is_flag=True, help="Print how long each phase took, from the start of the command to the first token."

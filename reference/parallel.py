@@ -1,8 +1,8 @@
 r"""Sequence, pipeline and expert parallelism on n devices. Each gives the same result as one device.
 
-Lists have one array per device. Between two exchanges, a device computes ordinary layers from other pages. So this page
-only shows the exchanges, which are collectives of `reference.collectives`. |> means "then", and x_i is the part of x on
-device i.
+Lists have one array per device. Between two exchanges, a device computes ordinary layers, which other modules define.
+So this module only shows the exchanges, which are collectives of `reference.collectives`. |> means "then", and x_i is
+the part of x on device i.
 
     sequence     x_i |> gather: x |> y_i = f_i(x) |> reduce-scatter: (sum_d y_d)_i       (Korthikanti et al., 2022)
     pipeline     x |> f_0 on device 0 |> f_1 on device 1 |> ..., one micro-batch per tick (GPipe, Huang et al., 2019)

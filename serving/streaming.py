@@ -149,9 +149,10 @@ class TextReader:
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count the characters of the decoded `text`, and decide what the undecided tokens belong to.
+        """Count the characters of the decoded `text`, and decide where the undecided tokens belong.
 
-        They belong to `text`, or, if it is empty, to a channel's header, which the answer does not show.
+        If `text` is not empty, they are a part of it. If it is empty, they are a part of a channel's header, which the
+        answer does not show.
         """
         self._decoded += len(text)
         if text:

@@ -88,7 +88,9 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
         if value is not None and not 0 < value < np.inf:
             raise ValueError(f"{name} must be positive, got {value}")
     if recipe.keep_layers is not None and (recipe.method != "distill" or not recipe.keep_layers):
-        raise ValueError("keep_layers names the layers of a student, for the method distill")
+        raise ValueError(
+            "keep_layers works only with the method distill: it names the layers that the student keeps, at least one"
+        )
     if recipe.schedule not in SCHEDULES:
         raise ValueError(f"schedule is {recipe.schedule!r}, expected one of {', '.join(SCHEDULES)}")
     if recipe.lora is not None:

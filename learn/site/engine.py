@@ -26,7 +26,7 @@ PREFIX = tuple(range(100, 112))  # tokens of three pages
 
 
 class DemoRequest(NamedTuple):
-    """A request of the run: the plan before which it arrives, its prompt, and the number of tokens in its answer."""
+    """A request of the run. It arrives before the plan with the index `plan`, and its answer has `answer` tokens."""
 
     plan: int
     prompt: tuple[int, ...]

@@ -340,7 +340,10 @@ def pallas_ops(
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Join the reasons of all calls. If a reason applies only to some layers, we add their number."""
+    """Join the reasons of an op's calls, one call per layer. Returns None if no call has a reason.
+
+    For a reason that applies only to some of the layers, we state their number.
+    """
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

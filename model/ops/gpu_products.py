@@ -130,7 +130,7 @@ def operand(weight: Matrix) -> MatrixOperand:
     if isinstance(weight, FP8):
         if weight.scales.shape[1] > 1:
             raise Unsupported(
-                f"kernels multiply by fp8 weights with a scale for each row, not for {weight.group} columns"
+                f"kernels multiply by fp8 weights with one scale per row, got one scale per {weight.group} columns"
             )
         return ScaledE4M3(weight.codes, weight.scales[:, 0])
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):

@@ -1,13 +1,14 @@
 r"""A thread block's part of attention while decoding, in float32: like `attention_split`, but without tensor cores.
 
-Tensor cores would round to TF32. Instead, each warp processes some rows (keys) of a tile. Each row of registers has a
-separate online softmax for each query of the group:
+Tensor cores would round to TF32. Instead, the warps multiply 8 rows (keys) of a tile at a time, in registers. Row r
+of the registers holds the keys r, r + 8, r + 16, ... of a tile, one after the other. Each row of registers has its own
+online softmax over its keys, for each query of the group:
 
     s = <k, q> log2(e) / sqrt(d)        m' = max(m, s)        p = 2^(s - m')
     total <- total 2^(m - m') + p        o <- o 2^(m - m') + p v
 
-Only the sum <k, q> over a row needs several threads. At the end, the softmaxes of all rows are combined, like parts of
-the keys in `attention_combine`.
+Only the sum <k, q> over a row needs several threads. At the end, we combine the softmaxes of the 8 rows, as
+`attention_combine` does for parts of the keys.
 """
 
 import math

@@ -18,9 +18,9 @@ row of E has a squared norm of at most sum_i (s_i / (2 U_ii))^2, where s_i is th
 no guarantee for a single weight, and none that the output W^ X^T is better than with plain rounding. With correlated
 features it is nearly always better. Without correlation (if X^T X is diagonal) both give the same weights.
 
-Powers of two: 2^k W has the same codes as W, and the scales times 2^k. Sign: -W becomes -W^ on the grid of `symmetric`,
-and also on the grid of `affine` except at its ties, so Q(-W) = -Q(W) there. W^ is not a fixed point, because its groups
-may have another largest weight than the groups of W, and therefore another grid.
+Powers of two: 2^k W has the same codes as W, and the scales times 2^k. Sign: on the grid of `symmetric`, -W becomes
+-W^. On the grid of `affine`, this holds if lo / s is not near a tie in any group (`affine` says how near). W^ is not a
+fixed point, because its groups may have another largest weight than the groups of W, and therefore another grid.
 
 A checkpoint of AutoGPTQ has four tensors. int32 qweight [cols bits / 32, rows] has the bits of the codes, one column of
 W after the other. int32 qzeros [groups, rows bits / 32] has the zero points, one row of W after the other; version 1

@@ -299,7 +299,10 @@ def test_unsupported_codes_run_as_xla_ops_with_a_reason():
     drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)
     layer = layer._replace(ffn=layer.ffn._replace(gate_up=gate_up._replace(weight=drawn)))
     ops, reasons = pallas_ops(NARROW, params._replace(layers=[layer]), capacity=CAPACITY)
-    assert reasons["norm_gate_up"] == "kernels multiply by fp8 weights with a scale for each row, not for 32 columns"
+    assert (
+        reasons["norm_gate_up"]
+        == "kernels multiply by fp8 weights with one scale per row, got one scale per 32 columns"
+    )
     assert reasons["down_add"] is None
     routed, plain = (table.norm_gate_up(x, layer, config=NARROW) for table in (ops, XLA))
     np.testing.assert_array_equal(routed, plain)

@@ -1,4 +1,4 @@
-"""A server process that is killed and restarted, with its log on a full disk and with few open files."""
+"""A server process with a low limit on open files. It is also killed, and restarted with its log on a full disk."""
 
 import signal
 import socket

@@ -481,7 +481,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
-    """A written model has the evaluation results that training reported, because its weights fit bfloat16 exactly."""
+    """Evaluation gives the same results before and after writing a model with weights that fit bfloat16 exactly."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
     config = replace(TINY, vocab=1024, context=128)

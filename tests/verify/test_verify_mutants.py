@@ -105,7 +105,7 @@ def test_scores_whose_rounding_is_large_are_no_alarm():
 
 
 def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
-    """A residual that is flushed to zero gives no false alarm: GPUs and XLA have no subnormal float32 numbers."""
+    """A candidate may flush a subnormal residual to zero, because GPUs and XLA flush all subnormal float32 numbers."""
     draw = {
         "batch": 1, "rows": 8, "cols": 256, "bias": None,
         "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),

@@ -121,7 +121,7 @@ def scored(
     rows: int,
     length: int,
 ) -> list[Scored]:
-    """Compute the log probabilities of all pairs under the model at the start."""
+    """Compute the log probabilities of both answers of each pair under the model as it is before training."""
 
     @jax.jit
     def score(tensors: Tensors, frozen: Any, ids: Array, counted: Array) -> Array:

@@ -47,7 +47,10 @@ class Stories:
 
     @property
     def floor(self) -> float:
-        """The entropy of the held-out documents in nats per counted token: a lower bound on any model's mean loss."""
+        """The entropy of the held-out documents, in nats per token that counts in the loss.
+
+        No model has a lower expected loss on such documents.
+        """
         return entropy_rate(_held_out(HELD_OUT))
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:

@@ -138,7 +138,7 @@ class Talk:
                 self.social(self._choices.pick((*SOCIAL, *AFTERWARDS)))
 
     def questions(self, least: int, most: int) -> None:
-        """Add `least` to `most` questions."""
+        """Add n questions or other remarks by `question`, with a random n from `least` to `most`."""
         self._questions = []
         for _ in range(self._choices.pick(range(least, most + 1))):
             self.question()
@@ -304,7 +304,7 @@ def request(choices: Choices) -> tuple[StoryRequest, str]:
 
 
 def _about(subject: Subject, color: str) -> str:
-    """Return the words for a story's subject, which come after the hero's, as in " and a red kite"."""
+    """Describe the subject of a story, to follow the words for its hero: for example, " and a red kite"."""
     match subject:
         case Skill():
             return f" who learns to {subject.verb}"

@@ -27,7 +27,7 @@ def _twice(trial: Trial) -> Claim:
 
 
 def _zeros(trial: Trial) -> Claim:
-    """Pass rows of zeros. The first zero is -0: the result must be 0 because it equals the others."""
+    """Pass rows of -0 and 0 in turn. Since -0 equals 0, the result must be the first index, 0."""
     x = np.zeros_like(trial.arguments["x"])
     x[:, ::2] = -0.0
     return Claim(trial.again(x=x)[0], np.zeros(len(x)), 0.0)

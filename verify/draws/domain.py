@@ -1,7 +1,8 @@
 """Values that each draw of a contract may take.
 
-A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a string
-must be one that the contract draws; a number may also lie between the drawn numbers, and a size beyond them.
+A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value. A string
+must be one that the contract draws. A number may also lie between the numbers that the contract draws. An integer, such
+as a size, may also be larger than the drawn ones, up to `LARGEST_SIZE`.
 """
 
 import json

@@ -95,12 +95,12 @@ def rope_interleaved(x, positions, frequencies):
 
 
 def quantize(w, *, scheme):
-    """Call `quantization.int8_kernel.per_token_quant_int8`, for a row."""
+    """Call `quantization.int8_kernel.per_token_quant_int8`, which gives each row of `w` a scale."""
     return int8.per_token_quant_int8(w)
 
 
 def route_by_tiles(x, router_weight, *, experts_per_token, renormalized=True, bias=None):
-    """Call `moe.router.fused_moe_router_shim` for more than 8 experts, which multiplies tiles."""
+    """Call `moe.router.fused_moe_router_shim` with more than 8 experts, so that its kernel multiplies tiles."""
     return route(x, router_weight, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
 
 

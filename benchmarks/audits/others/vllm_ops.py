@@ -138,7 +138,7 @@ def distribution(logits, seen, *, temperature, top_k, top_p, min_p, repetition_p
 
 
 def quantize(w, *, scheme):
-    """Call `int8_utils.per_token_quant_int8`, for a row."""
+    """Call `int8_utils.per_token_quant_int8`, which gives each row of `w` a scale."""
     return int8.per_token_quant_int8(w)
 
 

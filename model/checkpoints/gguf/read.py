@@ -95,11 +95,13 @@ def _places(
         raise refused(path, f"{what}: use a newer file, or convert the model's safetensors files with --to gguf")
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
     if config.experts and gates in entries and (count := entries[gates].shape[0]) != config.experts:
-        raise refused(path, f"the tensor {gates} has {count} experts, but the file's keys state {config.experts}")
+        what = f"the tensor {gates} has {count} experts"
+        raise refused(path, f"{what}, but the file's metadata states {config.experts} experts")
     for part, heads in (("head_q_norm", config.heads), ("head_k_norm", config.kv_heads)) if config.head_qk_norm else ():
         norms = f"{architecture.names[part].format(layer=0)}.weight"
         if (count := entries[norms].shape[0] if norms in entries else 0) != heads:
-            raise refused(path, f"the tensor {norms} has norms for {count} heads, but the file's keys state {heads}")
+            what = f"the tensor {norms} has norms for {count} heads"
+            raise refused(path, f"{what}, but the file's metadata states {heads} heads")
     places = layout.places(config, architecture)
     counts = Counter(place.name for place in places.values())
     for weight, place in places.items():

@@ -196,8 +196,9 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
             what = f"{name} has {codes.form} codes in groups of {codes.group}, but earlier matrices have other codes"
             raise refused(checkpoint.path, f"{what} or groups, which {layout} cannot hold in one model")
         if grouped and tensor.shape[1] % codes.group:
-            what = f"rows of {name} have {tensor.shape[1]} weights, but {layout} needs a multiple of {codes.group}"
-            raise refused(checkpoint.path, f"{what}, the group size (the schemes q8_row and fp8 have no groups)")
+            what = f"rows of {name} have {tensor.shape[1]} weights, but in {layout} the number of weights in a row"
+            needs = f"must be a multiple of the group size, {codes.group} (the schemes q8_row and fp8 have no groups)"
+            raise refused(checkpoint.path, f"{what} {needs}")
     if all_codes[0].form in CODEBOOKS:
         return BitsAndBytes(all_codes[0].form)
     try:

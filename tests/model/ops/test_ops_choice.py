@@ -246,7 +246,7 @@ def test_layers_of_different_forms_get_their_own_ops():
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
-    reason = "in 1 of 2 layers: kernels multiply by fp8 weights with a scale for each row, not for 32 columns"
+    reason = "in 1 of 2 layers: kernels multiply by fp8 weights with one scale per row, got one scale per 32 columns"
     assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
     assert choice.kernels == tuple(KERNELS)
     assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
