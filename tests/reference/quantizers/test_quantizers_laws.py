@@ -302,7 +302,7 @@ MODULES = [module.name for module in pkgutil.iter_modules(llamaspec.reference.qu
 WITHOUT = ("blocks", "fixed_point", "ggml", "ggml_grids", "ggml_lattices", "ops", "packing", "qat", "schemes")
 PHRASES = {
     "powers of two": r"[Pp]owers? of two|[Ss]cales? with w",
-    "the sign": r"Q\(-[aWwx]\)",
+    "the sign": r"Q\(-[aWwx]\)|-W becomes\s+-W",
     "fixed points": r"[Ff]ixed point",
 }
 
