@@ -130,7 +130,7 @@ def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
         (lambda x: np.sum(x * x > 1.21), "change np.greater: cannot derive a bound for np.sum"),
         (lambda x: x if np.all(x * x > 1.21) else -x, "rounding could change np.greater"),
         (lambda x: x if np.sum(x) else -x, "rounding could change which branch is taken"),
-        (lambda x: np.where(Carried([1.0]), x, 0.0), "a condition that is rounded"),  # type: ignore
+        (lambda x: np.where(Carried([1.0]), x, 0.0), "rounding could change .* np.where"),  # type: ignore
         (lambda x: np.multiply.reduce(x), "cannot derive a bound for np.multiply.reduce"),
     ],
 )
