@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -122,11 +122,8 @@ class Text:
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
         """Return the documents of a step. They depend only on `step` and `recipe`."""
-        count = len(self._training)
-        return [
-            self._training[np.random.default_rng([recipe.seed, n // count]).permutation(count)[n % count]]
-            for n in range(step * recipe.batch, (step + 1) * recipe.batch)
-        ]
+        indices = indices_of_step(len(self._training), step, batch=recipe.batch, seed=recipe.seed)
+        return [self._training[i] for i in indices]
 
     def held_out(self) -> list[Example]:
         """Return every twentieth document."""
@@ -199,11 +196,31 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
     for start in range(0, len(ordered), rows):
         part = ordered[start : start + rows]
         length = padded(min(len(part[-1].ids), context), LENGTHS if rows == 1 else COARSE)
-        ids, weights = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
-        for row, example in enumerate(part):
-            seq = min(len(example.ids), context)
-            ids[row, :seq], weights[row, :seq] = example.ids[:seq], example.weights[:seq]
-        yield Batch(ids, weights)
+        cut = [Example(example.ids[:context], example.weights[:context]) for example in part]
+        yield padded_rows(cut, rows=rows, length=length)
+
+
+def padded_rows(examples: Sequence[Example], *, rows: int, length: int) -> Batch:
+    """Put each example into its own row of `length` tokens. Examples are cut after `length` ids.
+
+    The batch has `rows` rows; rows without an example have no weights.
+    """
+    ids, weights = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
+    for row, example in enumerate(examples):
+        size = min(len(example.ids), length)
+        ids[row, :size], weights[row, :size] = example.ids[:size], example.weights[:size]
+    return Batch(ids, weights)
+
+
+def indices_of_step(count: int, step: int, *, batch: int, seed: int) -> list[int]:
+    """Return the indices of a step's examples. Each epoch uses all `count` examples once, in a new random order.
+
+    >>> sorted(indices_of_step(4, 0, batch=2, seed=0) + indices_of_step(4, 1, batch=2, seed=0))
+    [0, 1, 2, 3]
+    """
+    numbers = range(step * batch, (step + 1) * batch)
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(count) for epoch in {n // count for n in numbers}}
+    return [int(orders[n // count][n % count]) for n in numbers]
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:

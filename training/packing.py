@@ -20,11 +20,6 @@ class PackedBatch(NamedTuple):
     at: Int[np.ndarray, "batch seq"]  # positions within the documents
     weights: Float[np.ndarray, "batch seq"]  # of the prediction of each id; 0 for a document's first id
 
-    @property
-    def counted(self) -> int:
-        """The number of predictions that the loss counts."""
-        return int(np.count_nonzero(self.weights))
-
 
 def fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Assign documents to rows of `room` tokens: the longest first, each to the first row with enough room left.

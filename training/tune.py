@@ -23,7 +23,7 @@ from llamaspec.model.weights.loading import Progress, check_weights, load_params
 from llamaspec.reference.config import for_sequences
 from llamaspec.training.constraints import FREE, ROUNDED, pruning, rounding
 from llamaspec.training.conversations import Reader, read_data
-from llamaspec.training.data import Example, digest, tokenizer_digest
+from llamaspec.training.data import Example, digest, indices_of_step, tokenizer_digest
 from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.distillation import distillation, kept_layers
 from llamaspec.training.objectives.objective import HeldOut, evaluator
@@ -122,18 +122,6 @@ def split(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     if len(examples) < HELD_OUT:
         return list(examples), []
     return [e for i, e in enumerate(examples) if i % HELD_OUT], list(examples[::HELD_OUT])
-
-
-def chosen(count: int, step: int, *, batch: int, seed: int) -> list[int]:
-    """Return the indices of a step's examples. Each epoch uses all `count` examples once, in a new random order.
-
-    >>> sorted(chosen(4, 0, batch=2, seed=0) + chosen(4, 1, batch=2, seed=0))
-    [0, 1, 2, 3]
-    """
-    return [
-        int(np.random.default_rng([seed, n // count]).permutation(count)[n % count])
-        for n in range(step * batch, (step + 1) * batch)
-    ]
 
 
 def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> int:
@@ -271,7 +259,8 @@ class Lesson(NamedTuple):
 
     def choose(self, examples: Sequence[Any], step: int) -> list[Any]:
         """Return the examples of a step."""
-        return [examples[i] for i in chosen(len(examples), step, batch=self.recipe.batch, seed=self.recipe.seed)]
+        indices = indices_of_step(len(examples), step, batch=self.recipe.batch, seed=self.recipe.seed)
+        return [examples[i] for i in indices]
 
     def documents(self, examples: list[Any], teacher: Checkpoint | None, progress: Progress) -> TaskParts:
         """Make the parts for the methods that learn from the data itself."""
@@ -329,14 +318,8 @@ def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
     """Choose the number of rows per batch.
 
     If `recipe.accumulate` is set, a step has this many batches. Otherwise a batch has 1 row on a CPU, and up to 8 rows
-    on other devices. Raises ValueError if the recipe's quantize, prune and lora do not fit together.
+    on other devices.
     """
-    if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
-        raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
-    if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
-        raise ValueError("prune is for training all weights, without lora and quantize")
-    if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
-        raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
         return -(-recipe.batch // recipe.accumulate)
     return 1 if platform == "cpu" else min(8, recipe.batch)

@@ -76,11 +76,9 @@ def kept_layers(checkpoint: Checkpoint, layers: Sequence[int]) -> Checkpoint:
         if (values := getattr(config, name)) is not None
     }
     smaller = replace(config, layers=len(layers), **by_layer)
-    teacher_names = {(w.layer, w.part, w.role, w.expert, w.head): w.name for w in weights_of(config)}
+    names = {(w.layer, w.part, w.role, w.expert, w.head): w.name for w in weights_of(config)}
     tensors = {}
     for weight in weights_of(smaller):
         source = None if weight.layer is None else layers[weight.layer]
-        tensors[weight.name] = checkpoint.tensors[
-            teacher_names[source, weight.part, weight.role, weight.expert, weight.head]
-        ]
+        tensors[weight.name] = checkpoint.tensors[names[source, weight.part, weight.role, weight.expert, weight.head]]
     return replace(checkpoint, config=smaller, tensors=tensors)

@@ -16,7 +16,7 @@ from llamaspec.model.ops.table import Ops
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.training.conversations import Preference
-from llamaspec.training.data import Example
+from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import Objective
 from llamaspec.training.objectives.supervised import packed_logits
@@ -56,15 +56,14 @@ def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tup
     batches = []
     for start in range(0, len(pairs), rows):
         members = pairs[start : start + rows]
-        ids, counted = np.zeros((2 * rows, length), np.int32), np.zeros((2 * rows, length), np.float32)
-        frozen, real = np.zeros(2 * rows, np.float32), np.zeros(rows, np.float32)
-        for i, (pair, log_probabilities) in enumerate(members):
-            real[i] = 1
-            for row, example, log_probability in zip((i, rows + i), pair, log_probabilities, strict=True):
-                size = min(len(example.ids), length)
-                ids[row, :size], counted[row, :size] = example.ids[:size], example.weights[:size]
-                frozen[row] = log_probability
-        batches.append((ids, counted, frozen, real))
+        chosen, rejected = (
+            padded_rows([member.pair[side] for member in members], rows=rows, length=length) for side in (0, 1)
+        )
+        frozen, real = np.zeros((2, rows), np.float32), np.zeros(rows, np.float32)
+        for row, member in enumerate(members):
+            frozen[:, row], real[row] = member.frozen, 1
+        ids, counted = map(np.concatenate, zip(chosen, rejected, strict=True))
+        batches.append((ids, counted, frozen.reshape(-1), real))
     return batches
 
 

@@ -24,7 +24,7 @@ from llamaspec.model.tokenizers.tokenizer import decode as text_of
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.training.conversations import Question
-from llamaspec.training.data import Example
+from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import HeldOut
 from llamaspec.training.objectives.preference import answer_log_probabilities
@@ -98,8 +98,8 @@ class Sampler:
         room = min(steps, self._length - len(question.ids))
         end = next((i + 1 for i, id in enumerate(ids[:room]) if id in self._stops), room)
         own = ids[:end]
-        text = text_of(self._tokenizer, own[:-1] if own and own[-1] in self._stops else own, start=False)
         complete = bool(own) and own[-1] in self._stops
+        text = text_of(self._tokenizer, own[:-1] if complete else own, start=False)
         example = Example([*question.ids, *own], [0.0] * len(question.ids) + [1.0] * len(own))
         return Answer(example, float(complete and text.strip() == question.answer))
 
@@ -133,12 +133,10 @@ def group_work(answers: Sequence[Answer], *, group: int, rows: int, length: int)
     advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1)
     batches = []
     for start in range(0, len(answers), rows):
-        ids, counted = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
+        members = answers[start : start + rows]
+        ids, counted = padded_rows([answer.example for answer in members], rows=rows, length=length)
         own = np.zeros((2, rows), np.float32)
-        for row, answer in enumerate(answers[start : start + rows]):
-            size = len(answer.example.ids)
-            ids[row, :size], counted[row, :size] = answer.example
-            own[:, row] = advantages[start + row], answer.reward
+        own[:, : len(members)] = advantages[start : start + rows], [answer.reward for answer in members]
         batches.append((ids, counted, own[0], own[1]))
     return Work(batches, len(answers), sum(len(answer.example.ids) for answer in answers))
 
