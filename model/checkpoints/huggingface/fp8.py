@@ -17,7 +17,7 @@ from llamaspec.model.checkpoints.huggingface.compressed import MXFP8, Compressed
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
-from llamaspec.model.checkpoints.huggingface.targets import ByTarget
+from llamaspec.model.checkpoints.huggingface.targets import ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.affine import Affine
@@ -85,6 +85,7 @@ def read_modelopt(fields: Fields) -> Rule:
     modules: dict[str, list[str]] = {}
     rules: dict[str, Rule] = {}
     for name in layers.values:
+        check_target(name, fields)
         settings = Fields(layers.object(name), fields.path)
         kind = str(settings.values.get("quant_algo"))
         rules[kind] = _read_format(settings)
