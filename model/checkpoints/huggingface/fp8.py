@@ -82,17 +82,12 @@ def read_modelopt(fields: Fields) -> Rule:
     if inner.values.get("quant_algo") != "MIXED_PRECISION":
         return _read_format(inner)
     layers = Fields(inner.object("quantized_layers"), fields.path)
-    modules: dict[str, list[str]] = {}
-    rules: dict[str, Rule] = {}
     for name in layers.values:
         check_target(name, fields)
-        settings = Fields(layers.object(name), fields.path)
-        kind = str(settings.values.get("quant_algo"))
-        rules[kind] = _read_format(settings)
-        modules.setdefault(kind, []).append(name)
+    rules = [([name], _read_format(Fields(layers.object(name), fields.path))) for name in layers.values]
     if not rules:
         raise refused(fields.path, f"quantization_config: MIXED_PRECISION without quantized_layers; {INSTEAD}")
-    return ByTarget([(modules[kind], rule) for kind, rule in rules.items()])
+    return ByTarget(rules)
 
 
 def _read_format(settings: Fields) -> Rule:
