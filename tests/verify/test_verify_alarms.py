@@ -135,6 +135,19 @@ def test_out_of_memory_is_not_judged():
         judged("softmax", greedy, examples=3, only={"n": [1025], "rows": [1]})
 
 
+def test_an_empty_draw_that_is_not_judged_keeps_the_verdict():
+    """The draw without rows is the last one; the verdict on all other draws stays."""
+
+    def greedy(x):
+        if not x.size:
+            raise MemoryError("too small")
+        return IMPLEMENTATIONS["softmax"].function(x)
+
+    report = judged("softmax", greedy, examples=20)
+    assert report.outcome == "within bounds"
+    assert report.not_judged == {"the candidate ran out of memory": 1}
+
+
 def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
     def without_window(q, k, v, lengths):
         return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)

@@ -227,7 +227,11 @@ class _Search:
         for name in large.empty:
             if name not in only and not self.smallest and not self.cut_short:
                 drawn = uniform(self.contract, None, parsed({**large.beside, **only, name: [0]}), seed=seed)
-                examination = self._judge(next(drawn))
+                try:
+                    examination = self._judge(next(drawn))
+                except NotJudged as error:
+                    self.not_judged[str(error)] += 1
+                    continue
                 self.prefer(examination if examination.violated else None)
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
