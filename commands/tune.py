@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import open_to_run, open_with_tokenizer, prepare_jax
 from llamaspec.commands.options import COUNT, MODEL, POSITIVE, SCHEME_NAMES, Verb, template_option, tokenizer_option
 from llamaspec.commands.output import say, write
 from llamaspec.commands.progress import progress_bar, training_progress
@@ -171,8 +171,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     """
     from llamaspec.model.chat.template import find_template, template_of
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
-    from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.checkpoints.open import place_of
 
     if (out is None) == (show is None):
         raise click.UsageError("give either --out DIR or --show N")
@@ -189,8 +188,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
         )
     if options["prune"] and (options["lora"] or options["quantize"]):
         raise click.UsageError("--prune cannot be combined with --lora or --quantize")
-    checkpoint = open_checkpoint(model)
-    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    checkpoint, tokenizer = open_with_tokenizer(model, options["tokenizer"])
     places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]
     named = options.pop("template")
     own = template_of(tokenizer, *places)
@@ -221,6 +219,9 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             write(f"{marked_text(tokenizer, example)}\n\n")
         return
     assert out is not None
+    teacher = options.pop("teacher")
+    running: dict[str, Any] = {"teacher": open_to_run(teacher, None) if teacher else None}
+    running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
     prepare_jax()
     try:
         with progress_bar() as progress:
@@ -231,9 +232,6 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
 
             options["lr"] = options["lr"] or (ADAPTER_RATE if options["lora"] else RATE)
             options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-            teacher = options.pop("teacher")
-            running: dict[str, Any] = {"teacher": open_checkpoint(teacher) if teacher else None}
-            running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     curves: dict[str, list[tuple[float, float]]] = {"loss": [], "held-out loss": []}

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from llamaspec.model.chat.template_process import Workers
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.text import read_text
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_texts
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_texts, encode_text
 from llamaspec.training.data import Example, end_of_text
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -61,6 +62,14 @@ class Reader:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none, and conversations are refused
     end: int | None  # the id that ends a text
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer)
+
+    @cached_property
+    def _stops(self) -> frozenset[int]:
+        return turn_stops(self.tokenizer, self.template)
 
     def example(self, line: dict[str, Any]) -> Example:
         """Make an example of a line with text, prompt and completion, or messages. Other lines raise ValueError."""
@@ -97,10 +106,9 @@ class Reader:
                 if self.template is None:
                     raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
                 text = self._render(_messages(prompt), prompt=True)
-                return Question(SpecialTokens(self.tokenizer).encode(text), _text("answer", answer).strip())
+                return Question(self._special.encode(text), _text("answer", answer).strip())
             case {"prompt": prompt, "answer": answer}:
-                begin = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
-                ids = [*begin, *self.tokenizer.encode(_text("prompt", prompt))]
+                ids = encode_text(self.tokenizer, _text("prompt", prompt))
                 if not ids:
                     raise ValueError("prompt is empty")
                 return Question(ids, _text("answer", answer).strip())
@@ -108,7 +116,7 @@ class Reader:
 
     def completion(self, prompt: str, text: str) -> Example:
         """Make an example of plain text: BOS and the prompt do not count; the text, and the token that ends it, do."""
-        before = [*([] if self.tokenizer.bos is None else [self.tokenizer.bos])]
+        before = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
         before += self.tokenizer.encode(prompt) if prompt else []
         ids = self.tokenizer.encode(text, start=not prompt) + ([] if self.end is None else [self.end])
         return Example([*before, *ids], [0.0] * len(before) + [1.0] * len(ids))
@@ -190,13 +198,12 @@ class Reader:
 
     def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
         """Encode the pieces as one text. An answer counts up to its last token that ends a turn."""
-        special, stops = SpecialTokens(self.tokenizer), turn_stops(self.tokenizer, self.template)
         ids: list[int] = []
         weights: list[float] = []
         done = marked("")
         for text, counts in pieces:
-            new = special.encode(text, after=done) if done else special.encode(text)
-            ends = [i for i, id in enumerate(new) if id in stops]
+            new = self._special.encode(text, after=done) if done else self._special.encode(text)
+            ends = [i for i, id in enumerate(new) if id in self._stops]
             length = (ends[-1] + 1 if ends else len(new)) if counts else 0
             ids += new
             weights += [1.0] * length + [0.0] * (len(new) - length)

@@ -163,7 +163,7 @@ class _Loop:
         self._zeros = jax.jit(zeros, out_shardings=shardings)
         self._total = jax.jit(lambda *streams: jax.tree.map(lambda *sums: sum(sums), *streams))
         self._pool, self._writer = ThreadPoolExecutor(self._streams), ThreadPoolExecutor(1)
-        self._next: tuple[int, Future[Work]] | None = None  # a step, and its documents
+        self._next: Future[Work] | None = None  # the documents of the next step to submit
         self._waiting: deque[_Submitted] = deque()
 
     def submit(self, number: int) -> None:
@@ -180,10 +180,9 @@ class _Loop:
         """Return the documents of a step, and let a thread make the documents of the next step during this one."""
         if self._task.draws:
             return self._task.documents(number, self.tensors)
-        pending = self._next[1] if self._next and self._next[0] == number else None
-        work = pending.result() if pending else self._task.documents(number, None)
+        work = self._next.result() if self._next else self._task.documents(number, None)
         if number + 1 < self._task.steps:
-            self._next = number + 1, self._writer.submit(self._task.documents, number + 1, None)
+            self._next = self._writer.submit(self._task.documents, number + 1, None)
         return work
 
     def _add_up(self, batches: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensors, Sums]:

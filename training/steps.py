@@ -53,9 +53,16 @@ def compile_step(loss: Callable, transform: optax.GradientTransformation, *, pla
         trained, state = lax.cond(finite, take, lambda *unchanged: unchanged, trained, state)
         return trained, state, finite
 
-    # Each shape compiles a program, and autotuning a dozen programs took nine minutes, so we switch autotuning off.
-    options: Any = untuned_options(platform)
     return TrainingFunctions(
-        add_gradient=jax.jit(add_gradient, donate_argnums=(0, 1), compiler_options=options),
-        update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
+        add_gradient=untuned(add_gradient, platform, donate_argnums=(0, 1)),
+        update=untuned(update, platform, donate_argnums=(0, 1)),
     )
+
+
+def untuned(function: Callable, platform: str, **options: Any) -> Callable:
+    """Compile a function as `jax.jit` does with `options`, but without autotuning.
+
+    Each shape compiles a program, and autotuning a dozen programs took nine minutes. Without it, all processes compute
+    the same bits.
+    """
+    return jax.jit(function, compiler_options=untuned_options(platform), **options)  # type: ignore[arg-type]

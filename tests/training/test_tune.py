@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, merged, read_adapter
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
@@ -282,6 +282,16 @@ def test_shown_examples_have_their_counted_tokens_marked(command):
     answer = "<|im_start|>usersay {0}<|im_end|><|im_start|>assistant«say {0}<|im_end|>»"
     expected = [f"example {i + 1}: {len('user') + len('assistant') + 14} tokens, 6 to learn" for i in range(2)]
     assert printed.splitlines() == [expected[0], answer.format(0), "", expected[1], answer.format(1), ""]
+
+
+def test_the_notes_of_a_model_are_printed(model, data, tmp_path):
+    """A tensor that no layer uses is left out, and one line says so, as in every command that opens a model."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"v_head.weight": np.ones(4, np.float32)}, folder / "model.safetensors", {"format": "pt"})
+    code, _, log = llamaspec("tune", str(folder), "--data", str(data), "--show=1")
+    assert code == 0
+    assert log.splitlines() == [*open_checkpoint(folder).notes] and "v_head.weight" in log
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
+from llamaspec.model.device import default_device
 from llamaspec.training.loop import Work
-from llamaspec.training.steps import Tensors
+from llamaspec.training.steps import Tensors, untuned
 
 
 class Objective(NamedTuple):
@@ -33,10 +32,10 @@ class HeldOut(NamedTuple):
 
 def evaluator(objective: Objective, examples: Sequence[Any], frozen: Any) -> Callable[[Tensors], HeldOut]:
     """Make a function that measures tensors on held-out examples."""
-    compiled = jax.jit(objective.loss)
+    compiled, work = untuned(objective.loss, default_device().platform), objective.work(examples)
 
     def evaluate(tensors: Tensors) -> HeldOut:
-        work, totals = objective.work(examples), dict.fromkeys(objective.sums, 0.0)
+        totals = dict.fromkeys(objective.sums, 0.0)
         for batch in work.batches:
             _, sums = compiled(tensors, frozen, *batch)
             totals = {name: total + float(sums[name]) for name, total in totals.items()}

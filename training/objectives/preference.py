@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llamaspec.model.device import default_device
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
@@ -20,7 +21,7 @@ from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import Objective
 from llamaspec.training.objectives.supervised import packed_logits
-from llamaspec.training.steps import Sums, Tensors
+from llamaspec.training.steps import Sums, Tensors, untuned
 from llamaspec.training.trainable import Trainable
 
 
@@ -122,14 +123,14 @@ def scored(
 ) -> list[Scored]:
     """Compute the log probabilities of both answers of each pair under the model as it is before training."""
 
-    @jax.jit
     def score(tensors: Tensors, frozen: Any, ids: Array, counted: Array) -> Array:
         params = trainable.params(tensors, frozen)
         return answer_log_probabilities(params, ids, counted, config=config, ops=ops, dtype=dtype)
 
+    compiled = untuned(score, default_device().platform)
     results: list[Scored] = []
     for ids, counted, _, real in side_by_side([Scored(pair, (0.0, 0.0)) for pair in pairs], rows=rows, length=length):
-        values = np.asarray(score(trainable.tensors, trainable.frozen, ids, counted))
+        values = np.asarray(compiled(trainable.tensors, trainable.frozen, ids, counted))
         for i in range(int(real.sum())):
             results.append(Scored(pairs[len(results)], (float(values[i]), float(values[rows + i]))))
     return results

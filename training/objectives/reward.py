@@ -5,15 +5,14 @@ the probability ratio of PPO is 1. The reward is 1 for exactly the known answer,
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.cache import empty_cache
+from llamaspec.model.device import default_device
 from llamaspec.model.forward import DecodeState, decode, prefill
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
@@ -28,7 +27,7 @@ from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import HeldOut
 from llamaspec.training.objectives.preference import answer_log_probabilities
-from llamaspec.training.steps import Sums, Tensors
+from llamaspec.training.steps import Sums, Tensors, untuned
 from llamaspec.training.trainable import Trainable
 
 
@@ -59,7 +58,6 @@ class Sampler:
         self._rows, self._length = rows, length
         sampling = as_arrays(SamplingOptions(temperature=temperature, top_p=1.0))
 
-        @partial(jax.jit, static_argnames="greedy")
         def draw(tensors, frozen, tokens, lengths, last, keys, ends, steps, *, greedy: bool):
             params = trainable.params(tensors, frozen)
             cache = empty_cache(config, batch=rows, capacity=2 * length, dtype=dtype)
@@ -68,7 +66,7 @@ class Sampler:
             how = {"greedy": greedy, "burst": length, "config": config, "ops": XLA}
             return decode(params, state, cache, keys, sampling, ends, steps, **how)[0]
 
-        self._draw = draw
+        self._draw = untuned(draw, default_device().platform, static_argnames="greedy")
 
     def answers(
         self, tensors: Tensors, questions: Sequence[Question], seeds: Sequence[tuple[int, int]], *, greedy: bool = False

@@ -21,7 +21,7 @@ from llamaspec.model.checkpoints.huggingface.compressed import PackedMX
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
 from llamaspec.model.checkpoints.huggingface.rule import Rule
-from llamaspec.model.checkpoints.huggingface.targets import EVERY, PREFIX, ByTarget, read_targets
+from llamaspec.model.checkpoints.huggingface.targets import EVERY, PREFIX, ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers import mx, nvfp4
 
@@ -38,7 +38,8 @@ def read_auto_round(fields: Fields) -> Rule:
         own = Fields({**_settings(fields), **Fields(modules, fields.path).object(name)}, fields.path)
         if own.integer("bits", 4) <= 8:
             target = name if re.fullmatch(r"[\w.]+", name) else PREFIX + name
-            rules.append((read_targets(Fields({"targets": [target]}, fields.path)), _read_layout(own, packing)))
+            check_target(target, fields)
+            rules.append(([target], _read_layout(own, packing)))
     return ByTarget([*rules, ([EVERY], common)]) if rules else common
 
 

@@ -17,7 +17,7 @@ from llamaspec.model.checkpoints.huggingface.compressed import MXFP8, Compressed
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
-from llamaspec.model.checkpoints.huggingface.targets import ByTarget
+from llamaspec.model.checkpoints.huggingface.targets import ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.affine import Affine
@@ -82,16 +82,12 @@ def read_modelopt(fields: Fields) -> Rule:
     if inner.values.get("quant_algo") != "MIXED_PRECISION":
         return _read_format(inner)
     layers = Fields(inner.object("quantized_layers"), fields.path)
-    modules: dict[str, list[str]] = {}
-    rules: dict[str, Rule] = {}
     for name in layers.values:
-        settings = Fields(layers.object(name), fields.path)
-        kind = str(settings.values.get("quant_algo"))
-        rules[kind] = _read_format(settings)
-        modules.setdefault(kind, []).append(name)
+        check_target(name, fields)
+    rules = [([name], _read_format(Fields(layers.object(name), fields.path))) for name in layers.values]
     if not rules:
         raise refused(fields.path, f"quantization_config: MIXED_PRECISION without quantized_layers; {INSTEAD}")
-    return ByTarget([(modules[kind], rule) for kind, rule in rules.items()])
+    return ByTarget(rules)
 
 
 def _read_format(settings: Fields) -> Rule:

@@ -20,7 +20,7 @@ from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Form, refuse
 from llamaspec.model.checkpoints.huggingface.compressed import E4M3
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
-from llamaspec.model.checkpoints.huggingface.targets import EVERY, ByTarget
+from llamaspec.model.checkpoints.huggingface.targets import EVERY, ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers.blocks import Quantized
 
@@ -102,6 +102,7 @@ def read_quanto(fields: Fields) -> Rule:
             if not isinstance(kind, str) or kind not in TYPES:
                 what = f"{short(name)}: weights of type {short(kind)} are not supported (only {', '.join(TYPES)})"
                 raise refused(fields.path, f"{what}; {INSTEAD}")
+            check_target(name, fields)
             modules.setdefault(kind, []).append(name)
     if not modules:
         raise refused(fields.path, "no module has quantized weights")

@@ -59,10 +59,15 @@ def read_targets(group: Fields) -> list[str]:
     if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
         raise group.refused(f"quantization_config: targets is {short(targets)}, expected a list of strings")
     for target in targets:
-        if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
-            what = f"quantization_config: target {short(target)} is not supported"
-            raise group.refused(f"{what} (only names, `.`, `|`, groups and at most {MOST_REPEATS} repeats)")
+        check_target(target, group)
     return targets
+
+
+def check_target(target: str, fields: Fields) -> None:
+    """Raise `CheckpointError` about the file of `fields` if `target` is a regular expression that we do not accept."""
+    if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
+        what = f"quantization_config: target {short(target)} is not supported"
+        raise fields.refused(f"{what} (only names, `.`, `|`, groups and at most {MOST_REPEATS} repeats)")
 
 
 def _readable(expression: str) -> bool:

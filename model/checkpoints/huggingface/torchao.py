@@ -40,7 +40,7 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     nibbles,
     unpack_words,
 )
-from llamaspec.model.checkpoints.huggingface.targets import EVERY, PREFIX, ByTarget, read_targets
+from llamaspec.model.checkpoints.huggingface.targets import EVERY, PREFIX, ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tensors import QUANTIZABLE, Role
 from llamaspec.reference.quantizers.affine import Affine
@@ -161,7 +161,8 @@ def read_torchao(fields: Fields) -> Rule:
             target = name.removesuffix(".weight")
             if name.startswith(PREFIX):  # torchao matches whole names
                 target = f"{PREFIX}(?:{name.removeprefix(PREFIX)})$"
-            rules.append((read_targets(Fields({"targets": [target]}, fields.path)), _read_config(own, fields)))
+            check_target(target, fields)
+            rules.append(([target], _read_config(own, fields)))
     if default := modules.object("_default"):
         rules.append(([EVERY], _read_config(default, fields)))
     if not rules:

@@ -132,6 +132,7 @@ def test_quanto_names_the_type_of_each_module(tmp_path):
         ({"model.layers.0.mlp.up_proj": {"weights": "qint3"}}, "up_proj qint3 qint8 optimum-quanto"),
         ({"lm_head": {"weights": "none"}}, "no module"),
         ({"lm_head": 7}, "lm_head 7 object"),
+        ({"lm_head": {"weights": "qint8"}, "re:(": {"weights": "qint4"}}, 'target "re:("'),
         ({"weights": "int8"}, 'quanto "int8" optimum-quanto'),
     ],
 )

@@ -596,6 +596,11 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ("fp8 of DeepSeek", {"weight_block_size": [128]}, "weight_block_size list"),
         ("fp8 of DeepSeek", {"weight_block_size": [32, 32]}, "weight_scale_inv bfloat16 [4 2] config.json"),
         ("fp8 of modelopt", {"quant_algo": "W4A8_AWQ"}, 'modelopt quant_algo "W4A8_AWQ"'),
+        (
+            "fp8 of modelopt",
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"re:(": {"quant_algo": "FP8"}}},
+            'target "re:("',
+        ),
         ("bitnet", {"linear_class": "autobitlinear"}, 'bitnet "autobitlinear" "offline"'),
         ("int8 of bitsandbytes", {"load_in_8bit": False}, "load_in_4bit load_in_8bit"),
     ],
