@@ -19,11 +19,9 @@ from llamaspec.model.checkpoints.strict_json import read_object, short
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, parse, read_huggingface
 from llamaspec.model.tokenizers.huggingface_parts import Part
 from llamaspec.model.tokenizers.tokenizer_config import read_config, stated_prefix
+from llamaspec.reference.byte_bpe import QWEN2
 
 VOCAB, MERGES = "vocab.json", "merges.txt"
-QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 END = "<|endoftext|>"
 
 

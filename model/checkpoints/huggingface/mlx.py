@@ -23,11 +23,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Part, refused
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import TWICE
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles, powers_of_two
 from llamaspec.model.checkpoints.huggingface.stacked_experts import Located
+from llamaspec.model.checkpoints.huggingface.targets import EVERY, ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.family import Family
 from llamaspec.model.tensors import QUANTIZABLE, Role
@@ -133,27 +134,11 @@ def _nibbles(arrays: Arrays, start: int, stop: int) -> np.ndarray:
     return nibbles(_bytes(arrays, start, stop))
 
 
-class MLX(Rule):
-    """The layouts of a model: `of_modules` has the layouts of single modules, and all other modules have `common`."""
+class MLX(ByTarget):
+    """Several layouts: one for all modules, and others for the modules that config.json names."""
 
     roles = (*QUANTIZABLE, Role.EMBEDDING, Role.ROUTER)
     row_parts = GRID
-
-    def __init__(self, common: _Layout, of_modules: Mapping[str, _Layout | None]):
-        self.common, self.of_modules = common, of_modules
-        self.form, self.zeros = common.form, common.zeros
-
-    def of(self, module: str) -> Rule | None:
-        return self.of_modules.get(module, self.common)
-
-    def group_of(self, cols: int) -> int:
-        return self.common.group_of(cols)
-
-    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
-        return self.common.stored(rows, cols)
-
-    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
-        return self.common.part(arrays, start, stop, cols)
 
 
 def is_mlx(values: Mapping[str, Any]) -> bool:
@@ -168,7 +153,9 @@ def read_mlx(fields: Fields) -> Rule:
         for name, setting in fields.values.items()
         if isinstance(setting, dict) or setting is False
     }
-    return MLX(_read_layout(fields), modules)
+    for name in modules:
+        check_target(name, fields, patterns=False)
+    return MLX([([EVERY], _read_layout(fields)), *(([name], layout) for name, layout in modules.items())])
 
 
 def _read_layout(fields: Fields) -> _Layout:

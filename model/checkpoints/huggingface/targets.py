@@ -19,11 +19,11 @@ PLAIN = re.compile(r"(?:\(\?:|[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?
 
 
 class ByTarget(Rule):
-    """Several layouts; each applies to the modules that match its targets."""
+    """Several layouts; each applies to the modules that match its targets. None means that they are not quantized."""
 
-    def __init__(self, rules: Sequence[tuple[list[str], Rule]]):
-        self.rules, first = rules, rules[0][1]
-        self.form, self.zeros = first.form, first.zeros
+    def __init__(self, rules: Sequence[tuple[list[str], Rule | None]]):
+        self.rules, self.first = rules, next(rule for _, rule in rules if rule)
+        self.form, self.zeros = self.first.form, self.first.zeros
         self._of_name: dict[str, int] = {}  # places in `rules`; a file may name thousands of modules
         self._of_pattern: list[tuple[str, int]] = []
         for place, (targets, _) in enumerate(rules):
@@ -40,13 +40,13 @@ class ByTarget(Rule):
         return None if place is None else self.rules[place][1]
 
     def group_of(self, cols: int) -> int:
-        return self.rules[0][1].group_of(cols)
+        return self.first.group_of(cols)
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
-        return self.rules[0][1].stored(rows, cols)
+        return self.first.stored(rows, cols)
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
-        return self.rules[0][1].part(arrays, start, stop, cols)
+        return self.first.part(arrays, start, stop, cols)
 
 
 def read_targets(group: Fields) -> list[str]:
@@ -63,11 +63,15 @@ def read_targets(group: Fields) -> list[str]:
     return targets
 
 
-def check_target(target: str, fields: Fields) -> None:
-    """Raise `CheckpointError` about the file of `fields` if `target` is a regular expression that we do not accept."""
-    if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
+def check_target(target: str, fields: Fields, *, patterns: bool = True) -> None:
+    """Raise `CheckpointError` about the file of `fields` if `target` is a regular expression that we do not accept.
+
+    With `patterns` False, for a format in which modules have only names, we accept no regular expression.
+    """
+    if target.startswith(PREFIX) and not (patterns and _readable(target.removeprefix(PREFIX))):
         what = f"quantization_config: target {short(target)} is not supported"
-        raise fields.refused(f"{what} (only names, `.`, `|`, groups and at most {MOST_REPEATS} repeats)")
+        known = f"names, `.`, `|`, groups and at most {MOST_REPEATS} repeats" if patterns else "names"
+        raise fields.refused(f"{what} (only {known})")
 
 
 def _readable(expression: str) -> bool:

@@ -268,6 +268,7 @@ def test_a_false_number_of_experts_is_refused_at_once(tmp_path):
             "mxfp4 with 8 bits in groups of 32 is not supported (only 4 bits",
         ),
         ({"lm_head": {"bits": 1}}, "quantization: 1 bits in groups of 64 are not supported"),
+        ({"re:lm_head": {"bits": 4}}, 'target "re:lm_head" is not supported (only names)'),
         ({"group_size": 64}, "rows have 32 weights, expected a multiple of the group size, 64"),
     ],
 )
