@@ -25,7 +25,7 @@ from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.safetensors_header import HeaderEntry, read_header
 from llamaspec.model.checkpoints.staging import new_file
 from llamaspec.model.checkpoints.strict_json import read_object, short
-from llamaspec.model.family import Family, nearest_family
+from llamaspec.model.family import nearest_family
 from llamaspec.model.tensors import Role, Weight, weights
 from llamaspec.reference.config import Config
 
@@ -164,9 +164,9 @@ def _stored(module: str, letter: str) -> str:
     return f"{PREFIX}{module}.lora_{letter}.weight"
 
 
-def _modules(config: Config, family: Family | None = None) -> dict[str, list[Weight]]:
+def _modules(config: Config) -> dict[str, list[Weight]]:
     """Map the name of each module in transformers to its weights: one weight, or several if the module is fused."""
-    family = family or nearest_family(config)
+    family = nearest_family(config)
     fused = {part: name for name, parts in family.fused.items() for part in parts}
     modules: dict[str, list[Weight]] = {}
     for weight in adaptable(config).values():

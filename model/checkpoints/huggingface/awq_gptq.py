@@ -30,6 +30,7 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     Rule,
     StoredArray,
     check_groups,
+    check_whole_groups,
     group_size,
     in_order,
     nibbles,
@@ -99,7 +100,7 @@ class AWQGemv(AWQ):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         super().check(arrays, rows, cols)
-        _check_whole_groups(cols, self.group_of(cols))
+        check_whole_groups(cols, self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
         groups = cols // self.group_of(cols)
@@ -125,7 +126,7 @@ class AWQGemvFast(Rule):
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         del arrays
         _check_words(rows, cols)
-        _check_whole_groups(cols, self.group_of(cols))
+        check_whole_groups(cols, self.group_of(cols))
         if cols % FAST_COLUMNS:
             raise ValueError(f"rows have {cols} weights, but gemv_fast needs a multiple of {FAST_COLUMNS}")
 
@@ -195,11 +196,6 @@ AWQ_INSTEAD = "take a release of the model in the version gemm"
 def _check_words(rows: int, cols: int) -> None:
     if rows % ROWS or cols % ROWS:
         raise ValueError(f"the matrix has {rows} rows and {cols} columns, expected multiples of {ROWS}")
-
-
-def _check_whole_groups(cols: int, group: int) -> None:
-    if cols % group:
-        raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {group}")
 
 
 def read_awq(fields: Fields) -> Rule:

@@ -20,7 +20,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Form, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, check_whole_groups
 from llamaspec.model.checkpoints.strict_json import short
 
 TERNARY = 1.58
@@ -67,8 +67,8 @@ class HQQ(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         length, width = self._grid(rows, cols)
-        if length * width != rows * cols or (self.axis == 1 and cols % width):
-            raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {self.group}")
+        if self.axis == 1 or length * width != rows * cols:  # with axis 0, a group may have weights of several rows
+            check_whole_groups(cols, self.group_of(cols))
         if length % (parts := PARTS[self.bits]) and self.bits != 3:
             what = f"the codes have {length} rows, expected a multiple of {parts}"
             raise ValueError(f"{what}, because hqq packs {parts} codes of {self.bits} bits into a byte")

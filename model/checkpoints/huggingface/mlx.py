@@ -26,7 +26,15 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import TWICE
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles, powers_of_two
+from llamaspec.model.checkpoints.huggingface.rule import (
+    FLOATS,
+    Arrays,
+    Rule,
+    StoredArray,
+    check_whole_groups,
+    nibbles,
+    powers_of_two,
+)
 from llamaspec.model.checkpoints.huggingface.stacked_experts import Located
 from llamaspec.model.checkpoints.huggingface.targets import EVERY, ByTarget, check_target
 from llamaspec.model.checkpoints.strict_json import short
@@ -65,8 +73,7 @@ class _Layout(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         del arrays, rows
-        if cols % self.group:
-            raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {self.group}")
+        check_whole_groups(cols, self.group)
 
 
 class Affine(_Layout):

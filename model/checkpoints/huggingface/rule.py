@@ -119,6 +119,12 @@ def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
         raise ValueError(f"{name} has groups from {g_idx.min()} to {g_idx.max()}, expected 0 to {groups - 1}")
 
 
+def check_whole_groups(cols: int, group: int) -> None:
+    """Raise ValueError if a row of `cols` weights is not a whole number of groups."""
+    if cols % group:
+        raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {group}")
+
+
 def group_size(size: int | None) -> int | None:
     """Return `size`, or None if a group is a whole row (files then have null or -1)."""
     return size if size is not None and size > 0 else None
