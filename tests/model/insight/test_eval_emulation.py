@@ -274,7 +274,7 @@ def test_int8_activations_apply_to_int8_matrices():
         load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
-    with pytest.raises(ValueError, match="no matrix .*int8"):
+    with pytest.raises(ValueError, match=r"no matrix .*int8"):
         roundings(quantized(checkpoint, "q4"), "int8")
 
 
