@@ -15,6 +15,9 @@ Training begins with B = 0, so the adapted model is the original one, and dA = 0
 import numpy as np
 from jaxtyping import Float
 
+from llamaspec.reference.backward.linear import linear_backward
+from llamaspec.reference.linear import linear
+
 
 def lora(
     x: Float[np.ndarray, "*batch cols"],
@@ -29,8 +32,7 @@ def lora(
     >>> lora(np.array([1.0, 2.0]), np.eye(2), np.array([[1.0, 1.0]]), np.array([[1.0], [0.0]]), scale=0.5)
     array([2.5, 2. ])
     """
-    x, weight, a, b = (array.astype(np.float64) for array in (x, weight, a, b))
-    return x @ weight.T + scale * (x @ a.T) @ b.T
+    return linear(x, weight) + linear(scale * linear(x, a), b)
 
 
 def lora_merged(
@@ -65,8 +67,7 @@ def lora_backward(
     >>> dx.tolist(), da.tolist(), db.tolist()
     ([1.0, 0.0], [[0.0, 0.0]], [[1.5], [0.0]])
     """
-    x, weight, a, b, dy = (array.astype(np.float64) for array in (x, weight, a, b, dy))
-    through = scale * dy @ b  # [*batch, rank]
-    rows, ranks = dy.reshape(-1, dy.shape[-1]), through.reshape(-1, through.shape[-1])
-    flat = x.reshape(-1, x.shape[-1])
-    return dy @ weight + through @ a, ranks.T @ flat, scale * rows.T @ (flat @ a.T)
+    scaled_dy = scale * dy.astype(np.float64)
+    dhidden, db, _ = linear_backward(linear(x, a), b, scaled_dy)
+    dx, da, _ = linear_backward(x, a, dhidden)
+    return linear(dy, weight.T) + dx, da, db

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from llamaspec.reference.attention import causal_mask
+
 
 def packed_positions(lengths: Sequence[int]) -> Int[np.ndarray, " seq"]:
     """The position of each token within its document.
@@ -34,9 +36,8 @@ def packed_mask(lengths: Sequence[int], *, window: int | None = None) -> Float[n
            [-inf, -inf,   0.]])
     """
     document = np.repeat(np.arange(len(lengths)), lengths)
-    i, j = np.arange(len(document))[:, None], np.arange(len(document))
-    seen = (document[:, None] == document) & (j <= i) & (True if window is None else j > i - window)
-    return np.where(seen, 0.0, -np.inf)
+    same = document[:, None] == document
+    return np.where(same, causal_mask(len(document), len(document), window=window), -np.inf)
 
 
 def packed_weights(weights: Sequence[Sequence[float]]) -> Float[np.ndarray, " seq"]:

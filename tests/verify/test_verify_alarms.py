@@ -1,5 +1,6 @@
 """The judge accepts right kernels: no false alarm, no verdict without a reason, and no warning from the judge."""
 
+import itertools
 import json
 import re
 import warnings
@@ -13,7 +14,8 @@ from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct, NoVerdict
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.draws.draw import Values
-from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.judging.examination import examine, takes
 from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.reports.report import as_json, counterexample
 
@@ -133,6 +135,19 @@ def test_out_of_memory_is_not_judged():
         judged("softmax", greedy, examples=3, only={"n": [1025], "rows": [1]})
 
 
+def test_an_empty_draw_that_is_not_judged_keeps_the_verdict():
+    """The draw without rows is the last one; the verdict on all other draws stays."""
+
+    def greedy(x):
+        if not x.size:
+            raise MemoryError("too small")
+        return IMPLEMENTATIONS["softmax"].function(x)
+
+    report = judged("softmax", greedy, examples=20)
+    assert report.outcome == "within bounds"
+    assert report.not_judged == {"the candidate ran out of memory": 1}
+
+
 def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
     def without_window(q, k, v, lengths):
         return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
@@ -141,6 +156,45 @@ def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
     assert report.outcome == "within bounds"
     assert sum(report.not_judged.values()) > 0
     assert any("does not take window" in line for line in counterexample(report, CONTRACTS["attention_decode"]))
+
+
+def test_a_reused_buffer_is_a_finding_without_an_optional_keyword():
+    """A call that fails because of the keyword would make the worker forget the earlier result."""
+    buffers = {}
+
+    def one_buffer(q, k, v, lengths):
+        o = IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
+        buffer = buffers.setdefault((o.shape, o.dtype), np.zeros_like(o))
+        buffer[...] = o
+        return buffer
+
+    report = judged("attention_decode", one_buffer, examples=40, only={"lengths": [(5,)], "head_dim": [8]})
+    assert report.worst.finding is not None and report.worst.finding.kind == "reused"
+
+
+def test_only_one_call_fails_because_of_an_optional_keyword():
+    """Draws give window=None or another window. A draw with another window is not judged, also in later draws."""
+    passed = []
+
+    def without_window(q, k, v, lengths, **named):
+        passed.append(named)
+        if "window" in named:
+            raise TypeError("decode() got an unexpected keyword argument 'window'")
+        return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
+
+    report = judged("attention_decode", without_window, examples=40, only={"lengths": [(5,)], "head_dim": [8]})
+    assert report.outcome == "within bounds"
+    assert passed.count({"window": None}) == 1
+    assert sum("window" in named for named in passed) == 1 + sum(report.not_judged.values()) > 1
+
+
+def test_a_dtype_is_taken_without_an_optional_keyword():
+    def without_window(q, k, v, lengths):
+        return IMPLEMENTATIONS["attention_decode"].function(q, k, v, lengths, window=None)
+
+    contract = CONTRACTS["attention_decode"]
+    draws = uniform(contract, None, {"lengths": [(5,)], "window": [None]}, seed=0)
+    assert takes(contract, Direct(without_window), precision("bfloat16"), itertools.islice(draws, 2))
 
 
 def test_a_keyword_that_an_op_needs_is_not_left_out():

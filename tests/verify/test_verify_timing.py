@@ -162,6 +162,31 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
     assert len(evaluated) == times  # results with other bits are judged again
 
 
+DECODE = """
+import numpy as np
+
+
+def decode(q, k, v, lengths):
+    out = np.zeros_like(q)
+    for row, length in enumerate(lengths):
+        keys, values = (np.repeat(cache[row, :length], q.shape[1] // k.shape[2], 1) for cache in (k, v))
+        scores = np.einsum("hd,jhd->jh", q[row], keys) / np.float32(np.sqrt(q.shape[-1]))
+        weights = np.exp(scores - scores.max(0))
+        out[row] = np.einsum("jh,jhd->hd", weights / weights.sum(0), values)
+    return out
+"""
+
+
+def test_a_candidate_without_an_optional_keyword_is_timed():
+    Path("older.py").write_text(DECODE)
+    contract, only = CONTRACTS["attention_decode"], {"lengths": [(5,)], "head_dim": [8]}
+    with Worker("older.py:decode", arrays="numpy") as worker:
+        timing = timed(contract, [worker], precision("float32"), only=only, seed=0)
+        assert len(timing.seconds[worker.name]) == 3
+        with pytest.raises(NoVerdict, match=r"older\.py:decode: not timed, because the candidate does not take window"):
+            timed(contract, [worker], precision("float32"), only={**only, "window": [3]}, seed=0)
+
+
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
     """A round with no time left makes one untimed call and the minimum number of timed calls."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)

@@ -1,6 +1,5 @@
 """Judge one draw: make its inputs, call the candidate, and judge the result."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,12 +11,11 @@ from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.candidates.candidate import Candidate, Failure, NotJudged, NoVerdict, Outputs, in_layout
 from llamaspec.verify.candidates.worker import RECENT
 from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
-from llamaspec.verify.draws.domain import domain
 from llamaspec.verify.draws.draw import AGAIN, LAW, LAYOUT, OF_THE_CALL, SEEDS, Draw, Values
 from llamaspec.verify.judging.judge import Finding, Point, broken, judge, returned_precision
+from llamaspec.verify.judging.keywords import accepted
 
 OUT_OF_MEMORY = re.compile(r"_?\w*(MemoryError|RuntimeError: RESOURCE_EXHAUSTED)\b")
-UNEXPECTED = re.compile(r"TypeError: .* got an unexpected keyword argument '(\w+)'")
 REPEATS = 16  # calls with the same inputs to find out whether their results differ in their bits
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
@@ -49,18 +47,26 @@ class Unjudged(RuntimeError):
 
 @np.errstate(all="ignore")  # a law may overflow float16, which is no fault
 def examine(
-    contract: Contract, candidate: Candidate, precision: Precision, draw: Draw, *, deterministic: bool = False
+    contract: Contract,
+    candidate: Candidate,
+    precision: Precision,
+    draw: Draw,
+    *,
+    deterministic: bool = False,
+    left_out: set[str] | None = None,
 ) -> Examination:
     """Judge the candidate's result for one draw, and check the law that the draw names.
 
     If judging the result raises an exception, we call the candidate and judge again. If this succeeds, the candidate
     returned two different results for the same inputs: we report that as a finding. If it fails again, we raise
-    Unjudged. With `deterministic`, results for the same inputs with different bits are a finding, too. Also raises
-    NoVerdict if the draw gives no inputs, and every exception that the candidate's `call` raises.
+    Unjudged. With `deterministic`, results for the same inputs with different bits are a finding, too. `left_out` has
+    the names of optional keyword arguments that the candidate did not accept in earlier draws; we add to it. Also
+    raises NoVerdict if the draw gives no inputs, and every exception that the candidate's `call` raises.
     """
+    left_out = set() if left_out is None else left_out
     arguments, expected = _prepared(contract, precision, draw)
     try:
-        examination = _judged(contract, candidate, precision, draw, arguments, expected)
+        examination = _judged(contract, candidate, precision, draw, arguments, expected, left_out)
         if deterministic and examination.differs and not examination.violated:
             return replace(examination, finding=Finding(NOT_TWICE, examination.differs))
         return examination
@@ -69,7 +75,7 @@ def examine(
     except Exception as error:
         first = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
-        _judged(contract, candidate, precision, draw, arguments, expected)
+        _judged(contract, candidate, precision, draw, arguments, expected, left_out)
     except (NoVerdict, ImportError):
         raise
     except Exception as error:
@@ -83,9 +89,11 @@ def takes(contract: Contract, candidate: Candidate, precision: Precision, draws:
 
     A candidate that hangs or crashes did not refuse the dtype, so we return True and do not call it again.
     """
+    left_out: set[str] = set()
     for draw in draws:
         try:
-            outcome = candidate.call(*contract.split(_prepared(contract, precision, draw)[0]))
+            arguments, _ = _prepared(contract, precision, draw)
+            outcome = accepted(contract, candidate.call, *contract.split(arguments), left_out)
         except (NoVerdict, ImportError):
             continue
         if isinstance(outcome, Outputs) or outcome.kind in ("hung", "crashed"):
@@ -115,8 +123,9 @@ def _judged(
     draw: Draw,
     arguments: Arguments,
     expected: tuple[Expected, ...],
+    left_out: set[str],
 ) -> Examination:
-    call = _Calls(contract, candidate, draw.get(LAYOUT, ""))
+    call = _Calls(contract, candidate, draw.get(LAYOUT, ""), left_out)
     called = call(arguments)
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
@@ -256,16 +265,13 @@ class _Failed(Exception):
 class _Calls:
     """Calls of a candidate for one draw. A call must not write to its inputs or to an earlier result."""
 
-    def __init__(self, contract: Contract, candidate: Candidate, layout: str):
-        self.contract, self.candidate, self.layout = contract, candidate, layout
+    def __init__(self, contract: Contract, candidate: Candidate, layout: str, left_out: set[str]):
+        self.contract, self.candidate, self.layout, self.left_out = contract, candidate, layout, left_out
         self.calls = 0
 
     def __call__(self, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
         positional, keyword = (in_layout(part, self.layout) for part in self.contract.split(arguments))
-        outcome = self.candidate.call(positional, keyword)
-        while isinstance(outcome, Failure) and (name := self._neutral_keyword(outcome, keyword)):
-            keyword = {key: value for key, value in keyword.items() if key != name}
-            outcome = self.candidate.call(positional, keyword)
+        outcome = accepted(self.contract, self.candidate.call, positional, keyword, self.left_out)
         if isinstance(outcome, Failure) and outcome.kind == "raised" and OUT_OF_MEMORY.match(outcome.message):
             raise NotJudged("the candidate ran out of memory")
         self.calls += 1
@@ -278,25 +284,6 @@ class _Calls:
         if 1 < outcome.overwritten < self.calls:
             return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls earlier: calls share buffers")
         return tuple(_at_most_float32(array) for array in outcome.arrays)
-
-    def _neutral_keyword(self, failure: Failure, keyword: dict[str, Any]) -> str:
-        """Return the keyword argument that the candidate does not accept, if we may leave it out; else "".
-
-        The candidate may be older than a keyword that has a default or may be None. We leave the keyword out if the
-        draw gives it this default, or None. Raises NotJudged if the draw gives it another value.
-        """
-        match = UNEXPECTED.match(failure.message) if failure.kind == "raised" else None
-        name = match[1] if match else ""
-        if name not in keyword:
-            return ""
-        default = inspect.signature(self.contract.definition).parameters[name].default
-        drawn = self.contract.draws.get(name)
-        if default is inspect.Parameter.empty and (drawn is None or None not in domain(drawn).drawn):
-            return ""
-        neutral = None if default is inspect.Parameter.empty else default
-        if keyword[name] != neutral:
-            raise NotJudged(f"the candidate does not take {name}, which is {neutral} in all other draws")
-        return name
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:

@@ -171,6 +171,7 @@ class _Search:
         self.examples = 0
         self.compared = 0
         self.not_judged: Counter[str] = Counter()  # draws, by the reason
+        self.left_out: set[str] = set()  # optional keyword arguments that the candidate does not accept
         self.first: Draw = {}
         self.fault: BaseException | None = None  # ended the search; not the candidate's fault
         self.worst = self.nearest = Examination({})
@@ -226,7 +227,11 @@ class _Search:
         for name in large.empty:
             if name not in only and not self.smallest and not self.cut_short:
                 drawn = uniform(self.contract, None, parsed({**large.beside, **only, name: [0]}), seed=seed)
-                examination = self._judge(next(drawn))
+                try:
+                    examination = self._judge(next(drawn))
+                except NotJudged as error:
+                    self.not_judged[str(error)] += 1
+                    continue
                 self.prefer(examination if examination.violated else None)
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
@@ -301,7 +306,14 @@ class _Search:
         raise _Wrong
 
     def _judge(self, draw: Draw) -> Examination:
-        return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
+        return examine(
+            self.contract,
+            self.candidate,
+            self.precision,
+            draw,
+            deterministic=self.deterministic,
+            left_out=self.left_out,
+        )
 
     def _note(self, examination: Examination) -> None:
         """Record what the report needs, such as the largest share of the bound that each kind of input array used."""

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.candidates.candidate import Failure, NoVerdict, Worker
+from llamaspec.verify.candidates.candidate import Failure, NotJudged, NoVerdict, Outputs, Worker
 from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import domain, narrowed
 from llamaspec.verify.draws.draw import Draw, Values
 from llamaspec.verify.draws.drawing import draws_from, leaves, narrowed_draws
 from llamaspec.verify.judging.judge import judge
+from llamaspec.verify.judging.keywords import accepted
 
 ROUNDS = 11
 SECONDS = 0.1  # time for the calls of a candidate in a round
@@ -95,13 +96,14 @@ def timed(
     draw = _largest(contract, narrowed(contract, only), random)
     turns = [_Turn(contract, precision, draw, seed=number) for number in range(INPUTS)]
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    left_out: dict[str, set[str]] = {worker.name: set() for worker in workers}
     for number in range(ROUNDS):
         if number >= INPUTS and monotonic() - start > limit:
             break
         turn = turns[number % INPUTS]
         results: dict[str, tuple[np.ndarray, ...]] = {}
         for worker in random.sample(workers, len(workers)):
-            times, outcome = worker.timed(*contract.split(turn.arguments), seconds=SECONDS)
+            times, outcome = _timed_calls(contract, worker, turn.arguments, left_out[worker.name])
             if isinstance(outcome, Failure):
                 raise NoVerdict(f"{worker.name}: not timed, because a timed call {outcome.kind}: {outcome.message}")
             results[worker.name] = outcome.arrays
@@ -109,6 +111,22 @@ def timed(
         turn.check(results)
         progress(number + 1)
     return Timing(contract.name, precision.name, draw, seconds, ROUNDS)
+
+
+def _timed_calls(
+    contract: Contract, worker: Worker, arguments: Arguments, left_out: set[str]
+) -> tuple[list[float], Outputs | Failure]:
+    """Time calls of a candidate as `Worker.timed` does, with the keyword arguments that it accepts."""
+    times: list[float] = []
+
+    def call(positional: Arguments, keyword: Arguments) -> Outputs | Failure:
+        times[:], outcome = worker.timed(positional, keyword, seconds=SECONDS)
+        return outcome
+
+    try:
+        return times, accepted(contract, call, *contract.split(arguments), left_out)
+    except NotJudged as error:
+        raise NoVerdict(f"{worker.name}: not timed, because {error}") from error
 
 
 class _Turn:
