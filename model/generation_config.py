@@ -45,9 +45,7 @@ def stated_sampling(model: str | Path) -> SamplingOptions | None:
         return None
     if stated.get("top_k") == -1:
         stated["top_k"] = 0
-    chosen = OFF
-    for name, value in stated.items():
-        chosen = replace(chosen, **{name: _checked(path, name, value)})
+    chosen = replace(OFF, **{name: _checked(path, name, value) for name, value in stated.items()})
     return replace(chosen, temperature=0.0) if samples is False else chosen
 
 

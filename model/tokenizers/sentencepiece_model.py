@@ -137,16 +137,18 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     if not (proto.pieces and proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
         # Files have these fields in this order, so a file that is truncated between two of them still parses.
         raise refused(path, "is an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
-    for id, piece in enumerate(proto.pieces):
-        if isinstance(piece.piece, bytes):  # protobuf returns a string that is not valid UTF-8 as bytes
-            raise refused(path, f"piece {id} is not valid UTF-8: {piece.piece[:40]!r}")
+    texts = [piece.piece for piece in proto.pieces]  # read once, since protobuf takes 0.1 s for 256,000 texts
+    for id, text in enumerate(texts):
+        if isinstance(text, bytes):  # protobuf returns a string that is not valid UTF-8 as bytes
+            raise refused(path, f"piece {id} is not valid UTF-8: {text[:40]!r}")
     folder = Path(path).parent
-    _correct_types(proto)
+    ids = {text: id for id, text in enumerate(texts)}
+    _correct_types(proto, ids)
     added = read_added(folder)
     _add(proto, added, path)
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
         proto.normalizer_spec.add_dummy_prefix = prefix
-    ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
+    ids |= {piece.piece: id for id, piece in enumerate(proto.pieces[len(texts) :], len(texts))}
     absorbs = {name: (token.lstrip, token.rstrip) for name, token in added.items() if token.lstrip or token.rstrip}
     spelled = {
         name: token
@@ -205,13 +207,12 @@ def from_proto(
     )
 
 
-def _correct_types(proto) -> None:
+def _correct_types(proto, ids: Mapping[str, int]) -> None:
     """Turn each normal or user-defined piece with the name of a known control token into a control token."""
     types = [piece.type for piece in proto.pieces]
-    ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
-    for piece, before, after in zip(proto.pieces, types, corrected_types(ids, types, named=()), strict=True):
-        if before in (NORMAL, USER_DEFINED) and after == CONTROL:
-            piece.type = after
+    for id, after in enumerate(corrected_types(ids, types, named=())):
+        if after == CONTROL and types[id] in (NORMAL, USER_DEFINED):
+            proto.pieces[id].type = after
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:

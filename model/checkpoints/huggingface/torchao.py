@@ -90,6 +90,12 @@ class ByteCodes(CompressedTensors):
         )
 
 
+def _around_8(codes: np.ndarray, scales: np.ndarray, middles: np.ndarray) -> CodesWithMinima:
+    """Return the codes, scales and minima of a matrix in which a weight is (code - 8) * scale + middle."""
+    with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
+        return CodesWithMinima(np.ascontiguousarray(codes), np.ascontiguousarray(scales), middles - 8 * scales)
+
+
 class PlainInt4(Rule):
     """The layout of Int4WeightOnly: codes of 4 bits; a weight is code * scale + zero point."""
 
@@ -109,8 +115,7 @@ class PlainInt4(Rule):
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # -8 to 7, plus 8
         scales, middles = (arrays[name][:, start:stop].T.astype(np.float32) for name in (SCALE, ZERO))
-        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse weights that are not finite
-            return CodesWithMinima(codes, np.ascontiguousarray(scales), middles - 8 * scales)
+        return _around_8(codes, scales, middles)
 
 
 class TiledInt4(PlainInt4):
@@ -130,9 +135,7 @@ class TiledInt4(PlainInt4):
         codes = unpack_words(words, 4).reshape(len(words), -1, TILE_ROWS, 4, 4, 2, 2, 2)
         codes = codes.transpose(0, 2, 1, 4, 6, 7, 3, 5).reshape(len(words) * TILE_ROWS, -1)[: stop - start, :cols]
         pairs = arrays[PAIRS][: -(-cols // self.group), start:stop].astype(np.float32)
-        scales, middles = (np.ascontiguousarray(pairs[:, :, place].T) for place in (0, 1))
-        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
-            return CodesWithMinima(np.ascontiguousarray(codes), scales, middles - 8 * scales)
+        return _around_8(codes, pairs[:, :, 0].T, pairs[:, :, 1].T)
 
 
 INT4_LAYOUTS = {"PLAIN": PlainInt4, "TILE_PACKED_TO_4D": TiledInt4}
