@@ -384,10 +384,10 @@ def test_what_cannot_be_timed_is_refused_at_once(arguments: list[str], words: st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "gpu", "--batch", "2"], "--batch gpu"),
-        (["--suite", "kernels", "stories"], "model kernels"),
-        (["--dry-run"], "--dry-run decode"),
-        (["stories", "--shape", "tinyllama-1.1b"], "MODEL --shape"),
+        (["--suite", "gpu", "--batch", "2"], "--batch does not apply --suite gpu"),
+        (["--suite", "kernels", "stories"], "does not apply --suite kernels"),
+        (["--dry-run"], "--dry-run does not apply --suite decode"),
+        (["stories", "--shape", "tinyllama-1.1b"], "either MODEL or --shape not both"),
     ],
 )
 def test_options_of_other_suites_are_wrong_usage(arguments: list[str], words: str):

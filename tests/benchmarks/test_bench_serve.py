@@ -234,10 +234,10 @@ def test_the_command_reports_draws_and_keeps(site, monkeypatch, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "serve", "--shape", "stories-15m"], "--shape.* serve"),
-        (["--suite", "serve", "--devices", "2"], "--devices.* serve"),
-        (["--rate", "2"], "--rate.* decode"),
-        (["--suite", "growth", "--requests", "2"], "--requests.* growth"),
+        (["--suite", "serve", "--shape", "stories-15m"], "--shape does not apply to --suite serve"),
+        (["--suite", "serve", "--devices", "2"], "--devices does not apply to --suite serve"),
+        (["--rate", "2"], "--rate does not apply to --suite decode"),
+        (["--suite", "growth", "--requests", "2"], "--requests does not apply to --suite growth"),
         (["--suite", "serve", "--rate", "0"], "0.0 .*x>0"),
     ],
 )

@@ -317,14 +317,14 @@ def test_a_sound_kernel_breaks_no_gate():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"spilled": 4}, "gemv 4"),
-        ({"registers": 89}, "gemv 89 registers 88"),
-        ({"loop": 38}, "gemv 2.38 instructions 2.3"),
-        ({"narrow": 1}, "gemv 1 128 bits"),
-        ({"hasty": True}, "gemv copy shared memory"),
-        ({"unmet": True}, "gemv reads shared memory"),
-        ({"waits": False}, "gemv wait"),
-        ({"eager": False}, "gemv loads wait"),
+        ({"spilled": 4}, "gemv expected no register spills 4 bytes"),
+        ({"registers": 89}, "gemv at most 88 registers got 89"),
+        ({"loop": 38}, "gemv at most 2.3 instructions got 2.38"),
+        ({"narrow": 1}, "gemv loads 128 bits 1 narrower"),
+        ({"hasty": True}, "gemv requests copy shared memory still reading"),
+        ({"unmet": True}, "gemv reads shared memory store another thread barrier"),
+        ({"waits": False}, "gemv does not wait"),
+        ({"eager": False}, "gemv expected loads before wait none"),
     ],
 )
 def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], words: str):

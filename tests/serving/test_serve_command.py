@@ -225,11 +225,11 @@ def request_count(server: Server) -> float:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--host", "0.0.0.0"], 2, "0.0.0.0 --api-key"),
-        (["--api-key", ""], 2, "API key"),
+        (["--host", "0.0.0.0"], 2, "0.0.0.0 reach --api-key"),
+        (["--api-key", ""], 2, "API key must not be empty"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),
-        (["--context", "4096"], 1, "context 1 1024"),
+        (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),
         (["--host", "192.0.2.1", "--api-key", "k"], 1, "listen 192.0.2.1 port 8000"),
     ],
 )

@@ -66,13 +66,13 @@ def test_what_llama_cpp_lacks_is_named(changes, lacking):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gated": False}, "silu without gate"),
-        ({"activation": "relu2"}, "relu2 with gate"),
+        ({"gated": False}, "activation silu not supported without a gate"),
+        ({"activation": "relu2"}, "activation relu2 not supported with a gate"),
         ({"layer_norm": False, "head_qk_norm": True}, "norms head RMSNorm"),
-        ({"qk_norm": True}, "LayerNorm q k norms"),
+        ({"qk_norm": True}, "this combination of LayerNorm, q and k norms"),
         ({"post_norms": True}, "LayerNorm after attention"),
-        ({"parallel_residual": True, "pre_norms": False}, "parallel norms"),
-        ({"experts": 2, "experts_per_token": 1}, "experts norms"),
+        ({"parallel_residual": True, "pre_norms": False}, "combination LayerNorm norms parallel blocks not supported"),
+        ({"experts": 2, "experts_per_token": 1}, "experts are not supported with the norms"),
     ],
 )
 def test_switches_that_have_no_meaning_together_are_refused(changes, words):

@@ -349,12 +349,16 @@ def test_gpu_memory_of_other_programs_is_not_free(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--plan", "--device", "abacus"], 1, "device abacus h200"),
-        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "shape llama-9"),
-        (["--plan", "--context", "5000", "--device", "h200"], 1, "context 1"),
+        (["--plan", "--device", "abacus"], 1, "unknown device abacus h200"),
+        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "unknown shape llama-9"),
+        (
+            ["--plan", "--context", "5000", "--device", "h200"],
+            1,
+            "context must be between 1 and the model's 1024 tokens 5000",
+        ),
         (["nowhere.bin", "--plan", "--device", "h200"], 1, "nowhere.bin"),
-        (["stories", "--plan", "--shape", "llama-2-7b"], 2, "MODEL --shape"),
-        (["--device", "h200"], 2, "--device --plan"),
+        (["stories", "--plan", "--shape", "llama-2-7b"], 2, "either MODEL or --shape not both"),
+        (["--device", "h200"], 2, "--device needs --plan"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], status: int, words: str, run):

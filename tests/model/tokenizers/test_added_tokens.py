@@ -436,7 +436,7 @@ def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
     (tmp_path / name).write_bytes(raw if name == "tokenizer.model" else json.dumps(unigram_json(raw)).encode())
     tokenizer = load_tokenizer(tmp_path)
     checkpoint = random_checkpoint(replace(SMALL, vocab=tokenizer.vocab), seed=0)
-    with pytest.raises(CheckpointError, match="Unigram"):
+    with pytest.raises(CheckpointError, match="its tokenizer has type Unigram"):
         vocabulary_keys(checkpoint, tokenizer)
 
 

@@ -258,7 +258,7 @@ WORD_PIECE = {"vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 9
 BROKEN = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0" + b"\xff" * 9).decode()}
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BAD = {
-    "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "post_processor"),
+    "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "post_processor must put one id before a text"),
     "spaces stripped on the right": (
         file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), r'the part Strip \(content " ", start 1, stop 1\)',
     ),
@@ -273,9 +273,10 @@ BAD = {
         file_of(added_tokens=[added(450, "<x>", special=True, single_word=True)]), '"<x>" has single_word',
     ),
     "a prefix of subwords": (
-        file_of(model=trained()["model"] | {"continuing_subword_prefix": "####"}), "continuing_subword_prefix",
+        file_of(model=trained()["model"] | {"continuing_subword_prefix": "####"}),
+        "model.continuing_subword_prefix is not supported",
     ),
-    "a broken charsmap": (file_of(normalizer=[BROKEN]), "damaged"),
+    "a broken charsmap": (file_of(normalizer=[BROKEN]), "precompiled_charsmap .* is damaged"),
     "nested replacements": (file_of(normalizer=[DOUBLING] * 40), "1,000 times as long"),
     "an expression that backtracks": (
         file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}]), "repeats a group",

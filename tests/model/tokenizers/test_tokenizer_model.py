@@ -106,7 +106,7 @@ def test_text_after_a_control_token(trained, tmp_path, control, config, space):
 
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
-    "an id far away": ({"added_tokens": {"<x>": 10**9}}, "1000000000 450 pieces"),
+    "an id far away": ({"added_tokens": {"<x>": 10**9}}, "id 1000000000 far beyond 450 pieces"),
     "an id that another has": ({"added_tokens": {"<x>": 3}}, '"<x>" id 3 "<0x00>"'),
     "a negative id": ({"added_tokens": {"<x>": -1}}, '"<x>" -1'),
     "an id that is no number": ({"added_tokens": {"<x>": "7"}}, '"<x>" "7"'),
@@ -152,7 +152,7 @@ def test_a_charsmap_is_checked(trained, data, tmp_path):
 
 
 LARGE = {
-    "pieces": (b"\n\x00" * 12_000_000, "500,000 tokens"),
+    "pieces": (b"\n\x00" * 12_000_000, "SentencePiece model has more than 500,000 tokens"),
     "records": (tiny_tokenizers.llama2c() + b"\0\0\0\0\x01\0\0\0x" * 5_000_000, "vocabulary 500,001 tokens"),
     "ranks": (b"IQ== 0\n" * 5_000_000, "vocabulary 5,000,000 tokens"),
 }

@@ -44,7 +44,7 @@ def test_a_grid_has_as_many_points_as_codes(name):
 def test_an_unknown_type_and_a_type_that_is_not_written():
     with pytest.raises(ValueError, match="no ggml type IQ9"):
         ggml.decode(np.zeros((1, 32), np.uint8), "IQ9")
-    with pytest.raises(ValueError, match="IQ4_XS"):
+    with pytest.raises(ValueError, match="no ggml type IQ4_XS"):
         ggml.encode(np.zeros((1, 256)), "IQ4_XS")
 
 
