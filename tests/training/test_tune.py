@@ -70,25 +70,19 @@ def gradient(trainable: Trainable, *, rows: int, length: int) -> tuple[float, di
     return float(totals[1]["loss"]), {name: np.asarray(slope) for name, slope in totals[0].items()}
 
 
-def exact_params(checkpoint: Checkpoint) -> reference.Params:
-    return load_reference_params(checkpoint)
-
-
 def exact(checkpoint: Checkpoint, examples: Sequence[Example] = ()) -> tuple[float, dict[str, np.ndarray]]:
     """Sum the reference's loss and its gradient over separate documents, by the names of matrices and norms."""
     total, slopes = 0.0, {}
     for document in examples or documents():
         loss, gradient = loss_and_gradient(
-            exact_params(checkpoint), np.array(document.ids), np.array(document.weights), config=TINY
+            load_reference_params(checkpoint), np.array(document.ids), np.array(document.weights), config=TINY
         )
         total += loss
         named = {"model.embed_tokens.weight": gradient.embedding + gradient.head, "model.norm.weight": gradient.norm}
         for i, layer in enumerate(gradient.layers):
             at = f"model.layers.{i}"
             named |= {f"{at}.self_attn.{part}_proj.weight": getattr(layer, part).weight for part in "qkvo"}
-            named |= {
-                f"{at}.mlp.{part}_proj.weight": getattr(layer.ffn, part).weight for part in ("gate", "up", "down")
-            }
+            named |= {f"{at}.mlp.{part}_proj.weight": getattr(layer.ffn, part).weight for part in FFN}
             norms = {"input_layernorm": layer.attention_norm, "post_attention_layernorm": layer.ffn_norm}
             named |= {f"{at}.{norm}.weight": np.asarray(slope) for norm, slope in norms.items()}
         slopes = {name: slope + slopes.get(name, 0) for name, slope in named.items()}
@@ -411,7 +405,9 @@ def test_the_gradient_of_a_distillation_is_the_definitions(base):
 
     def logits(checkpoint: Checkpoint, ids: np.ndarray) -> np.ndarray:
         config = checkpoint.config
-        return reference.forward(exact_params(checkpoint), ids, reference.empty_cache(config), config=config)[0]
+        return reference.forward(load_reference_params(checkpoint), ids, reference.empty_cache(config), config=config)[
+            0
+        ]
 
     def loss(checkpoint: Checkpoint) -> float:
         return sum(

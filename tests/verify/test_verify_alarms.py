@@ -16,14 +16,8 @@ from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.draws.draw import Values
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.examination import examine, takes
-from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.reports.report import as_json, counterexample
-
-
-def judged(op: str, candidate: Callable, *, dtype: str = "float32", examples: int = 200, **options) -> Report:
-    """Verify `candidate` with as many examples as the command line uses, and return the report."""
-    drawn = {"precision": precision(dtype), "examples": examples, "seed": 1, "shrink": False}
-    return verify(CONTRACTS[op], Direct(candidate), **drawn, **options)
+from tests.verify.direct_calls import judged
 
 
 def test_the_judge_does_not_warn_in_float16():

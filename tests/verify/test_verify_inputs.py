@@ -13,16 +13,11 @@ from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.candidates.worker import LAYOUTS, hand_over, placed, to_bytes
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.reports.replay import check, load
 from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import REPOSITORY
-
-
-def judged(op: str, candidate: Callable, *, dtype: str = "float32", seed: int = 1, contiguous: bool = False) -> Report:
-    """Verify `candidate` with as many examples as the command line uses, and return the report."""
-    direct = Direct(candidate, contiguous=contiguous)
-    return verify(CONTRACTS[op], direct, precision=precision(dtype), examples=200, seed=seed, shrink=False)
+from tests.verify.direct_calls import judged
 
 
 @pytest.mark.parametrize("op", ["rope_halves", "rope_interleaved", "rope_halves_backward", "partial_rope"])

@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamaspec.model.cache import empty_cache
-from llamaspec.model.checkpoints.checkpoint import Codes
-from llamaspec.model.checkpoints.codes import exact_weights
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.mlx import read_mlx
@@ -30,7 +28,7 @@ from llamaspec.reference import llama
 from llamaspec.reference.quantizers import mlx
 from tests.goldens.quantizers.make_mlx_files import GROUP, MODELS, WEIGHTS, digest, plain_tensors, setting
 from tests.goldens.quantizers.weights import KINDS, Weights
-from tests.model.checkpoints.stored_goldens import arrays_of
+from tests.model.checkpoints.stored_goldens import arrays_of, weights_read
 from tests.support import families
 from tests.support.goldens import read_golden
 from tests.support.refusals import mentions, refusal
@@ -48,13 +46,8 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 def test_matrices_are_read_as_mlx_reads_them(case):
     golden = CASES[case]
     rule, arrays = read_mlx(Fields(golden["config"], "config.json")), arrays_of(golden["tensors"])
-    stored = rule.stored(ROWS, COLS)
-    assert arrays.keys() == stored.keys()
-    for name, array in arrays.items():
-        assert array.shape == stored[name].shape and array.dtype.name in stored[name].dtypes
-    rule.check(arrays, ROWS, COLS)
-    codes = Codes(rule.form, rule.group_of(COLS), rule.zeros, bytes=0, parts=lambda: iter(()))
-    weights = np.concatenate([exact_weights(codes, rule.part(arrays, start, start + 2, COLS)) for start in (0, 2)])
+    assert arrays.keys() == rule.stored(ROWS, COLS).keys()
+    weights = weights_read(rule, arrays, (ROWS, COLS), rows=2)
     assert hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest() == golden["read"]
 
 

@@ -9,14 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llamaspec.model.checkpoints.checkpoint import Codes
-from llamaspec.model.checkpoints.codes import exact_weights
 from llamaspec.model.checkpoints.huggingface.quantized import read_rule
 from llamaspec.model.checkpoints.huggingface.rule import Rule
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.loading import load_params
-from tests.model.checkpoints.stored_goldens import arrays_of
+from tests.model.checkpoints.stored_goldens import arrays_of, weights_read
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG, LAYOUTS, _gptq, exact, write_stored
 from tests.support.goldens import read_golden
 from tests.support.refusals import mentions, refusal
@@ -39,11 +37,7 @@ def test_matrices_are_read_as_their_library_reads_them(case):
     arrays = {name: array for name, array in arrays.items() if name not in EXTRAS}
     stored = rule.stored(ROWS, COLS)
     assert arrays.keys() == {name for name, part in stored.items() if not part.optional or name in arrays}
-    for name, array in arrays.items():
-        assert array.shape == stored[name].shape and array.dtype.name in stored[name].dtypes
-    rule.check(arrays, ROWS, COLS)
-    codes = Codes(rule.form, rule.group_of(COLS), rule.zeros, bytes=0, parts=lambda: iter(()))
-    weights = exact_weights(codes, rule.part(arrays, 0, ROWS, COLS))
+    weights = weights_read(rule, arrays, (ROWS, COLS), rows=ROWS)
     assert hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest() == CASES[case]["read"]
 
 

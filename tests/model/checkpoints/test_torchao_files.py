@@ -22,7 +22,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers import torchao_int4
 from tests.goldens.quantizers.weights import KINDS, Weights
-from tests.model.checkpoints.stored_goldens import arrays_of
+from tests.model.checkpoints.stored_goldens import arrays_of, weights_read
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
 from tests.support import families
 from tests.support.families import is_matrix
@@ -38,13 +38,8 @@ CASES = GOLDENS["cases"]
 @pytest.mark.parametrize("case", CASES)
 def test_what_torchao_stores_is_read_as_it_reads(case):
     rule, arrays = read_torchao(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
-    stored = rule.stored(ROWS, COLS)
-    assert arrays.keys() == stored.keys()
-    for name, array in arrays.items():
-        assert array.shape == stored[name].shape and array.dtype.name in stored[name].dtypes
-    rule.check(arrays, ROWS, COLS)
-    codes = Codes(rule.form, rule.group_of(COLS), rule.zeros, bytes=0, parts=lambda: iter(()))
-    weights = np.concatenate([exact_weights(codes, rule.part(arrays, start, start + 4, COLS)) for start in (0, 4)])
+    assert arrays.keys() == rule.stored(ROWS, COLS).keys()
+    weights = weights_read(rule, arrays, (ROWS, COLS), rows=4)
     if "read" in CASES[case]:
         assert hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest() == CASES[case]["read"]
         return
