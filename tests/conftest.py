@@ -167,6 +167,16 @@ def data() -> Path:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory) -> Path:
+    """Return an empty folder with a name that tells nothing of the test.
+
+    Messages begin with a file's path. pytest's own folder is named after the test and its case, often the words that
+    the test expects in the message: it would pass without them.
+    """
+    return tmp_path_factory.mktemp("case")
+
+
+@pytest.fixture
 def unchecked(monkeypatch) -> None:
     """Turn off run-time checks of shapes, which users do not have, so that our own code must refuse an argument."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

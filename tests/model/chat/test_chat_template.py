@@ -40,7 +40,11 @@ from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 GOLDEN = read_golden("chat")
-WORDS_OF_ERRORS = {"TemplateError": "refuses", "UndefinedError": "UndefinedError", "SecurityError": "'_hidden'"}
+WORDS_OF_ERRORS = {
+    "TemplateError": "refuses this conversation: ",
+    "UndefinedError": "fails: UndefinedError: ",
+    "SecurityError": "forbidden namespace '_hidden'",
+}
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALOGUE = [
     {"role": "system", "content": "Be brief."},
@@ -76,25 +80,25 @@ def test_none_values_are_undefined_in_templates():
 
 
 HOSTILE = {
-    "{{ 'a' * 10**10 }}": "512 MB",
+    "{{ 'a' * 10**10 }}": "more than 512 MB of memory",
     "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "2 seconds",
-    "{{ 7 ** (10 ** 9) }}": "2 seconds",  # within a single instruction of Python
-    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"{LONGEST:,} characters",
-    "{% for a in range(10**6) %}{% endfor %}": "OverflowError",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "nested deeply",
-    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "nested deeply",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "'__class__'",
-    "{{ '{0.__class__.__mro__}'.format('') }}": "'__class__'",
-    "{{ (messages | attr('__class__')).mro() }}": "'__class__'",
-    "{{ raise_exception.__globals__.keys() }}": "'__globals__'",
-    "{{ messages.append(1) }}": "'append'",
-    "{% include '/etc/passwd' %}": "TypeError loader",
-    "{{ nothing.at.all }}": "UndefinedError 'nothing'",
-    "{% if %}": "line 1",
-    "\n{{ 'a'": "line 2",
-    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses two\nlines \x1b[31m",
-    "{{ raise_exception('long ' * 1000) }}": "refuses long",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
+    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"more than {LONGEST:,} characters",
+    "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested too deeply",
+    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested too deeply",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ '{0.__class__.__mro__}'.format('') }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ (messages | attr('__class__')).mro() }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ raise_exception.__globals__.keys() }}": "uses a forbidden operation: access to attribute '__globals__'",
+    "{{ messages.append(1) }}": "uses a forbidden operation: access to attribute 'append'",
+    "{% include '/etc/passwd' %}": "fails: TypeError: no loader",
+    "{{ nothing.at.all }}": "fails: UndefinedError: 'nothing' is undefined",
+    "{% if %}": "not valid template: line 1: Expected an expression",
+    "\n{{ 'a'": "not valid template: line 2: unexpected end",
+    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses this conversation: two\nlines \x1b[31m",
+    "{{ raise_exception('long ' * 1000) }}": "refuses this conversation: long",
 }
 
 
@@ -198,7 +202,7 @@ def test_workers_render_side_by_side_and_two_are_kept(started):
 def test_a_template_that_cannot_be_compiled_is_told_each_time(started):
     with closing(Workers()) as workers:
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=r"^t: .*line 1: Expected"):
+            with pytest.raises(CheckpointError, match=r"^t: is not a valid template: line 1: Expected"):
                 say(ChatTemplate("t", "{% if %}", workers=workers), "a")
     assert len(started) == 1
 
@@ -244,10 +248,10 @@ def test_the_built_in_formats_that_are_chosen():
 def test_an_option_that_no_template_reads_is_refused():
     template = ChatTemplate("t", "{{ enable_thinking }}", named={"tool_use": "{{ effort }}"})
     check_options(template, ["enable_thinking", "effort"])
-    with pytest.raises(ValueError, match=r'^t: .*"thinking"') as caught:
+    with pytest.raises(ValueError, match=r'^t: .*not read an option "thinking"') as caught:
         check_options(template, ["effort", "thinking"])
     assert not mentions(str(caught.value), "effort")
-    with pytest.raises(ValueError, match="messages"):
+    with pytest.raises(ValueError, match="messages comes from the conversation"):
         check_options(template, ["messages"])
 
 
@@ -336,7 +340,7 @@ def test_errors_of_templates_show_what_was_said():
 
 
 def test_joined_halves_of_a_character_are_refused():
-    with pytest.raises(CheckpointError, match=r"^t: .*Unicode"):
+    with pytest.raises(CheckpointError, match=r"^t: .*text that is not valid Unicode"):
         ChatTemplate("t", r"{{ '\ud83d' ~ '\udc4b' }}").render([])
 
 

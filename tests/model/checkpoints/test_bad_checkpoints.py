@@ -45,18 +45,18 @@ STRANGERS = {
     "empty": (b"", "is empty"),
     "one byte": (b"\1", "too few"),
     "seven bytes": (b"\1" * 7, "too few"),
-    "html": (HTML, "HTML"),
-    "html after blanks": (b"\n\n  <html>" + b" " * 99, "HTML"),
-    "html after a byte order mark": (b"\xef\xbb\xbf" + HTML, "HTML"),
+    "html": (HTML, "HTML page, not weights"),
+    "html after blanks": (b"\n\n  <html>" + b" " * 99, "HTML page, not weights"),
+    "html after a byte order mark": (b"\xef\xbb\xbf" + HTML, "HTML page, not weights"),
     "git lfs": (LFS, "git lfs pull"),
     "imatrix": (struct.pack("<ii", 2, 19) + b"blk.0.attn_k.weight" + bytes(40), "importance matrix (imatrix)"),
     "imatrix in gguf": (imatrix(), "importance matrix (imatrix)"),
     "zip": (zipped(), "zip archive"),
-    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "save_pretrained() safetensors"),
+    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "Python pickle save_pretrained() safetensors"),
     "pickle 4": (pickle.dumps({"a": list(range(999))}, protocol=4), "pickle"),
-    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture"),
-    "json": (b'{"model_type": "llama"}', "JSON"),
-    "text": (b"hello, world\n" * 9, "text"),
+    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "lacks key general.architecture"),
+    "json": (b'{"model_type": "llama"}', "is a JSON file, not weights"),
+    "text": (b"hello, world\n" * 9, "is a text file, not weights"),
     "zeros": (bytes(4096), "dim 0"),
     "ones": (b"\xff" * 4096, "dim -1"),
 }
@@ -155,7 +155,9 @@ def test_llama2c_absurd_sizes(tmp_path, version, name, value):
     refusal(tmp_path / "model.bin")
 
 
-@pytest.mark.parametrize(("sizes", "what"), [(Sizes(heads=4, kv_heads=3), "heads 4 3"), (Sizes(dim=12), "RoPE pairs")])
+@pytest.mark.parametrize(
+    ("sizes", "what"), [(Sizes(heads=4, kv_heads=3), "heads 4 3"), (Sizes(dim=12), "head_dim 3 even RoPE pairs")]
+)
 def test_llama2c_heads_that_do_not_fit(tmp_path, sizes, what):
     assert mentions(refusal(llama2c_files.write(tmp_path / "model.bin", sizes=sizes, group=4)), what)
 

@@ -181,9 +181,14 @@ SCALES = np.full(128, np.nan, np.float32)
     ("double", "part", "value", "what"),
     [
         (False, "weight.absmax", None, f"lacks {UP}.weight.absmax"),
-        (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax float32 [64] config.json"),
+        (
+            False,
+            "weight.absmax",
+            np.ones(64, np.float32),
+            "up_proj.weight.absmax float32 [64] expected float32 [128] config.json",
+        ),
         (False, "weight.absmax", SCALES, "nan finite number"),
-        (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map levels"),
+        (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map not levels NF4"),
         (
             False,
             STATE,
@@ -191,15 +196,15 @@ SCALES = np.full(128, np.nan, np.float32)
             'quant_type "fp4" quant_state "nf4"',
         ),
         (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize 128 quant_state 64"),
-        (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape [128 64] quant_state"),
-        (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state JSON"),
+        (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape in quant_state not match [128 64]"),
+        (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state: is not JSON"),
         (False, STATE, np.zeros(5000, np.uint8), "quant_state 5000 bytes 4096"),
         (False, STATE, np.zeros((2, 2), np.uint8), f"{STATE} uint8 [2, 2] config.json"),
         (True, STATE, state_of(**SOUND), "nested_blocksize null quant_state 256"),
         (True, STATE, state_of(**{**NESTED, "nested_offset": "0.5"}), 'nested_offset "0.5" quant_state'),
         (True, STATE, state_of(**{**NESTED, "nested_offset": 1e39}), "nested_offset 1e+39 quant_state"),
         (True, STATE, state_of(**{**NESTED, "nested_offset": float("nan")}), "nested_offset NaN quant_state"),
-        (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "finite number"),
+        (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "-inf finite number"),
     ],
 )
 def test_invalid_quantized_tensors_are_refused(double, part, value, what, tmp_path):
@@ -211,7 +216,7 @@ def test_invalid_quantized_tensors_are_refused(double, part, value, what, tmp_pa
     ("changes", "what"),
     [
         ({"bnb_4bit_quant_type": "int4"}, 'bitsandbytes "int4" "uint8" "nf4" "fp4"'),
-        ({"bnb_4bit_quant_type": ["nf4"]}, "bitsandbytes list"),
+        ({"bnb_4bit_quant_type": ["nf4"]}, "bitsandbytes list not supported"),
         ({"bnb_4bit_quant_type": "fp4"}, "q_proj.weight.quant_state.bitsandbytes__fp4"),
         ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes "nf4" "bfloat16"'),
         ({"load_in_4bit": False, "_load_in_4bit": False}, "load_in_4bit load_in_8bit"),

@@ -34,24 +34,27 @@ def rewrite(folder: Path, **tensors: np.ndarray) -> None:
 
 
 HEADERS = {
-    "a space before it": (b" {}", "JSON object"),
-    "a byte order mark": (b"\xef\xbb\xbf{}", "JSON object"),
-    "a NUL after it": (b"{}\0", "JSON"),
-    "two objects": (b"{}{}", "JSON"),
-    "a comment": (b"{/* */}", "JSON"),
-    "a key that is no text": (b"{1: {}}", "JSON"),
-    "NaN as a shape": (b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', "shape"),
+    "a space before it": (b" {}", "the header is not a JSON object"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "the header is not a JSON object"),
+    "a NUL after it": (b"{}\0", "is not JSON:"),
+    "two objects": (b"{}{}", "is not JSON:"),
+    "a comment": (b"{/* */}", "is not JSON:"),
+    "a key that is no text": (b"{1: {}}", "is not JSON:"),
+    "NaN as a shape": (b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', "shape list nonnegative"),
     "infinity as an offset": (
         b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,Infinity]}}',
-        "data_offsets",
+        "data_offsets list two nonnegative",
     ),
-    "a number as a text": (b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}', "shape"),
-    "an exponent": (b'{"a":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', "shape"),
-    "a name of half a character": (b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "tensor"),
-    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "dtype shape data_offsets"),
+    "a number as a text": (b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}', "shape list nonnegative"),
+    "an exponent": (b'{"a":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', "shape list nonnegative"),
+    "a name of half a character": (
+        b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        "has 1 tensors too few",
+    ),
+    "a name of 100 KB": (b'{"%s":7}' % (b"n" * 100_000), "exactly keys dtype shape data_offsets"),
     "no name": (b'{"":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "too few"),
-    "metadata that is null": (b'{"__metadata__":null}', "__metadata__ object"),
-    "metadata twice": (b'{"__metadata__":{},"__metadata__":{}}', "appears twice"),
+    "metadata that is null": (b'{"__metadata__":null}', "__metadata__ header not object"),
+    "metadata twice": (b'{"__metadata__":{},"__metadata__":{}}', "__metadata__ appears twice"),
 }
 
 
@@ -125,8 +128,8 @@ LLAMA2C: dict[str, tuple[bytes, str]] = {
     "version 2 as 1": (spoiled(2, 4, 1), "truncated"),
     "groups of half the size": (spoiled(2, 37, 4), "truncated"),
     "groups of twice the size": (spoiled(2, 37, 16), "too long"),
-    "a NaN in a scale": (spoiled(2, -4, np.nan, form="<f"), "nan"),
-    "a scale that overflows": (spoiled(2, -4, 3e38, form="<f"), "inf"),
+    "a NaN in a scale": (spoiled(2, -4, np.nan, form="<f"), "up_proj.weight[23 8] nan"),
+    "a scale that overflows": (spoiled(2, -4, 3e38, form="<f"), "up_proj.weight[23 8] inf"),
     "an infinity in a norm": (spoiled(2, 256, np.inf, form="<f"), "input_layernorm.weight[0] inf"),
     "a NaN in the embedding": (spoiled(0, 28, np.nan, form="<f"), "embed_tokens.weight[0 0] nan"),
     "a header alone": (llama2c_files.file_bytes(0)[:28], "truncated"),

@@ -165,12 +165,12 @@ def test_hugging_faces_layout_counts_where_both_are_there_whole(tensors, tmp_pat
 
 
 BAD: dict[str, tuple[dict, str]] = {
-    "quantized": ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization object"),
+    "quantized": ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization object not supported"),
     "Mamba": ({"model_type": "mamba"}, 'model_type "mamba" transformer'),
-    "Ministral 3": ({"llama_4_scaling": {"beta": 0.1}}, "llama_4_scaling object"),
-    "shared experts": ({"moe": {"num_shared_experts": 1}}, "moe.num_shared_experts"),
-    "no norm_eps": ({"norm_eps": None}, "norm_eps"),
-    "layers": ({"n_layers": 10**12}, "n_layers 1000000000000 1"),
+    "Ministral 3": ({"llama_4_scaling": {"beta": 0.1}}, "llama_4_scaling object not supported"),
+    "shared experts": ({"moe": {"num_shared_experts": 1}}, "moe.num_shared_experts not supported"),
+    "no norm_eps": ({"norm_eps": None}, "lacks key norm_eps"),
+    "layers": ({"n_layers": 10**12}, "n_layers 1000000000000 outside 1"),
     "windows": ({"sliding_window": [7, 8]}, "sliding_window one list one null"),
     "no window": ({"sliding_window": [None]}, "sliding_window one list one null"),
     "parts": ({"sliding_window": [7, None, 7]}, "sliding_window 3 4 layers"),

@@ -21,11 +21,11 @@ from tests.support.refusals import mentions
 CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
-    "nothing": ({}, "config.json"),
-    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
+    "nothing": ({}, "has no config.json"),
+    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "has no config.json; has stories.bin .bin llama2.c"),
     "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
-    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors"),
+    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "Mistral's convert_mistral_weights_to_hf.py"),
+    "Mistral's without weights": ({"params.json": "{}"}, "lacks weights consolidated.safetensors"),
     "GGUF files": (
         {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files one a-Q4_K_M.gguf b-Q8_0",
     ),
@@ -142,9 +142,9 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     checkpoint = open_checkpoint(place)
     os.truncate(path, 100)
     for tensor in checkpoint.tensors.values():
-        with pytest.raises(CheckpointError, match=r"cut short.*\b100 bytes"):
+        with pytest.raises(CheckpointError, match=r"cut short while it was read.*\b100 bytes"):
             tensor.read()
-    with pytest.raises(CheckpointError, match="cut short"):
+    with pytest.raises(CheckpointError, match="cut short while it was read"):
         checkpoint.release()
 
 

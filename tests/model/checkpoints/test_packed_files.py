@@ -130,7 +130,7 @@ def test_quanto_names_the_type_of_each_module(tmp_path):
     ("qmap", "what"),
     [
         ({"model.layers.0.mlp.up_proj": {"weights": "qint3"}}, "up_proj qint3 qint8 optimum-quanto"),
-        ({"lm_head": {"weights": "none"}}, "no module"),
+        ({"lm_head": {"weights": "none"}}, "no module has quantized weights"),
         ({"lm_head": 7}, "lm_head 7 object"),
         ({"lm_head": {"weights": "qint8"}, "re:(": {"weights": "qint4"}}, 'target "re:("'),
         ({"weights": "int8"}, 'quanto "int8" optimum-quanto'),
@@ -150,8 +150,8 @@ def test_a_map_of_quanto_that_is_not_read_is_refused(qmap, what, tmp_path):
             {"packing_format": "auto_round:fp8_static"},
             '"int" 4 packing_format "auto_round:fp8_static" auto_gptq',
         ),
-        ({"data_type": ["int"]}, "auto-round list"),
-        ({"bits": 5}, "GPTQ 5 bits"),
+        ({"data_type": ["int"]}, "auto-round list not supported"),
+        ({"bits": 5}, "GPTQ 5 bits not supported"),
         ({"extra_config": {"(a+)+": {"bits": 8}}}, 'target "re:(a+)+"'),
         ({"extra_config": {"lm_head": 8}}, "lm_head 8 object"),
     ],
@@ -170,4 +170,4 @@ def test_gemv_needs_whole_groups(tmp_path):
         return {"qweight": np.zeros((rows // 4, cols), np.int16), "scales": grid, "qzeros": grid}, w
 
     write_stored(tmp_path, settings, store)
-    assert mentions(refusal(tmp_path), "64 48")
+    assert mentions(refusal(tmp_path), "rows 64 multiple group size 48")

@@ -561,11 +561,11 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
             {"quant_method": "vptq"},
             'quant_method "vptq" compressed-tensors awq gptq marlin',
         ),
-        ("awq", {"quant_method": ["awq"]}, "quant_method list"),
-        ("awq", {"bits": 3}, "AWQ 3 bits"),
+        ("awq", {"quant_method": ["awq"]}, "quant_method list not supported"),
+        ("awq", {"bits": 3}, "AWQ 3 bits not supported"),
         ("awq", {"version": "marlin"}, 'version "marlin" gemm gemv gemv_fast'),
         ("awq", {"group_size": 16}, "qzeros int32 [2 8] config.json int32 [4 8]"),
-        ("gptq 4", {"bits": 5}, "GPTQ 5 bits"),
+        ("gptq 4", {"bits": 5}, "GPTQ 5 bits not supported"),
         ("gptq 4", {"bits": "4"}, 'bits "4" integer'),
         ("gptq 4", {"bits": 8}, "qweight int32 [8 64] config.json int32 [16 64]"),
         ("gptq 4", {"checkpoint_format": "exllama"}, 'GPTQ 4 bits "exllama" 2 3 4 8'),
@@ -573,17 +573,21 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ("gptq 4", {"checkpoint_format": "marlin"}, "no tensor is quantized"),
         ("gptq 4", {"is_marlin_format": "yes"}, 'is_marlin_format "yes" true false'),
         ("packed 4", {"format": "marlin-24"}, 'format "marlin-24" "int" weights 4 bits group'),
-        ("packed 4", {"config_groups": {}}, "config_groups weights"),
-        ("packed 4", {"config_groups": DIFFERENT}, "targets null list"),
+        ("packed 4", {"config_groups": {}}, 'no group in config_groups "weights"'),
+        ("packed 4", {"config_groups": DIFFERENT}, "targets is null expected strings"),
         ("packed 4", {"config_groups": targeted(["re:(a+)+$"])}, 'target "re:(a+)+$" names'),
-        ("packed 4", {"config_groups": targeted(["re:.*.*.*.*x"])}, "3 repeats"),
+        ("packed 4", {"config_groups": targeted(["re:.*.*.*.*x"])}, 'target "re:.*.*.*.*x" not supported 3 repeats'),
         ("packed 4", {"config_groups": targeted(["re:("])}, 'target "re:("'),
-        ("packed 4", {"config_groups": targeted([7])}, "targets list list"),
+        ("packed 4", {"config_groups": targeted([7])}, "targets is a list expected strings"),
         ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "strategy": "token"}}}}, 'strategy "token"'),
-        ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "num_bits": 3}}}}, "weights 3 bits"),
-        ("packed 4", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
-        ("packed 4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
-        ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "symmetric": False}}}}, "weight_zero_point"),
+        ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "num_bits": 3}}}}, "weights 3 bits not supported"),
+        ("packed 4", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config not supported"),
+        ("packed 4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config not supported"),
+        (
+            "packed 4",
+            {"config_groups": {"a": {"weights": {**WEIGHTS, "symmetric": False}}}},
+            "lacks tensor weight_zero_point",
+        ),
         (
             "fp8 in blocks",
             {"config_groups": {"a": {"weights": {"type": "float", "strategy": "block"}}}},
@@ -591,7 +595,7 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ),
         ("int8, one scale", {"quant_method": "gptq", "bits": 4}, "no tensor is quantized"),
         ("awq", {"quant_method": "aqlm"}, "transformers aqlm layer's output identity"),
-        ("awq", {"quant_method": "new"}, "original quantize `llamaspec convert --quantize`"),
+        ("awq", {"quant_method": "new"}, 'quant_method "new" original quantize `llamaspec convert --quantize`'),
         ("fp8 of DeepSeek", {"fmt": "e5m2"}, 'fp8 "e5m2"'),
         ("fp8 of DeepSeek", {"weight_block_size": [128]}, "weight_block_size list"),
         ("fp8 of DeepSeek", {"weight_block_size": [32, 32]}, "weight_scale_inv bfloat16 [4 2] config.json"),
@@ -602,7 +606,7 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
             'target "re:("',
         ),
         ("bitnet", {"linear_class": "autobitlinear"}, 'bitnet "autobitlinear" "offline"'),
-        ("int8 of bitsandbytes", {"load_in_8bit": False}, "load_in_4bit load_in_8bit"),
+        ("int8 of bitsandbytes", {"load_in_8bit": False}, "neither load_in_4bit load_in_8bit not supported"),
     ],
 )
 def test_an_unsupported_quantization_config_is_refused(layout, changes, what, tmp_path):
@@ -622,11 +626,11 @@ def test_an_unsupported_quantization_config_is_refused(layout, changes, what, tm
             "weight_g_idx groups 2 2 2",
         ),
         ("fp8, static", "weight_scale_inv", np.ones(1, np.float32), "both weight_scale weight_scale_inv"),
-        ("fp8, static", "weight_scale", None, "weight_scale weight_scale_inv"),
+        ("fp8, static", "weight_scale", None, "expected one of the tensors weight_scale weight_scale_inv neither"),
         ("int8 of bitsandbytes", "weight_format", np.array(2, np.uint8), "weight_format 2 0"),
         ("packed 4", "weight_scale", None, "tensor model.layers.1.mlp.up_proj.weight_scale"),
         ("packed 4", "weight_scale", np.full((96, 2), np.nan, np.float32), "nan finite number"),
-        ("packed 4", "weight_scale", np.full((96, 2), np.inf, np.float32), "finite number"),
+        ("packed 4", "weight_scale", np.full((96, 2), np.inf, np.float32), "-inf finite number"),
         ("fp8 a row", "weight", np.full((96, 64), np.nan, ml_dtypes.float8_e4m3fn), "nan"),
     ],
 )
@@ -668,7 +672,7 @@ def test_biases_of_zeros_and_scales_of_activations_are_no_part_of_a_model(tmp_pa
     assert open_checkpoint(tmp_path).tensors.keys() == names
     tensors["model.layers.0.mlp.up_proj.bias"] = np.ones(96, np.float16)
     families.write_safetensors(tmp_path / "model.safetensors", tensors)
-    assert mentions(refusal(tmp_path), "up_proj.bias config.json")
+    assert mentions(refusal(tmp_path), "up_proj.bias unexpected config.json")
 
 
 WIDE = CONFIGS["2 to 1, wide, tied"]

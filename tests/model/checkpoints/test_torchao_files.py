@@ -208,8 +208,8 @@ def test_modules_have_types_of_their_own(kind, key, tmp_path):
     [
         ("Int4WeightOnlyConfig", SCALE, None, "tensor model.layers.1.mlp.up_proj._weight_scale"),
         ("Int4WeightOnlyConfig", CODES, np.zeros((96, 31), np.int8), "_weight_qdata int8 [96 31] config.json"),
-        ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "finite number"),
-        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale'"),
+        ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "up_proj.weight[0 0] nan finite number"),
+        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale' unexpected"),
         ("Int8WeightOnlyConfig", ZERO, np.ones((96, 1), np.int8), "_weight_zero_point 0 config.json"),
         ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale float32 [96 2] config"),
     ],

@@ -274,14 +274,16 @@ def test_int8_activations_apply_to_int8_matrices():
         load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
-    with pytest.raises(ValueError, match="int8"):
+    with pytest.raises(ValueError, match=r"no matrix .*int8"):
         roundings(quantized(checkpoint, "q4"), "int8")
 
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     out = ("--tokens", "1,2", "--out", str(tmp_path / "x.npy"))
     assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix", "q8_0", "activations")
-    assert_refused(run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix", "ggml")
+    assert_refused(
+        run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix", "ggml", "activations"
+    )
     assert_refused(run("logits", *out, "--emulate-activations", "q8_1"), "'q8_1' is not one of", status=2)
     plain = random_checkpoint(CONFIGS["experts"], seed=0)
     with pytest.raises(ValueError, match=r"activations .q9. .*q8_0, int8.*ggml"):
@@ -291,5 +293,5 @@ def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight .*types"):
         roundings(replace(plain, tensors=mixed), "q8_0")
     assert emulated_ops(XLA) in EMULATED.values()
-    with pytest.raises(ValueError, match=r"xla.*cpu"):
+    with pytest.raises(ValueError, match="choose xla or cpu"):
         emulated_ops(XLA._replace(attend=CPU.norm_logits))
