@@ -22,20 +22,16 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import regex
-
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
-# White space in the tokenizers library (without U+001C to U+001F), and white space in llama.cpp.
-WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-ASCII_WHITE_SPACE = r"[\t-\r ]"
-
+# White space in llama.cpp, and white space in the tokenizers library (without U+001C to U+001F).
+ASCII_SPACES = "\t\n\v\f\r "
+SPACES = (
+    f"{ASCII_SPACES}\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 # A character of a word as Rust's regular expressions define it. Python's own \w also has numbers such as "²".
-WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]")
-ASCII_SPACES = "".join(filter(re.compile(ASCII_WHITE_SPACE).match, map(chr, range(128))))
-SPACES = "".join(filter(re.compile(WHITE_SPACE).match, map(chr, range(0x3001))))
-
-_WHITE, _ASCII_WHITE = re.compile(WHITE_SPACE), re.compile(ASCII_WHITE_SPACE)
+WORD = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]"
 
 
 class _Match(NamedTuple):
@@ -127,11 +123,11 @@ class Leftmost:
             if token.single_word and (_is_word(text[begin - 1 : begin]) or _is_word(text[after_name : after_name + 1])):
                 continue
             if token.lstrip:
-                while begin > end and _WHITE.match(text, begin - 1):
+                while begin > end and text[begin - 1] in SPACES:
                     begin -= 1
             begin, end = max(begin, end), after_name
             if token.rstrip:
-                while _WHITE.match(text, end):
+                while end < len(text) and text[end] in SPACES:
                     end += 1
             yield _Match(begin, end, token.id)
 
@@ -175,7 +171,7 @@ class LongestFirst:
                 end = begin + len(name)
                 token = self.added[name]
                 if token.rstrip:
-                    while _ASCII_WHITE.match(text, end) and not covered[end]:
+                    while end < len(text) and text[end] in ASCII_SPACES and not covered[end]:
                         end += 1
                 covered[begin:end] = b"\1" * (end - begin)
                 yield _Match(begin, end, token.id)
@@ -195,4 +191,6 @@ def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | in
 
 
 def _is_word(character: str) -> bool:
-    return WORD.match(character) is not None
+    import regex  # takes 10 ms, and only tokens of whole words need it
+
+    return regex.match(WORD, character) is not None

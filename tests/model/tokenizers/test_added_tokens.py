@@ -229,6 +229,12 @@ def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized):
     assert SpecialTokens(tokenizer).encode(text) == ids
 
 
+@pytest.mark.parametrize("names", [Leftmost, LongestFirst])
+@pytest.mark.parametrize("space", ["", " ", "\t\n"])
+def test_white_space_at_the_end_of_a_text_is_absorbed(names, space):
+    assert names({"<x>": Added(7, special=False, rstrip=True)}).split(f"a<x>{space}") == ["a", 7]
+
+
 HOSTILE = {
     "each name begins with another": (["a" * n for n in range(1, 1001)], "a" * 100_000),
     "names with a common beginning": ([f"e{i:05}" for i in range(100_000)], "tree " * 20_000),
