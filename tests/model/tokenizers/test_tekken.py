@@ -91,7 +91,7 @@ SPOILED = {
     "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "258 tokens vocab not have"),
     "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "76 of the 256 bytes have no token"),
     "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "vocabulary 1,000,000,000 tokens"),
-    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "implies -9 control tokens vocab"),
+    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "-9 control tokens vocab"),
     "another order": (lambda file: file["vocab"].reverse(), "item 0 of vocab not have rank 0"),
     "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "token rank 7 not base64"),
     "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "token rank 7 not base64"),
