@@ -129,7 +129,8 @@ class Leftmost:
             if token.rstrip:
                 while end < len(text) and text[end] in SPACES:
                     end += 1
-            yield _Match(begin, end, token.id)
+            if begin < end or not token.lstrip:  # otherwise the token before has absorbed all of it
+                yield _Match(begin, end, token.id)
 
 
 class LongestFirst:

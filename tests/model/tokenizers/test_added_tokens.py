@@ -186,6 +186,8 @@ def test_the_longest_name_is_found_first(text, names):
     names=st.sets(st.text("ab é", min_size=1, max_size=4), max_size=6),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
+@example("  ", {" "}, (True, True, False))
+@example("   ", {" "}, (True, True, False))
 def test_names_are_found_as_the_tokenizers_library_finds_them(text, names, flags):
     lstrip, rstrip, single_word = flags
     library = Tokenizer(models.BPE({}, []))
