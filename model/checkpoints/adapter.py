@@ -10,7 +10,7 @@ base_model.model.NAME.lora_A.weight.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,37 @@ def _other_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) ->
     return [f"{folder} was made for {adapter.base}, and its shapes also fit {own}"]
 
 
+def joined(adapters: Sequence[Adapter]) -> Adapter:
+    """Join adapters along the rank: matrices A by rows, matrices B by columns. B A is then the sum of all changes.
+
+    Every pair has the rank of all adapters together, with zeros at the ranks of an adapter without this weight.
+
+    >>> pair = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32))
+    >>> one, two = Adapter(1, 5.0, {"w": pair}), Adapter(1, 1.0, {"w": pair, "v": pair})
+    >>> joined([one, two]).pairs["v"].b.tolist()
+    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    >>> joined([one, two]).pairs["w"].b.tolist()
+    [[5.0, 1.0], [5.0, 1.0], [5.0, 1.0]]
+    """
+    shapes = {name: (len(b), a.shape[1]) for adapter in adapters for name, (a, b) in adapter.pairs.items()}
+    pairs = {}
+    for name, (rows, cols) in shapes.items():
+        of_weight = [
+            _scaled(adapter.pairs[name], adapter.scale)
+            if name in adapter.pairs
+            else LowRank(np.zeros((adapter.rank, cols), FLOAT32), np.zeros((rows, adapter.rank), FLOAT32))
+            for adapter in adapters
+        ]
+        pairs[name] = LowRank(np.concatenate([pair.a for pair in of_weight]), np.hstack([pair.b for pair in of_weight]))
+    rank = sum(adapter.rank for adapter in adapters)
+    return Adapter(rank, float(rank), pairs)
+
+
+def _scaled(pair: LowRank, scale: float) -> LowRank:
+    """Return a pair in float32 with the factor s of LoRA in B."""
+    return LowRank(np.asarray(pair.a, FLOAT32), np.float32(scale) * np.asarray(pair.b, FLOAT32))
+
+
 def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) -> Checkpoint:
     """Return a checkpoint in which each adapted matrix W is W + s B A.
 
@@ -243,8 +274,7 @@ def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) ->
     """
     tensors = dict(checkpoint.tensors)
     for name, pair in adapter.pairs.items():
-        scaled = LowRank(np.asarray(pair.a, np.float32), np.float32(adapter.scale) * np.asarray(pair.b, np.float32))
-        tensors[name] = TensorAdapter(tensors[name], scaled, merges).tensor()
+        tensors[name] = TensorAdapter(tensors[name], _scaled(pair, adapter.scale), merges).tensor()
     return replace(checkpoint, tensors=tensors)
 
 
