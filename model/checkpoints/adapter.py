@@ -8,6 +8,7 @@ names of the tensors contain the names of transformers' modules: A of the matrix
 base_model.model.NAME.lora_A.weight.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,15 @@ class Adapter:
         (2.0, 4.0)
         """
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def digest(self) -> str:
+        """Return a hash of all that a model's results depend on."""
+        hashed = hashlib.sha256(repr((self.rank, self.scale)).encode())
+        for name, pair in sorted(self.pairs.items()):
+            hashed.update(name.encode())
+            for matrix in pair:
+                hashed.update(np.ascontiguousarray(matrix, FLOAT32).data)
+        return hashed.hexdigest()
 
 
 def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
@@ -218,11 +228,11 @@ def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
     A note tells the user if the adapter was made for a model with another name. Raises the errors of `read_adapter`.
     """
     adapter = read_adapter(folder, checkpoint.config)
-    notes = (*checkpoint.notes, *_other_base(adapter, checkpoint, folder))
+    notes = (*checkpoint.notes, *note_of_base(adapter, checkpoint, folder))
     return replace(adapted(checkpoint, adapter), notes=notes)
 
 
-def _other_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
+def note_of_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
     """Return a note if the adapter names another base model. Only the last part of a path or of owner/name counts.
 
     A file may have more at the end of its name, such as the type of a GGUF file.

@@ -53,8 +53,9 @@ def layouts(params: Params, config: Config) -> Params:
         axis = axes[place.names[0]] if isinstance(place, Names) else None
         spec = P() if axis is None else P(*[None] * axis, AXIS)
         if isinstance(array, Adapted):
-            a, b = spec if axis == 1 else P(), spec if axis == 0 else P()
-            return Adapted(jax.tree.map(lambda _: spec, array.matrix), (a,) * len(array.a), (b,) * len(array.b))
+            a: Any = [spec if axis == 1 else P()] * len(array.a)
+            b: Any = [spec if axis == 0 else P()] * len(array.b)
+            return Adapted(jax.tree.map(lambda _: spec, array.matrix), tuple(a), tuple(b))
         return jax.tree.map(lambda _: spec, array)
 
     return jax.tree.map(layout, array_names(config, params.rope), params)

@@ -391,8 +391,11 @@ async function begin() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) throw new Error(await refusal(response));
-    const model = (await response.json()).data[0];
-    at("model").textContent = document.title = model.id;
+    const models = (await response.json()).data; // the model, then its adapters
+    const model = models[0];
+    at("choice-label").hidden = models.length < 2;
+    at("choice").replaceChildren(...models.map(({ id }) => new Option(id)));
+    head(model.id);
     stories = model.id === "stories" && model.owned_by === "llamaspec";
     context = model.context;
     status(`${context.toLocaleString("en")} tokens`);
@@ -401,6 +404,10 @@ async function begin() {
     if (/key/.test(error.message)) settings(true);
   }
   draw();
+}
+
+function head(id) {
+  at("model").textContent = document.title = id;
 }
 
 function settings(shownNow) {
@@ -417,6 +424,7 @@ at("settings").onchange = () => {
   colors();
   keep();
 };
+at("choice").onchange = () => head(at("choice").value);
 at("key").onchange = () => {
   keep();
   begin();

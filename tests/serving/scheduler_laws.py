@@ -106,7 +106,7 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
         except (ValueError, IndexError):
             continue
         raise AssertionError("a pool did what cannot be")
-    assert pool.match((1, 1, 1), "") == pages[:1]
+    assert pool.match((1, 1, 1), ("", "")) == pages[:1]
 
 
 def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:

@@ -53,10 +53,11 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
     The model OWN_KEYS has two adapters, of different ranks and matrices.
     """
     config = replace(MODELS[name], tied=False)
-    checkpoint, adapters = random_checkpoint(config, seed=0), {}
+    checkpoint = random_checkpoint(config, seed=0)
+    adapters: dict[str, Adapter] = {}
     if name == OWN_KEYS:
         drawn = random_adapter(config, rank=2), random_adapter(config, seed=1, rank=3, parts=("k", "v", "gate", "o"))
-        adapters = dict(zip(ADAPTERS, drawn, strict=True))
+        adapters |= zip(ADAPTERS, drawn, strict=True)
         checkpoint = adapted(checkpoint, joined(drawn), merges=False)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
     params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore
