@@ -19,6 +19,7 @@ from tests.serving.serving_site import (
     running,
     spelling,
 )
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
