@@ -36,7 +36,11 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """Return `contract`; its laws no longer apply where they change an argument that the problem does not have."""
+        """Return `contract` without the parts of its laws that the problem cannot be checked for.
+
+        A law may call the op again with a changed argument. If the problem does not have this argument, we skip the
+        law.
+        """
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -75,7 +79,11 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """Yield the entries of `ADAPTERS` for ops in `contracts`, then an adapter per contract that changes no argument."""
+    """Yield ways to call a problem: the entries of `ADAPTERS` for ops in `contracts`, then one adapter for each
+    contract.
+
+    The adapter for a contract passes all arguments unchanged.
+    """
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():
         left_out = {

@@ -1,4 +1,6 @@
-"""Backward of the embedding: each row is the sum over the tokens that looked it up, or zero."""
+"""Backward of the embedding: the gradient of a row is a sum over the tokens that looked up the row; without any, it is
+0.
+"""
 
 import numpy as np
 from hypothesis import strategies as st

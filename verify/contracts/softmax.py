@@ -1,4 +1,4 @@
-"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or all hidden."""
+"""Softmax: a score may be so low that its probability is 0, or so high that exp overflows, or all scores may be hidden."""
 
 import numpy as np
 from hypothesis import strategies as st
