@@ -206,8 +206,9 @@ def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
 
 
 class ServingPrograms(NamedTuple):
-    """The compiled programs. Each one donates its argument `state` (the first one of `set_row`, the second one of the
-    others).
+    """The compiled programs. Every program donates the state.
+
+    The state is the second argument of `prefill` and `decode`, and the first argument of `set_row`.
     """
 
     prefill: Callable[..., tuple[State, Logprobs]]

@@ -36,11 +36,7 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """Return `contract` without the parts of its laws that the problem cannot be checked for.
-
-        A law may call the op again with a changed argument. If the problem does not have this argument, we skip the
-        law.
-        """
+        """Return `contract`, but skip a law if it changes an argument that the problem does not have."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -79,10 +75,9 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """Yield ways to call a problem: the entries of `ADAPTERS` for ops in `contracts`, then one adapter for each
-    contract.
+    """Yield ways to call a problem: the entries of `ADAPTERS` for ops in `contracts`, then one way for each contract.
 
-    The adapter for a contract passes all arguments unchanged.
+    The way for a contract passes all arguments unchanged.
     """
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():

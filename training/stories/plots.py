@@ -460,8 +460,9 @@ def fitting(thing: Thing, place: StoryPlace) -> list[str]:
 
 
 def before(options: Sequence[str], option: str) -> str:
-    """Choose a wrong option to ask about: the one before `option` in `options`, or the last one if `option` is the
-    first.
+    """Choose a wrong option to ask about.
+
+    It is the option before `option` in `options`; before the first one comes the last.
     """
     return options[options.index(option) - 1]
 

@@ -61,8 +61,9 @@ class World:
         self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))
 
     def ask_about(self, section: str, **replacements: str) -> None:
-        """Add the questions in a section of questions.toml. `replacements` maps names in braces to the templates that
-        replace them.
+        """Add the questions in a section of questions.toml.
+
+        `replacements` maps names in braces to the templates that replace them.
         """
 
         def replaced(template: str) -> str:

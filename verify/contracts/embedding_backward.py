@@ -1,6 +1,4 @@
-"""Backward of the embedding: the gradient of a row is a sum over the tokens that looked up the row; without any, it is
-0.
-"""
+"""Backward of the embedding: the gradient of a row is a sum over the tokens that looked up the row, or 0."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -1,4 +1,6 @@
-"""Softmax: a score may be so low that its probability is 0, or so high that exp overflows, or all scores may be hidden."""
+"""Softmax, also for scores with a probability of 0, for scores at which exp overflows, and for rows of only hidden
+scores.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
