@@ -115,8 +115,8 @@ def _running_sum(near: np.ndarray, terms: np.ndarray | int) -> str:
     count = int(np.broadcast_to(terms, near.shape)[at])
     times = max(2, round(np.sqrt(count) / 2))
     return (
-        f"{near[at]:.2g} times the alarm, explained by a running sum of {count:,} terms; a blocked sum would be about "
-        f"{times} times as exact"
+        f"{near[at]:.2g} times the alarm, which a running sum of {count:,} terms explains; a sum in blocks would be "
+        f"about {times} times as exact"
     )
 
 
