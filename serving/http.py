@@ -180,7 +180,7 @@ class Site:
         host = request.headers.get("Host", "").lower()
         if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
             raise Refusal(
-                "Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
+                f"Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
                 status=403,
                 code="wrong_host",
             )
