@@ -171,8 +171,8 @@ def _check_values(schema: dict[str, Any]) -> None:
                 )
             if not _is_exact(number):
                 raise ValueError(
-                    f"{name}: expected at most {DIGITS} digits, at most {LARGEST_POWER} of them after the point, because "
-                    f"other numbers are not exact, got {number}: use a string"
+                    f"{name}: expected at most {DIGITS} digits, at most {LARGEST_POWER} of them after the point, "
+                    f"because other numbers are not exact, got {number}: use a string"
                 )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
