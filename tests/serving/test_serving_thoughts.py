@@ -163,7 +163,8 @@ def streamed(site, body) -> tuple[str, str, list[str]]:
     events = [json.loads(line[6:]) for line in reply.body.decode().split("\n") if line.startswith("data: {")]
     deltas = [event["choices"][0]["delta"] for event in events]
     kinds = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
-    return *("".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content")), kinds
+    text, thoughts = ("".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content"))
+    return text, thoughts, kinds
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
