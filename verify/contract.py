@@ -206,6 +206,7 @@ def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray,
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))
     hard, alarm = (
-        bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
+        bound + precision.smallest + (precision.unit * (size + bound) if precision.unit else 0)  # 0 times infinity
+        for bound in (expected.hard, expected.alarm)
     )
     return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic turns a 0-d array into a number
