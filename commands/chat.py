@@ -242,10 +242,10 @@ def _terminal_lines() -> Iterator[str]:
 class _Pressed:
     """Records whether Ctrl-C was pressed during an answer. A second press in the same answer raises KeyboardInterrupt.
 
-    Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
-    the prompt handles the key itself. A process without a prompt, which waits for the questions of another process,
-    raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several processes, so that
-    all stop after the same number of tokens.
+    Between answers, Ctrl-C is ignored if this process shows a prompt (`prompts`): the answer may have ended just before
+    the press, and the prompt handles the key itself. A process without a prompt, which waits for the questions of
+    another process, raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several
+    processes, so that all stop after the same number of tokens.
     """
 
     def __init__(self, agree: Callable[[bool], int], *, prompts: bool):

@@ -49,7 +49,10 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
 
 
 def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Parse a share between 0 and 1, or "2:4", which gives (2, 4). Raises BadParameter for other text."""
+    """Parse the share of weights that pruning keeps, between 0 and 1, or "2:4", which gives (2, 4).
+
+    Raises BadParameter for other text.
+    """
     if value is None or value == "2:4":
         return (2, 4) if value else None
     with suppress(ValueError):

@@ -109,8 +109,9 @@ class Generation(Iterator[Token]):
                 yield from self._end(reason)
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
-        """End a generation whose last burst has no tokens: yield the text that was held back, with the id of the last
-        token.
+        """Yield the text that was held back, if a generation ends without a new token.
+
+        The item has the id of the last token.
         """
         last_text = self._decoder.finish()
         heard = self.channels.hear(last_text) if self.channels else ChannelText(last_text)

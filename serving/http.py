@@ -264,7 +264,7 @@ class Site:
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with generated texts, whole or streamed. At the end, cancels requests that an error left open."""
+        """Answer with generated texts, complete or streamed. After an error, cancels the requests that still run."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._complete_answer(answer))
         finally:

@@ -207,8 +207,9 @@ def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
 def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
     """Raise ValueError for rules about the names in an object that llguidance does not enforce.
 
-    For `minProperties`, it counts a repeated name twice. It may take another spelling of a declared name for another
-    name, if the name has a control character. It may find no name for a pattern that matches only declared names.
+    llguidance counts a repeated name twice for `minProperties`. If a declared name has a control character, llguidance
+    may treat another spelling of the name as a different name. For a pattern that matches only declared names, it may
+    find no name.
     """
     declared, required = schema.get("properties"), schema.get("required")
     names = {*declared} if isinstance(declared, dict) else set()
@@ -257,7 +258,7 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Return whether some finite text matches a schema. `ends` answers this, as far as known, for its subschemas."""
+    """Return whether some finite text matches a schema. `ends` returns what is known so far about a subschema."""
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

@@ -93,9 +93,10 @@ class Large:
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings, the smallest sizes first.
 
-        A narrowing maps draws to their allowed values. Each narrowing gives one dimension one large size, and gives
-        other draws the values in `beside` and `closer`. But a draw in `only` keeps its values from `only`. If there are
-        more than `most` narrowings, we leave out the smallest sizes of every dimension.
+        A narrowing maps names of drawn variables to their allowed values. Each narrowing gives one dimension one large
+        size, and limits other variables to the values in `beside` and `closer`. But a variable in `only` keeps its
+        values from `only`. If there are more than `most` narrowings, we leave out the smallest sizes of every
+        dimension.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -139,9 +140,9 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def makes(self, names: Iterable[str]) -> bool:
-        """Tell whether draws with these names suffice to make the arguments, and are all in the contract.
+        """Tell whether a draw with exactly these variables suffices to make the arguments.
 
-        A draw may be missing if `arguments` has a default for it.
+        All of them must be in the contract. A variable may be missing if `arguments` has a default for it.
         """
         parameters = inspect.signature(self.arguments).parameters
         optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}

@@ -59,10 +59,11 @@ def contract(
     see `verify.loose`.
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
-    `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results
-    fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no number was compared.
-    Raises ValueError for an op without a contract, an unknown dtype, an invalid number of examples, shapes or seconds,
-    and a draw or value that the contract does not have; ImportError for a file that cannot be imported.
+    `examples` or `seed`. `only` limits variables of the draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`,
+    suspicious results fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no
+    number was compared. Raises ValueError for an op without a contract, an unknown dtype, an invalid number of
+    examples, shapes or seconds, and a variable or value that the contract does not have; ImportError for a file that
+    cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)

@@ -32,7 +32,10 @@ BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
-    """Report on this machine: hardware, ops here and on an H200, versions, caches, missing packages, and a verdict."""
+    """Report on this machine: its hardware, versions of packages, caches, missing packages, and whether models run.
+
+    The report also lists the ops that have kernels, on this machine and on an H200.
+    """
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)

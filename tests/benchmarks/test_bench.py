@@ -156,7 +156,7 @@ def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
 def test_compared_functions_are_timed_alternately():
     """Calls of two functions alternate.
 
-    Each time of the first function is paired with the mean of the second function's times just before and after it.
+    A duration of the first function is paired with the mean duration of the second function just before and after it.
     """
     order, ticks = [], iter([8.0, 4.0, 2.0])
 

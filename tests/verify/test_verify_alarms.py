@@ -115,7 +115,7 @@ def test_out_of_memory_is_not_judged():
 
 
 def test_an_empty_draw_that_is_not_judged_keeps_the_verdict():
-    """The draw without rows is the last one; the verdict on all other draws stays."""
+    """If a draw without rows, the last one, cannot be judged, the verdict on all other draws stays."""
 
     def greedy(x):
         if not x.size:
@@ -138,7 +138,10 @@ def test_a_keyword_that_an_older_candidate_does_not_take_leaves_draws_out():
 
 
 def test_a_reused_buffer_is_a_finding_without_an_optional_keyword():
-    """A call that fails because of the keyword would make the worker forget the earlier result."""
+    """A reused buffer is found even if the candidate lacks an optional keyword.
+
+    A call that fails because of the keyword would make the worker forget the earlier result.
+    """
     buffers = {}
 
     def one_buffer(q, k, v, lengths):
@@ -152,7 +155,10 @@ def test_a_reused_buffer_is_a_finding_without_an_optional_keyword():
 
 
 def test_only_one_call_fails_because_of_an_optional_keyword():
-    """Draws give window=None or another window. A draw with another window is not judged, also in later draws."""
+    """If a candidate lacks the keyword `window`, the value None makes only one call fail; later calls omit the keyword.
+
+    Draws with another value of `window` are not judged.
+    """
     passed = []
 
     def without_window(q, k, v, lengths, **named):

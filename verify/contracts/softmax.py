@@ -1,4 +1,6 @@
-"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or all hidden."""
+"""Softmax, also for scores with a probability of 0, for scores at which exp overflows, and for rows of only hidden
+scores.
+"""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -297,7 +297,10 @@ INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy":
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model in the layout `rule`; `plain` lists the linear modules with floats."""
+    """Format the quantization_config of a model in the layout `rule`.
+
+    `plain` lists the linear modules that are not quantized.
+    """
     weights = {
         "num_bits": rule.bits,
         "type": "int" if rule.form in ("int4", "int8") else "float",

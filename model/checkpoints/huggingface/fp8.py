@@ -7,7 +7,7 @@
     modelopt MXFP8                       weight, weight_scale: one exponent for each group of 32 columns of a row
 
 A weight is its code times its scale, even if the scale's name ends in _inv. We ignore the scales of inputs and of the
-KV cache: other programs need them to multiply in e4m3, and they do not change the weights. `nvfp4` reads Model
+KV cache, which do not change the weights: other programs use these scales to multiply in e4m3. `nvfp4` reads Model
 Optimizer's NVFP4. The formats W4A16_NVFP4 and W4A8_NVFP4_FP8 store weights in the same way as NVFP4. MIXED_PRECISION
 states the format of each module.
 """
