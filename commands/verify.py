@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for one call of the candidate, with its compilation.",
+    help="Time limit in seconds for one call of the candidate, including its compilation.",
 )
 @click.option(
     "--shapes", type=COUNT, help="Draw at most N different shapes, since each is compiled.  [default: 64 for jax]"

@@ -110,7 +110,7 @@ def _running_sum(near: np.ndarray, sums: Roundings) -> str:
     at = _worst(near)
     running, blocked, terms = (np.broadcast_to(part, near.shape)[at] for part in sums)
     return (
-        f"{near[at]:.2g} times the alarm, explained by a running sum of {terms:,} terms; a blocked sum would be "
+        f"{near[at]:.2g} times the alarm, which a running sum of {terms:,} terms explains; a sum in blocks would be "
         f"{running / blocked:.2g} times as exact"
     )
 
