@@ -33,7 +33,7 @@ from llamaspec.verify.catalogue import CONTRACTS, contract_for, in_file
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed
 from llamaspec.verify.judging.runner import verify
-from llamaspec.verify.loose import dtype_of, dtypes_for, loosened
+from llamaspec.verify.loose import dtypes_for, loosened, unit_of
 from llamaspec.verify.reports.report import counterexample
 
 
@@ -69,8 +69,8 @@ def contract(
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
     dtypes = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
     if loose is not None:
-        narrow = dtype_of(loose)
-        chosen_contract, dtypes = loosened(chosen_contract, narrow), dtypes_for(narrow, [] if dtype is None else dtypes)
+        unit = unit_of(loose)
+        chosen_contract, dtypes = loosened(chosen_contract, unit), dtypes_for(unit, [] if dtype is None else dtypes)
     precisions = [precision(name) for name in dtypes]
     if not precisions:
         raise ValueError("expected at least one dtype")

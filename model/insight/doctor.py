@@ -50,7 +50,7 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
         "ops on an H200": _ops(on_h200[TYPICAL]),
         "plain there": {name: ", ".join(choice.plain) for name, choice in on_h200.items() if choice.plain},
         "versions": {"python": platform.python_version(), **versions},
-        "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
+        "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: the cache folder cannot be written"},
         "missing": missing,
         "verdict": {"ready": _verdict(device, missing)},
     }

@@ -129,9 +129,10 @@ def _convention(contract: Contract, report: Report) -> str:
     blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
     for name in ("hidden", "mask"):
         if blind and draw.get(name, "none") != "none":
-            return f"by convention, this contract expects zeros for a row of only -inf: --set {name}=none leaves it out"
+            expected = "by convention, this contract expects zeros for a row of only -inf"
+            return f"{expected}: --set {name}=none leaves out such rows"
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
-        return "the inputs hold NaN where a kernel must not read: --set padding=0 leaves it out"
+        return "the inputs hold NaN where a kernel must not read: --set padding=0 writes 0 there instead"
     return ""
 
 

@@ -86,7 +86,10 @@ def read_modelopt(fields: Fields) -> Rule:
         check_target(name, fields)
     rules = [([name], _read_format(Fields(layers.object(name), fields.path))) for name in layers.values]
     if not rules:
-        raise refused(fields.path, f"quantization_config: MIXED_PRECISION without quantized_layers; {INSTEAD}")
+        raise refused(
+            fields.path,
+            f"quantization_config: MIXED_PRECISION needs a list of layers, but quantized_layers is empty; {INSTEAD}",
+        )
     return ByTarget(rules)
 
 
