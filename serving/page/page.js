@@ -83,7 +83,7 @@ function request(before, seed, prefix) {
   const messages = messagesOf(before);
   const options = {};
   for (const name of numbers) if (at(name).value !== "") options[name] = Number(at(name).value);
-  const body = { messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
+  const body = { model: at("model").textContent, messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
   return prefix.length ? { ...body, answer_ids: prefix.map(({ id }) => id) } : body;
 }
 
@@ -341,7 +341,7 @@ async function check(index) {
 
 function save() {
   const said = turns.map(({ role, content }) => ({ role, content }));
-  const body = { model: at("model").textContent, ...request(said, turns.at(-1)?.seed, []) };
+  const body = request(said, turns.at(-1)?.seed, []);
   delete body.stream;
   const file = new Blob([JSON.stringify(body, null, 2)], { type: "application/json" });
   const link = element("a", { href: URL.createObjectURL(file), download: "conversation.json" });
