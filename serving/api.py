@@ -73,8 +73,7 @@ class Api:
         """
         self.engine = engine
         self.model = model
-        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
-        self.models = {model.id: model} | {name: ModelCard(name, **about) for name in adapters}
+        self._adapters = tuple(adapters)
         self.metrics = metrics
         self.draining = False  # whether the server is shutting down
         self._prompts = prompts
@@ -86,6 +85,13 @@ class Api:
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """The model and its adapters, by the names under which clients request them."""
+        model = self.model
+        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
+        return {model.id: model} | {name: ModelCard(name, **about) for name in self._adapters}
 
     def close(self) -> None:
         """Stop the threads that encode prompts and the processes that render templates."""

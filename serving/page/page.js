@@ -83,7 +83,8 @@ function request(before, seed, prefix) {
   const messages = messagesOf(before);
   const options = {};
   for (const name of numbers) if (at(name).value !== "") options[name] = Number(at(name).value);
-  const body = { model: at("model").textContent, messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
+  const model = at("choice").value || undefined;
+  const body = { model, messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
   return prefix.length ? { ...body, answer_ids: prefix.map(({ id }) => id) } : body;
 }
 
