@@ -49,6 +49,12 @@ UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    # Other methods, such as pissa and olora, also change the weights of the base model.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 
 

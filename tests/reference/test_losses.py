@@ -1,8 +1,12 @@
 """`reference.losses` agrees with JAX's automatic differentiation and with values by hand, and obeys its laws."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +17,7 @@ from llamaspec.reference.losses import (
     distillation,
     distillation_backward,
     dpo,
+    group_relative,
     log_softmax,
     reverse_kl,
     reverse_kl_backward,
@@ -93,6 +98,37 @@ def test_dpo(seed, beta, scale):
 
     value, slopes = dpo(*answers, beta=beta)
     assert_value_and_gradient(loss, np.array(answers[:2]), value, np.array(slopes))
+
+
+TRL = json.loads((Path(__file__).parents[1] / "goldens" / "trl.json").read_text())
+
+
+@pytest.mark.parametrize("batch", TRL["dpo"])
+def test_dpo_is_the_loss_of_trl(batch):
+    """Loss, gradient, margin and accuracy equal TRL's (goldens/make_trl.py).
+
+    The margin is beta times the difference between the chosen and the rejected answer's log-probability ratio.
+    """
+    counted, beta = np.array(batch["counted"]), batch["beta"]
+    chosen, rejected = np.split((np.array(batch["logps"]) * counted).sum(axis=1), 2)
+    rows = np.stack([chosen, rejected, *np.array(batch["frozen"])], axis=1)
+    losses, slopes = zip(*(dpo(*row, beta=beta) for row in rows.tolist()), strict=True)
+    margins = beta * ((rows[:, 0] - rows[:, 2]) - (rows[:, 1] - rows[:, 3]))
+    assert np.mean(losses) == pytest.approx(batch["loss"], rel=1e-6)
+    slope_of_answer = np.concatenate(np.array(slopes).T) / len(rows)
+    np.testing.assert_allclose(slope_of_answer[:, None] * counted, batch["slopes"], rtol=1e-6, atol=2e-9)
+    assert np.mean(margins) == pytest.approx(batch["margins"], rel=1e-6)
+    assert np.mean(margins > 0) == pytest.approx(batch["accuracies"])
+
+
+@pytest.mark.parametrize("batch", TRL["grpo"])
+def test_group_relative_has_the_gradient_of_trl(batch):
+    """The gradient for each token equals that of TRL's loss dr_grpo without a KL term (goldens/make_trl.py)."""
+    counted, rewards = np.array(batch["counted"]), np.array(batch["rewards"])
+    scores = (np.array(batch["logps"]) * counted).sum(axis=1)
+    groups = [slice(start, start + batch["group"]) for start in range(0, len(rewards), batch["group"])]
+    slopes = np.concatenate([group_relative(scores[group], rewards[group])[1] for group in groups])
+    np.testing.assert_allclose(slopes[:, None] * counted, batch["slopes"], rtol=1e-6, atol=2e-9)
 
 
 def test_dpo_falls_as_the_preferred_answer_gains():
