@@ -3,9 +3,9 @@
     pip install trl==1.16.0        (in an environment of its own, with torch)
     python tests/goldens/make_trl.py
 
-We call the trainers' own `_compute_loss` with objects in place of the model and of the trainer's state. The stand-in for
-the model returns drawn log-probabilities of tokens. TRL computes the advantages of GRPO within a long method that also
-generates answers, so this script repeats its three lines (`scale_rewards="none"`).
+We call the trainers' own `_compute_loss` with objects in place of the model and of the trainer's state. The stand-in
+for the model returns drawn log-probabilities of tokens. TRL computes the advantages of GRPO within a long method that
+also generates answers, so this script repeats its three lines (`scale_rewards="none"`).
 """
 
 import json
@@ -71,10 +71,8 @@ def preference(rng: random.Random) -> dict[str, object]:
     loss = DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
     loss.backward()
     reported = {name: trainer._metrics["train"][f"rewards/{name}"][0] for name in ("margins", "accuracies")}
-    slopes = rounded(leaf.grad)
-    return {
-        "beta": beta, "logps": logps, "counted": mask, "frozen": frozen, "loss": loss.item(), "slopes": slopes, **reported
-    }  # fmt: skip
+    numbers = {"beta": beta, "logps": logps, "counted": mask, "frozen": frozen}
+    return numbers | {"loss": loss.item(), "slopes": rounded(leaf.grad), **reported}
 
 
 def rewards(rng: random.Random) -> dict[str, object]:
@@ -114,7 +112,5 @@ if __name__ == "__main__":
     versions = {package.__name__: package.__version__ for package in (trl, torch)}
     dpo = [preference(rng) for _ in range(BATCHES)]
     grpo = [rewards(rng) for _ in range(BATCHES)]
-    text = json.dumps({"versions": versions, "dpo": dpo, "grpo": grpo})
-    Path(__file__).with_name("trl.json").write_text(
-        text.replace('{"beta"', '\n{"beta"').replace('{"logps"', '\n{"logps"') + "\n"
-    )
+    text = json.dumps({"versions": versions, "dpo": dpo, "grpo": grpo}).replace("}, {", "},\n{")
+    Path(__file__).with_name("trl.json").write_text(text + "\n")
