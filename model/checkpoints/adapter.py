@@ -231,24 +231,29 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
 def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
     """Return a checkpoint that runs with the adapter in `folder`.
 
-    A note tells the user if the adapter was made for a model with another name. Raises the errors of `read_adapter`.
+    Its notes have the lines of `adapter_notes`. Raises the errors of `read_adapter`.
     """
     adapter = read_adapter(folder, checkpoint.config)
-    notes = (*checkpoint.notes, *note_of_base(adapter, checkpoint, folder))
+    notes = (*checkpoint.notes, *adapter_notes(adapter, checkpoint, folder))
     return replace(adapted(checkpoint, adapter), notes=notes)
 
 
-def note_of_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
-    """Return a note if the adapter names another base model. Only the last part of a path or of owner/name counts.
+def adapter_notes(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
+    """Return notes for the user: if the adapter names another base model, and if it has its own chat template.
 
-    A file may have more at the end of its name, such as the type of a GGUF file.
+    Only the last part of a path or of owner/name counts. A file may have more at the end of its name, such as the type
+    of a GGUF file.
     """
     path = Path(checkpoint.path)
     own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
     base = Path(adapter.base).name
-    if own == base or not base or (path.is_file() and own.lower().startswith(base.lower())):
-        return []
-    return [f"{folder} was made for {adapter.base}, and its shapes also fit {own}"]
+    templates = [Path(folder) / part / "chat_template.jinja" for part in ("", SUBFOLDER)]
+    same = own == base or not base or (path.is_file() and own.lower().startswith(base.lower()))
+    notes = [] if same else [f"{folder} was made for {adapter.base}, and its shapes also fit {own}"]
+    own_templates = [
+        f"{folder} has its own chat template: --template {path} uses it" for path in templates if path.is_file()
+    ]
+    return notes + own_templates[:1]
 
 
 def joined(adapters: Sequence[Adapter]) -> Adapter:

@@ -1,4 +1,4 @@
-"""Write peft/ and peft.json: adapters that PEFT wrote, and logits that PEFT computes with them and with ours.
+"""Write peft_plain/ and peft_rslora/, adapters by PEFT, and peft.json, PEFT's logits with these adapters and with ours.
 
     FOLDER=$(mktemp -d)
     python -m tests.goldens.make_peft $FOLDER           writes a small model and our adapters into FOLDER
@@ -19,7 +19,7 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 OWN = {"ours": {}, "ours with rslora": {"rslora": True}}  # fields of the adapters
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PEFTS = {
-    "peft": {"r": 2, "lora_alpha": 3, "target_modules": ALL},
+    "peft_plain": {"r": 2, "lora_alpha": 3, "target_modules": ALL},
     "peft_rslora": {"r": 4, "lora_alpha": 2, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
 }
 HERE = Path(__file__).parent
@@ -44,9 +44,9 @@ def write_own(folder: Path) -> dict[str, str]:
 
 def compute(folder: Path) -> None:
     """Let PEFT write adapters, and compute logits with all adapters."""
-    import peft
-    import torch
-    import transformers
+    import peft  # pyright: ignore[reportMissingImports]
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
     def base() -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float64)

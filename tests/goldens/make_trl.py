@@ -46,8 +46,8 @@ def state(**fields: object) -> SimpleNamespace:
 
 def preference(rng: random.Random) -> dict[str, object]:
     """Draw some pairs of answers, and compute DPO's loss, its gradient and the reported values."""
-    import torch
-    from trl import DPOTrainer
+    import torch  # pyright: ignore[reportMissingImports]
+    from trl import DPOTrainer  # pyright: ignore[reportMissingImports]
 
     beta = rng.choice([0.01, 0.1, 0.5, 2.0])
     logps, mask = drawn(rng, 2 * PAIRS), counted(rng, 2 * PAIRS)
@@ -80,8 +80,8 @@ def rewards(rng: random.Random) -> dict[str, object]:
 
     The loss is `dr_grpo`, which divides by the number of answers times `max_completion_length`; here this is 1.
     """
-    import torch
-    from trl import GRPOTrainer
+    import torch  # pyright: ignore[reportMissingImports]
+    from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     rows = GROUPS * GROUP
     logps, mask = drawn(rng, rows), counted(rng, rows)
@@ -105,8 +105,8 @@ def rewards(rng: random.Random) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    import torch
-    import trl
+    import torch  # pyright: ignore[reportMissingImports]
+    import trl  # pyright: ignore[reportMissingImports]
 
     rng = random.Random(0)
     versions = {package.__name__: package.__version__ for package in (trl, torch)}

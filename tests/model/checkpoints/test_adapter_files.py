@@ -90,6 +90,14 @@ def test_an_adapter_of_another_base_gets_a_note(tmp_path, base, path, differs):
     assert all(mentions(note, f"made for {base} fit {Path(path).name}") for note in notes)
 
 
+def test_an_adapter_with_its_own_chat_template_gets_a_note(folder):
+    checkpoint = replace(random_checkpoint(SMALL, seed=1), path="a/model")
+    assert with_adapter(checkpoint, folder).notes == ()
+    (template := folder / "chat_template.jinja").touch()
+    (note,) = with_adapter(checkpoint, folder).notes
+    assert mentions(note, f"own chat template --template {template}")
+
+
 def test_the_files_have_pefts_names(folder):
     tensors, values = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
     assert tensors[NAME].shape == (3, SMALL.dim)
