@@ -87,6 +87,9 @@ KERNEL = Kernel(
     waits=True,
     eager=True,
     cached_loads=0,
+    streamed={},
+    moved=0,
+    features=("copy_engine", "dependent_launch"),
 )
 
 
