@@ -24,15 +24,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 from jaxtyping import Array
 
 from llamaspec.pallas_kernels.parts.attention_split import LOWEST
 from llamaspec.pallas_kernels.parts.compat import WARPS, Target, store_in_pieces, tiled_layout
 from llamaspec.pallas_kernels.parts.inline import (
+    address,
     all_words,
     array,
     float32,
@@ -192,8 +191,8 @@ def _load_rows(
         ]
         registers = []
         for octet, row, first in places(lane, head_dim):
-            address = total(starts[octet], arith.extui(int64(), total(times(row, 2 * head_dim), word(2 * first))))
-            registers.append(load_global(address, 4, written=True))
+            place = total(starts[octet], arith.extui(int64(), total(times(row, 2 * head_dim), word(2 * first))))
+            registers.append(load_global(place, 4, written=True))
         return array(registers, shape, np.dtype(jnp.bfloat16), layout)
 
     tile = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=layout)
@@ -206,13 +205,12 @@ def _octet_address(refs: Sequence[Any], lane: Lane, octet: int, size: int, head_
     addresses = []
     for warp in range(WARPS):
         run, row = divmod(KEYS * warp + 8 * octet, size)
-        start = arith.constant(int64(), ir.IntegerAttr.get(int64(), 2 * head_dim * row))
-        addresses.append(total(llvm.ptrtoint(int64(), utils.memref_ptr(refs[run])), start))
-    address = addresses[0]
+        addresses.append(address(refs[run], 2 * head_dim * row))
+    chosen = addresses[0]
     for warp in range(1, WARPS):
         own = arith.cmpi(arith.CmpIPredicate.eq, lane.warp, word(warp))
-        address = arith.select(own, addresses[warp], address)
-    return address
+        chosen = arith.select(own, addresses[warp], chosen)
+    return chosen
 
 
 def _queries(q_ref, target: Target) -> Array:

@@ -214,6 +214,12 @@ def stream(ref: Any, layout: Any, target: Target, *, written: bool = False) -> A
     return inlined(run)(ref)
 
 
+def address(ref: Any, offset: int) -> Any:
+    """Return the address of a ref in global memory, plus `offset` bytes."""
+    start = arith.constant(int64(), ir.IntegerAttr.get(int64(), offset))
+    return arith.addi(llvm.ptrtoint(int64(), utils.memref_ptr(ref)), start)
+
+
 def load_global(address: Any, count: int, *, written: bool) -> list[Any]:
     """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` is as for `stream`."""
     names, width = [f"${i}" for i in range(count)], f".v{count}" if count > 1 else ""
