@@ -9,7 +9,7 @@ Compute capability decides what the hardware can do (CUDA programming guide, tab
     12.x         RTX 50, GB10                   TMA                        none                         starts early
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SHARED = {(8, 0): 164, (8, 7): 164, (9, 0): 228, (10, 0): 228, (10, 3): 228}  # kilobytes per SM; 100 on other cards
 
@@ -69,3 +69,15 @@ CARDS = {
     "gb10": Card((12, 1), 48),
 }
 H200 = CARDS["h200"]
+
+
+def card_of(device: Any) -> Card:
+    """Describe a device of JAX. A CPU counts as an H200, because kernels are compiled and interpreted for one there.
+
+    >>> card_of(object()) == H200
+    True
+    """
+    major, _, minor = getattr(device, "compute_capability", "").partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        return H200
+    return Card((int(major), int(minor)), getattr(device, "core_count", H200.processors))

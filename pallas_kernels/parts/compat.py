@@ -10,13 +10,14 @@ launch, which the interpreter does not have.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from llamaspec.pallas_kernels.parts.card import H200, Card
+from llamaspec.pallas_kernels.parts.card import H200, Card, card_of
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 LANES = 32  # threads in a warp
@@ -72,12 +73,17 @@ class Target:
             plgpu.griddepcontrol_launch_dependents()
 
 
-_target = jax.make_user_context(Target())  # part of jit's cache key
+_target = jax.make_user_context(None)  # part of jit's cache key
 
 
 def current_target() -> Target:
-    """Return the current target for building kernels."""
-    return _target.value
+    """Return the current target for building kernels: by default, the first device of this process."""
+    return _target.value or _first_device()
+
+
+@cache
+def _first_device() -> Target:
+    return Target(card=card_of(jax.local_devices()[0]))
 
 
 def use_target(target: Target) -> AbstractContextManager[None]:
