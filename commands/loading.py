@@ -98,7 +98,8 @@ def open_model(model: str) -> Checkpoint:
 def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
     """Open a model, and print its notes on stderr, as `open_model` does.
 
-    If the model has a tokenizer, adds its eos_token and clears unused rows of the embedding (`of_model.fitted`).
+    If the model has a tokenizer, generation also ends at the tokenizer's eos_token, and unused rows of the embedding
+    become 0 (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
@@ -109,7 +110,7 @@ def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
 def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
     """Open a model and its tokenizer, and print the model's notes on stderr, as `open_model` does.
 
-    Adds the tokenizer's eos_token to the model's, and clears unused rows of the embedding (`of_model.fitted`).
+    Generation also ends at the tokenizer's eos_token, and unused rows of the embedding become 0 (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of

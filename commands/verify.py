@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--loose",
-    metavar="u=DTYPE",
-    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16.",
+    metavar="u=NAME",
+    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16, or "
+    "float32 matrices may be multiplied by tf32x3 or bf16x3.",
 )
 @click.option("--device", help="Device of the candidate's arrays, as the array library calls it: cpu, gpu, cuda:1.")
 @click.option(
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for one call of the candidate, with its compilation.",
+    help="Time limit in seconds for one call of the candidate, including its compilation.",
 )
 @click.option(
     "--shapes", type=COUNT, help="Draw at most N different shapes, since each is compiled.  [default: 64 for jax]"
@@ -368,7 +369,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     from llamaspec.verify.campaign import Campaign
     from llamaspec.verify.catalogue import CONTRACTS
     from llamaspec.verify.draws.domain import choices
-    from llamaspec.verify.loose import dtype_of, dtypes_for
+    from llamaspec.verify.loose import dtypes_for, unit_of
 
     names = (
         *(
@@ -385,7 +386,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         ),
         *("timed", "against"),
     )
-    dtypes, loose = options["dtypes"], options["loose"] and dtype_of(options["loose"])
+    dtypes, loose = options["dtypes"], options["loose"] and unit_of(options["loose"])
     if loose:
         dtypes = dtypes_for(loose, dtypes)
     return Campaign(

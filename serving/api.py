@@ -108,7 +108,7 @@ class Api:
         """Start to answer a chat request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         top = body.top_logprobs
-        if top is not None and not body.logprobs:
+        if top and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
@@ -127,7 +127,8 @@ class Api:
             rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
         names = frozenset(tool.function.name for tool in tools)
-        channels = partial(channels_of, self._prompts.tokenizer, tools=names)
+        rendered = prompt.ids[: len(prompt.ids) - len(prompt.begun)]
+        channels = partial(channels_of, self._prompts.tokenizer, rendered, tools=names)
         answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant, channels=channels)
         usage = _wants_usage(body)
         reader = None

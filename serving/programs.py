@@ -206,7 +206,10 @@ def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
 
 
 class ServingPrograms(NamedTuple):
-    """The compiled programs. Each donates the state: its second argument, or for `set_row` its first."""
+    """The compiled programs. Every program donates the state.
+
+    The state is the second argument of `prefill` and `decode`, and the first argument of `set_row`.
+    """
 
     prefill: Callable[..., tuple[State, Logprobs]]
     decode: Callable[..., tuple[State, Decoded]]
@@ -215,9 +218,9 @@ class ServingPrograms(NamedTuple):
 
 @runtime_checkable
 class Spreads(Protocol):
-    """A function that turns a program for one device into a program for several devices, and likewise its shapes.
+    """A function that adapts a program for one device, and the shapes of its arguments, to several devices.
 
-    It takes and returns a pair: the program, and the shapes of its arguments.
+    It takes the program and the shapes, and returns both.
     """
 
     def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...

@@ -96,7 +96,7 @@ class Job:
 
     @property
     def shares(self) -> bool:
-        """Whether the request uses the prefix cache."""
+        """True if the request uses the prefix cache."""
         return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is open and no end is left to report."""
+        """True if no request is open, and the end of every request has been reported."""
         return not (self.waiting or self.running or self._ended)
 
     def submit(self, number: int, request: Request, now: float) -> None:

@@ -168,10 +168,11 @@ def data() -> Path:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory) -> Path:
-    """Return an empty folder with a name that tells nothing of the test.
+    """Return an empty folder with a name that does not contain the name of the test.
 
-    Messages begin with a file's path. pytest's own folder is named after the test and its case, often the words that
-    the test expects in the message: it would pass without them.
+    Error messages begin with a file's path. pytest's own folder is named after the test and its case, and so often
+    contains the words that the test expects in the message. The test would then pass even if the message itself lacks
+    them.
     """
     return tmp_path_factory.mktemp("case")
 

@@ -1,4 +1,7 @@
-"""Recognizes files and folders that this package cannot read; its errors say what they are and what to do instead."""
+"""Recognizes files and folders that this package cannot read.
+
+The errors say what such a file or folder is, and what to do instead.
+"""
 
 import os
 import re

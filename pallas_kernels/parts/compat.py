@@ -121,9 +121,9 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int | None, lane
     """Make a layout of an array over the registers of a warpgroup, in the canonical form for layout inference.
 
     `tiling` divides the array into tiles, tiles of tiles, and so on. The result has more dimensions. `warps` is the
-    index of the dimension that is distributed over the 4 warps, and `lanes` the indices of those over the 32 lanes of a
-    warp. Indices are negative: they count from the end. With None in place of an index, all warps, or the four lanes of
-    a quad, have the same numbers. The last dimension is the vector in a thread.
+    index of the dimension that is distributed over the 4 warps. `lanes` has the indices of the dimensions that are
+    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. With None in place of an
+    index, all warps, or the four lanes of a quad, have the same numbers. The last dimension is the vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
     of_warps = plgpu.Replicated(WARPS) if warps is None else warps
