@@ -30,7 +30,20 @@ class Device(NamedTuple):
         return self.card.capability[0] in CHOSEN if self.capability else False
 
     @property
+    def kernels(self) -> str:
+        """Say what we know of the kernels on this device.
+
+        >>> Device("gpu", "NVIDIA H200", "9.0").kernels, Device("gpu", "NVIDIA T4", "7.5").kernels
+        ('measured', 'none')
+        """
+        if not self.has_kernels:
+            return "none"
+        measured = self.capability == HOPPER
+        return "measured" if measured else "compiled and verified, speed not measured on this card"
+
+    @property
     def card(self) -> Card:
+        """The device as the kernels see it."""
         return card_of(SimpleNamespace(compute_capability=self.capability or "", core_count=self.processors))
 
     def __str__(self) -> str:

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
+from llamaspec.model.insight.plan import DEVICES
 from llamaspec.pallas_kernels.parts.card import CARDS, Card
-
-GB = 1 << 30
 
 
 class DataSheet(NamedTuple):
@@ -57,18 +56,24 @@ device_description_str: "{self.name}"
 """
 
 
-def _sheet(name: str, card: str, *, threads: int, gigabytes: int, cache: int, clock: float, memory: int) -> DataSheet:
-    """Make a data sheet from gigabytes per second, megabytes of cache, and gigabytes of memory."""
-    return DataSheet(name, CARDS[card], threads, gigabytes * 10**9, cache << 20, clock, memory * GB)
-
-
-SHEETS = {
-    "a100": _sheet("NVIDIA A100 80GB", "a100", threads=2048, gigabytes=2039, cache=40, clock=1.41, memory=80),
-    "rtx-3060": _sheet("RTX 3060", "rtx-3060", threads=1536, gigabytes=360, cache=3, clock=1.78, memory=12),
-    "rtx-4090": _sheet("RTX 4090", "rtx-4090", threads=1536, gigabytes=1008, cache=72, clock=2.52, memory=24),
-    "l4": _sheet("NVIDIA L4", "l4", threads=1536, gigabytes=300, cache=48, clock=2.04, memory=24),
-    "h200": DataSheet("NVIDIA H200", CARDS["h200"], 2048, 4814752000000, 60 << 20, 1.98, 150121545728),
-    "b200": _sheet("NVIDIA B200", "b200", threads=2048, gigabytes=8000, cache=126, clock=1.97, memory=180),
-    "rtx-5090": _sheet("RTX 5090", "rtx-5090", threads=1536, gigabytes=1792, cache=96, clock=2.41, memory=32),
-    "gb10": _sheet("NVIDIA GB10", "gb10", threads=1536, gigabytes=273, cache=24, clock=2.42, memory=128),
+# Threads per SM, megabytes of the second-level cache, and GHz.
+FIGURES = {
+    "a100": (2048, 40, 1.41),
+    "rtx-3060": (1536, 3, 1.78),
+    "rtx-4090": (1536, 72, 2.52),
+    "l4": (1536, 48, 2.04),
+    "h200": (2048, 60, 1.98),
+    "b200": (2048, 126, 1.97),
+    "rtx-5090": (1536, 96, 2.41),
+    "gb10": (1536, 24, 2.42),
 }
+
+
+def _sheet(name: str) -> DataSheet:
+    (threads, cache, clock), device = FIGURES[name], DEVICES[name]
+    return DataSheet(device.name, CARDS[name], threads, int(device.bandwidth), cache << 20, clock, int(device.memory))
+
+
+SHEETS = {name: _sheet(name) for name in CARDS}
+# What JAX reports on an H200.
+SHEETS["h200"] = SHEETS["h200"]._replace(name="NVIDIA H200", bandwidth=4814752000000, memory=150121545728)

@@ -89,7 +89,8 @@ def _by_kernels(config: Config, params: Params, device: Device, *, only: bool, *
         ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
     choice = OpsChoice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
-    if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # other ops never have a kernel
+    expected = (*KERNELS, PROMPT) if device.card.wgmma else KERNELS  # other ops never have a kernel
+    if only and not refused.keys().isdisjoint(expected):
         raise ValueError(f"kernels pallas do not support this whole model ({describe(choice)}): choose auto or xla")
     return choice
 
