@@ -69,11 +69,13 @@ def lacks(case: Case, card: Card) -> str | None:
 
 
 def least_load(case: Case) -> int:
-    """Return the least bits of a load of weights to registers; 0 for a case without weights.
+    """Return the least bits of a load of weights, keys or values to registers; 0 for a case without these.
 
     A thread loads 128 bits of floats, or half as many if its registers hold the sums of more than four vectors. Loads
     of scales may be narrower than loads of codes. A thread loads as many e4m3 floats as numbers of a vector.
     """
+    if case.op.startswith("attention"):
+        return 128
     if case.bits in (16, 32):
         return 128 if len(case.arrays[1]) <= 4 else 64
     return 32 if case.bits else 0
@@ -106,8 +108,8 @@ def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
         yield f"waits for loads in flight: it moves {kernel.moved} registers that the same turn loads"
     least = least_load(case)
     if least and (narrow := sum(count for bits, count in kernel.streamed.items() if bits < least)):
-        yield f"expected loads of weights of {least} bits or more, got {narrow} narrower ones"
-    if least and not card.copy_engine and not kernel.streamed:
+        yield f"expected loads to registers of {least} bits or more, got {narrow} narrower ones"
+    if case.bits and not card.copy_engine and not kernel.streamed:
         yield "expected loads of weights to registers, got none"
     if kernel.hasty:
         yield "requests a copy into shared memory that threads may still be reading"

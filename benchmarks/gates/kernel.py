@@ -18,7 +18,7 @@ _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dy
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
 _FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # instructions that wait for a thread's reads
 _COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # copies to shared memory
-_STREAMED = re.compile(r"LDG\..*?(?:\.(64|128))?\.CONSTANT")  # loads of weights to registers
+_STREAMED = re.compile(r"LDG\.E\.NA\.LTC128B(?:\.(64|128))?\b")  # loads of `inline.load_global`
 _REGISTER = re.compile(r"\bR(\d+)")
 # Opcodes that need a feature of the card (fields of `Card`).
 _FEATURES = {
@@ -52,7 +52,7 @@ class Kernel:
     waits: bool  # whether the kernel waits for the previous kernel (programmatic dependent launch)
     eager: bool  # whether the kernel loads anything before this wait
     cached_loads: int  # loads before this wait that the first-level cache keeps
-    streamed: dict[int, int]  # loads of weights from memory to registers, by their bits
+    streamed: dict[int, int]  # loads of weights, keys or values from memory to registers, by their bits
     moved: int  # moves, in the main loop, of registers that such a load fills in the same turn
     features: tuple[str, ...]  # properties of `Card` that the instructions need
 
@@ -110,11 +110,11 @@ def _read_kernel(path: Path) -> Kernel:
 
 
 def loaded_and_moved(loop: Sequence[sass.Instruction]) -> int:
-    r"""Count the moves of registers that a load of weights fills in the same turn of the loop.
+    r"""Count the moves of registers that `inline.load_global` fills in the same turn of the loop.
 
     Such a move waits for the load. Then nothing is in flight while the next turn computes.
 
-    >>> code = ["/*0000*/ LDG.E.128.CONSTANT R4, [R2.64]", "/*0010*/ FFMA R9, R8, R1, R9", "/*0020*/ MOV R8, R5"]
+    >>> code = ["/*0000*/ LDG.E.NA.LTC128B.128 R4, [R2.64]", "/*0010*/ FFMA R9, R8, R1, R9", "/*0020*/ MOV R8, R5"]
     >>> [loaded_and_moved(sass.read("\n".join(some)).instructions) for some in (code, code[:2])]
     [1, 0]
     """

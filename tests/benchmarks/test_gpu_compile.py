@@ -368,7 +368,7 @@ def test_a_kernel_that_does_other_than_planned_is_named():
         ("rtx-3060", {"waits": True}, "gemv expected no wait previous kernel"),
         ("rtx-5090", {}, "gemv expected a wait previous kernel"),
         ("rtx-3060", {"moved": 3}, "gemv waits for loads in flight moves 3 registers"),
-        ("rtx-3060", {"streamed": {128: 10, 64: 4}}, "gemv loads of weights of 128 bits 4 narrower"),
+        ("rtx-3060", {"streamed": {128: 10, 64: 4}}, "gemv loads to registers of 128 bits 4 narrower"),
         ("rtx-3060", {"streamed": {}}, "gemv loads of weights to registers none"),
         ("rtx-3060", {"unmet": True}, "gemv reads shared memory store another thread barrier"),
         ("rtx-3060", {"hasty": True}, "gemv requests copy shared memory still reading"),
