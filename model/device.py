@@ -44,7 +44,7 @@ class Device(NamedTuple):
     @property
     def card(self) -> Card:
         """The device as the kernels see it."""
-        return card_of(SimpleNamespace(compute_capability=self.capability or "", core_count=self.processors))
+        return card_of(SimpleNamespace(compute_capability=self.capability, core_count=self.processors))
 
     def __str__(self) -> str:
         """

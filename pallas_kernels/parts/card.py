@@ -77,7 +77,7 @@ def card_of(device: Any) -> Card:
     >>> card_of(object()) == H200
     True
     """
-    major, _, minor = getattr(device, "compute_capability", "").partition(".")
+    major, _, minor = (getattr(device, "compute_capability", None) or "").partition(".")
     if not (major.isdigit() and minor.isdigit()):
         return H200
     return Card((int(major), int(minor)), getattr(device, "core_count", H200.processors))
