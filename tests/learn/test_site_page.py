@@ -110,11 +110,13 @@ def test_search_works_from_files_and_by_keyboard_alone(opened):
         page.keyboard.press("x")  # the only key that the theme sees, so results match the whole text
         results = page.locator(".md-search-result__link")
         results.first.wait_for()
-        assert any("reference/softmax.py.html" in results.nth(i).get_attribute("href") for i in range(3))
+        assert any("#online-softmax" in results.nth(i).get_attribute("href") for i in range(3))
         picture(page, "site-search")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
-        page.wait_for_url("**/softmax.py.html*")
+        page.wait_for_url("**/glossary.html*")
+        page.get_by_role("link", name="softmax_online").click()
+        page.wait_for_url("**/softmax.py.html#softmax_online")
         assert "softmax" in page.locator("article h1").inner_text()
 
 
