@@ -49,7 +49,10 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
 
 
 def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Parse a share between 0 and 1, or "2:4", which gives (2, 4). Raises BadParameter for other text."""
+    """Parse the share of weights that pruning keeps, between 0 and 1, or "2:4", which gives (2, 4).
+
+    Raises BadParameter for other text.
+    """
     if value is None or value == "2:4":
         return (2, 4) if value else None
     with suppress(ValueError):
@@ -92,10 +95,10 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     "--prune",
     callback=kept_share,
     metavar="SHARE|2:4",
-    help="Keep the largest weights of each matrix, a share of them such as 0.5 or 2 of every 4, and train them.",
+    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4).",
 )
 @click.option(
-    "--beta", type=POSITIVE, help="With --method preference: count the margin of a pair BETA times.  [default: 0.1]"
+    "--beta", type=POSITIVE, help="With --method preference: multiply the margin of a pair by BETA.  [default: 0.1]"
 )
 @click.option(
     "--teacher", type=MODEL, help="With --method distill: learn from this model.  [default: MODEL with all layers]"
@@ -129,10 +132,16 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(["cosine", "linear", "constant", "wsd"]),
     default="cosine",
     show_default=True,
-    help="Let the learning rate fall to 0 along a cosine, along a line, not at all, or in the last fifth (wsd).",
+    help="Let the learning rate fall to 0 along a cosine or a line, stay constant, or fall to 0 in the last fifth of "
+    "the steps (wsd).",
 )
 @click.option(
-    "--warm-up", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Raise it over N steps first."
+    "--warm-up",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Let the learning rate rise from 0 in the first N steps.",
 )
 @click.option("--decay", type=click.FloatRange(0), default=0.0, show_default=True, help="Set AdamW's weight decay.")
 @click.option("--accumulate", type=COUNT, metavar="N", help="Compute each step in N parts: less memory, same gradient.")
@@ -143,7 +152,13 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     help="Compute in this dtype. What is trained stays in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
 )
 @click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides the order of the examples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Set the seed that decides the order of the examples.",
+)
 @click.option("--eval-every", type=COUNT, default=100, show_default=True, metavar="N", help="Evaluate every N steps.")
 @click.option(
     "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."

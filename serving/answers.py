@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def ended(self) -> bool:
-        """Whether this choice is complete or has failed."""
+        """True if this choice is complete or has failed."""
         return self.finish_reason is not None or self.refusal is not None
 
     def take(self, event: Event) -> None:
@@ -108,7 +108,7 @@ class Answering:
 
     @property
     def open(self) -> bool:
-        """Whether at least one choice is unfinished."""
+        """True if at least one choice is unfinished."""
         return not all(choice.ended for choice in self.choices)
 
     @property

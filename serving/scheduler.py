@@ -96,7 +96,7 @@ class Job:
 
     @property
     def shares(self) -> bool:
-        """Whether the request uses the prefix cache."""
+        """True if the request uses the prefix cache."""
         return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is open and no end is left to report."""
+        """True if no request is open, and the end of every request has been reported."""
         return not (self.waiting or self.running or self._ended)
 
     def submit(self, number: int, request: Request, now: float) -> None:
@@ -301,7 +301,7 @@ class Scheduler:
         self.running[job.number] = job
 
     def _match(self, job: Job) -> list[int]:
-        return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
+        return self.pool.match(job.request.prompt[:-1], job.request.cache_owner) if job.shares else []
 
     def _need(self, job: Job) -> int:
         """Count the pages that a job needs for its known tokens and one burst."""
@@ -353,7 +353,7 @@ class Scheduler:
         if job.shares:
             for i in range(job.computed // size):
                 tokens = job.request.prompt[i * size : (i + 1) * size]
-                self.pool.publish(job.pages[i], before=before, tokens=tokens, tenant=job.request.tenant)
+                self.pool.publish(job.pages[i], before=before, tokens=tokens, owner=job.request.cache_owner)
                 before = job.pages[i]
 
     def _end_what_draws_nothing(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Bool, Float, Integer, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.bounds.summation import NO_SUM, Roundings
 
 Arguments = dict[str, Any]  # arguments by name, in the order of the definition's signature
 
@@ -26,8 +27,7 @@ class Expected(NamedTuple):
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
-    running: Float[np.ndarray, "..."] | float = 0.0  # error that one running float32 sum may add to the alarm
-    terms: Integer[np.ndarray, "..."] | int = 0  # terms of that sum
+    sums: Roundings = NO_SUM  # errors that long float32 sums, one term after the other, may add to the alarm
     rounded: bool = True  # True: once, to the result's dtype; False: the op only copies numbers
 
 
@@ -93,9 +93,10 @@ class Large:
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings, the smallest sizes first.
 
-        A narrowing maps draws to their allowed values. Each narrowing gives one dimension one large size, and gives
-        other draws the values in `beside` and `closer`. But a draw in `only` keeps its values from `only`. If there are
-        more than `most` narrowings, we leave out the smallest sizes of every dimension.
+        A narrowing maps names of drawn variables to their allowed values. Each narrowing gives one dimension one large
+        size, and limits other variables to the values in `beside` and `closer`. But a variable in `only` keeps its
+        values from `only`. If there are more than `most` narrowings, we leave out the smallest sizes of every
+        dimension.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -139,9 +140,9 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def makes(self, names: Iterable[str]) -> bool:
-        """Tell whether draws with these names suffice to make the arguments, and are all in the contract.
+        """Tell whether a draw with exactly these variables suffices to make the arguments.
 
-        A draw may be missing if `arguments` has a default for it.
+        All of them must be in the contract. A variable may be missing if `arguments` has a default for it.
         """
         parameters = inspect.signature(self.arguments).parameters
         optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
@@ -206,6 +207,7 @@ def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray,
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))
     hard, alarm = (
-        bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
+        bound + precision.smallest + (precision.unit * (size + bound) if precision.unit else 0)  # 0 times infinity
+        for bound in (expected.hard, expected.alarm)
     )
     return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic turns a 0-d array into a number

@@ -136,8 +136,8 @@ def join(
 ) -> Float[Array, "batch seq dim"]:
     """Add the output of attention or of the feed-forward layer to the residual stream x.
 
-    `add` computes the output and adds it to the argument of `add`. If the model normalizes or scales the output first,
-    we call `add` with zeros instead of x. In this case, the output is rounded to the dtype of x before we add it to x.
+    `add(r)` computes this output, and returns r plus the output. Usually we return `add(x)`. If the model normalizes or
+    scales the output first, we get the output from `add(0)`, rounded to the dtype of x, and add it to x afterwards.
     """
     if norm is None and config.residual_scale == 1:
         return add(x)

@@ -127,6 +127,12 @@ def test_what_overflows_its_dtype_may_be_infinite():
         assert judge((array([infinite], np.float16),), expected_exactly([0.0], bound=6e4), half).finding is not None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_infinite_bound_allows_any_number(dtype: str):
+    expected = expected_exactly([1.0], bound=np.inf)
+    assert judge((array([2.0], np.float32),), expected, precision(dtype)).finding is None
+
+
 def test_one_rounding_on_the_way_out_is_allowed():
     near = np.asarray([1 + 2**-9], ml_dtypes.bfloat16)
     assert near[0] == 1

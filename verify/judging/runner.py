@@ -101,11 +101,11 @@ def verify(
 
     With `deterministic`, two results for the same inputs with different bits are a fault; otherwise the report only
     mentions them. `shapes` limits the number of different shapes, for candidates that compile once per shape. `only`
-    gives the values that some draws may take.
+    limits some variables of a draw to values.
 
-    Raises ValueError for a draw that the contract does not have, and for a value outside its domain. Raises NoVerdict
-    if no number was compared, or if this machine or this Python lacks something that the candidate needs, such as a
-    library. Raises Unjudged if the judge fails.
+    Raises ValueError for a variable that the contract does not have, and for a value outside the variable's domain.
+    Raises NoVerdict if no number was compared, or if this machine or this Python lacks something that the candidate
+    needs, such as a library. Raises Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
@@ -219,7 +219,7 @@ class _Search:
         self._raise_fault()
 
     def call_with_nothing(self, only: Mapping[str, Sequence[Any]], *, seed: int) -> None:
-        """Judge a draw with a size of 0 for each draw in `large.empty`.
+        """For each size named in `large.empty`, judge one draw in which this size is 0.
 
         Such a draw gives no numbers to compare, so it does not count as an example.
         """

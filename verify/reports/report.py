@@ -45,7 +45,8 @@ def headline(report: Report) -> str:
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
     """Write the lines of a report.
 
-    For a right candidate: the verdict, and the share of the draws if they were narrowed.
+    For a right candidate: the verdict and, if the user limited variables of the draws, the share of values that
+    remained.
 
     For a counterexample, up to eight lines: verdict; draw; inputs, or a legend if there are many numbers; the fault;
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
@@ -105,7 +106,7 @@ def _nearness(report: Report) -> list[str]:
 
 
 def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
-    """Write which share of a contract's draws remains after narrowing.
+    """Write which share of a contract's draws remains if a user limits variables to some values.
 
     >>> coverage({"hidden": (1, 6), "n": (5, 25)})
     "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
@@ -128,9 +129,10 @@ def _convention(contract: Contract, report: Report) -> str:
     blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
     for name in ("hidden", "mask"):
         if blind and draw.get(name, "none") != "none":
-            return f"by convention, this contract expects zeros for a row of only -inf: --set {name}=none leaves it out"
+            expected = "by convention, this contract expects zeros for a row of only -inf"
+            return f"{expected}: --set {name}=none leaves out such rows"
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
-        return "the inputs hold NaN where a kernel must not read: --set padding=0 leaves it out"
+        return "the inputs hold NaN where a kernel must not read: --set padding=0 writes 0 there instead"
     return ""
 
 
@@ -168,7 +170,7 @@ def _value_text(value: Any) -> str:
 
 
 def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
-    """List name, value and meaning of each draw."""
+    """List name, value and meaning of each variable of a draw."""
 
     def meaning(name: str, value: Any) -> str:
         if isinstance(value, Values):
