@@ -1,6 +1,7 @@
 """Links of documents to lines of source files: `[softmax](../reference/softmax.py#L24)`.
 
-The text of such a link is the name that the line defines, or a part of the line. `renumbered` finds the line.
+The text of such a link is the name that the line defines, or a part of the line, so the line is found again when it has
+moved: the site always has the right number, and `python -m llamaspec.learn.site lines` corrects the documents.
 """
 
 import ast

@@ -122,7 +122,7 @@ def _write(root: Path, path: str, out: Path) -> list[str]:
     if file.is_dir():
         text = _listing(root, path, linked)
     elif path.endswith((".md", ".ipynb")):
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8") if path.endswith(".ipynb") else line_links.renumbered(file, root)
         text = _redirected(_notebook(text) if path.endswith(".ipynb") else text, root, path, linked)
         text = _front_matter(path) + text
     elif path.startswith("reference/"):
