@@ -202,12 +202,14 @@ quantize_option = click.option(
     type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme while loading.  [default: keep them as stored]",
 )
-devices_option = click.option(
-    "--devices",
-    type=COUNT,
-    metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
-    "devices]",
+devices_option, devices_of_processes_option = (
+    click.option(
+        "--devices",
+        type=COUNT,
+        metavar="N",
+        help=f"Run the model on N devices, or on N virtual devices of a CPU.  [default: {default}]",
+    )
+    for default in ("1", "1; with --processes, all their devices")
 )
 parallel_option = click.option(
     "--parallel",
@@ -258,7 +260,7 @@ _backend = click.option(
     help="Run compiled JAX, or the float64 NumPy reference.",
 )
 running_options = combined(
-    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
+    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_of_processes_option, parallel_option
 )
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 

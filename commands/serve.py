@@ -65,7 +65,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Require this key; may be repeated. In the variable LLAMASPEC_API_KEY, the key is not in the process list.",
+    help="Require this key; may be repeated. To keep the key out of the process list, set LLAMASPEC_API_KEY instead.",
 )
 @click.option("--no-api-key", is_flag=True, help="Let other machines connect without a key.")
 @click.option(
