@@ -179,7 +179,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
 
     For --method preference, a line is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of
     messages. For --method reward, it is {"prompt": ..., "answer": "..."}, and only this exact answer gets a
-    reward. With --lora, DIR gets an adapter in PEFT's format. Without, DIR/model gets a whole model.
+    reward. With --lora, DIR gets an adapter in PEFT's format, otherwise DIR/model gets a whole model.
 
     \b
     llamaspec tune stories --data chat.jsonl --show 3
