@@ -361,11 +361,12 @@ class Site:
         return in_json(await self.api.detokenize(await self._body(request, DetokenizeRequest)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        return in_json({"object": "list", "data": [self.api.model]})
+        return in_json({"object": "list", "data": [*self.api.models.values()]})
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
-        self.api.check_model(request.path.removeprefix(MODELS))
-        return in_json(self.api.model)
+        name = request.path.removeprefix(MODELS)
+        self.api.check_model(name)
+        return in_json(self.api.models[name])
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:
