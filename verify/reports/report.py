@@ -141,11 +141,15 @@ def _large(contract: Contract, report: Report) -> str:
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}
-    for name, sizes in contract.large.sizes.items():
+    for name in {**contract.large.sizes, **contract.large.widest}:
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
-        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
+        if (
+            value in (*contract.large.sizes.get(name, ()), contract.large.widest.get(name))
+            and isinstance(value, int)
+            and value > usual.get(name, value)
+        ):
             return f"a large draw: earlier draws, with {name} up to {usual[name]:,}, were right"
     return ""
 
