@@ -76,7 +76,7 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
     callback=lambda _context, _option, stated: named_values(stated),
     help="Set a variable of the chat template, such as enable_thinking=false. May be repeated.",
 )
-@click.option("--thoughts", is_flag=True, help="Show the reasoning of gpt-oss on stderr.")
+@click.option("--thoughts", is_flag=True, help="Show the model's reasoning on stderr.")
 @generation_options(512)
 @click.pass_obj
 def chat(

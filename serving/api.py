@@ -50,7 +50,7 @@ class Answer:
 
 
 class Api:
-    """The endpoints of one model."""
+    """The endpoints of one model and its adapters."""
 
     def __init__(
         self,
@@ -61,15 +61,19 @@ class Api:
         *,
         fingerprint: str,
         request_seconds: float,
+        adapters: Sequence[str] = (),
         sampling: SamplingOptions | None = None,
     ):
         """Serve `engine`. `fingerprint` identifies the weights and programs that produce the texts.
+
+        `adapters` are the names of the engine's adapters. Clients request them as if they were models.
 
         A request expires after `request_seconds`, or earlier if it sets `max_seconds`. `sampling` has the defaults for
         the fields that choose the next token; None means OpenAI's defaults.
         """
         self.engine = engine
         self.model = model
+        self._adapters = tuple(adapters)
         self.metrics = metrics
         self.draining = False  # whether the server is shutting down
         self._prompts = prompts
@@ -81,6 +85,13 @@ class Api:
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """The model and its adapters, by the names under which clients request them."""
+        model = self.model
+        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
+        return {model.id: model} | {name: ModelCard(name, **about) for name in self._adapters}
 
     def close(self) -> None:
         """Stop the threads that encode prompts and the processes that render templates."""
@@ -101,14 +112,14 @@ class Api:
         about = {"tenant": tenant, "echo": bool(body.echo), "shows_end": logprobs is not None}
         answering = self._answering(body, prompts, most, logprobs, rules, **about)
         usage = _wants_usage(body)
-        form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
+        form = CompletionForm(self._head("cmpl", body), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
         """Start to answer a chat request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         top = body.top_logprobs
-        if top is not None and not body.logprobs:
+        if top and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
@@ -127,13 +138,14 @@ class Api:
             rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
         names = frozenset(tool.function.name for tool in tools)
-        channels = partial(channels_of, self._prompts.tokenizer, tools=names)
+        rendered = prompt.ids[: len(prompt.ids) - len(prompt.begun)]
+        channels = partial(channels_of, self._prompts.tokenizer, rendered, tools=names)
         answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant, channels=channels)
         usage = _wants_usage(body)
         reader = None
         if prompt.calls and not prompt.calls.on_channel:
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
-        head, logs = self._head("chatcmpl"), bool(body.logprobs)
+        head, logs = self._head("chatcmpl", body), bool(body.logprobs)
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
 
@@ -172,9 +184,9 @@ class Api:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal if a request names a model that this server does not have."""
-        if name not in (None, self.model.id):
-            message = f"no model named {name[:100]}: this server has {self.model.id}"
+        """Raise Refusal if a request names a model or adapter that this server does not have."""
+        if name is not None and name not in self.models:
+            message = f"no model named {name[:100]}: this server has {', '.join(self.models)}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
     async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
@@ -303,6 +315,7 @@ class Api:
                     prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
+                    adapter="" if body.model in (None, self.model.id) else body.model,
                     deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
                     **options,
                 )
@@ -322,9 +335,9 @@ class Api:
             biases[int(token)] = bias
         return biases
 
-    def _head(self, prefix: str) -> Head:
+    def _head(self, prefix: str, body: SampledRequest) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
-        return Head(name, int(time.time()), self.model.id, self._fingerprint)
+        return Head(name, int(time.time()), body.model or self.model.id, self._fingerprint)
 
 
 def _stop_texts(body: SampledRequest) -> list[str]:

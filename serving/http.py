@@ -45,7 +45,8 @@ CONTENT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-A_MODEL = "/v1/models/"  # followed by the model's name
+MODELS = "/v1/models/"  # followed by a model's name
+A_MODEL = "/v1/models/{model}"  # the route of all these paths
 OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/v1/responses": "/v1/chat/completions",
     "/v1/messages": "/v1/chat/completions",
@@ -180,7 +181,7 @@ class Site:
         host = request.headers.get("Host", "").lower()
         if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
             raise Refusal(
-                "Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
+                f"Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
                 status=403,
                 code="wrong_host",
             )
@@ -360,11 +361,12 @@ class Site:
         return in_json(await self.api.detokenize(await self._body(request, DetokenizeRequest)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        return in_json({"object": "list", "data": [self.api.model]})
+        return in_json({"object": "list", "data": [*self.api.models.values()]})
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
-        self.api.check_model(request.path.removeprefix(A_MODEL))
-        return in_json(self.api.model)
+        name = request.path.removeprefix(MODELS)
+        self.api.check_model(name)
+        return in_json(self.api.models[name])
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:
@@ -380,17 +382,18 @@ def hint_of(path: str, routes: Iterable[str]) -> str:
     for candidate in (plain, f"/v1{plain}", *(plain[at.start() :] for at in re.finditer("/", plain))):
         if candidate.lower() in exact:
             return f": use {candidate.lower()}"
-        if candidate.startswith(A_MODEL) and candidate != A_MODEL:
+        if candidate.startswith(MODELS) and candidate != MODELS:
             return f": use {candidate[:100]}"
-    if plain.lower() in OTHER_APIS:
-        return f": this server does not have that API; use {OTHER_APIS[plain.lower()]}"
     near = get_close_matches(plain[:100].lower(), exact, n=1, cutoff=0.85)
-    return f": do you mean {near[0]}?" if near else ""
+    if near and plain.lower() not in OTHER_APIS:
+        return f": do you mean {near[0]}?"
+    api = next((api for api in OTHER_APIS if f"{plain.lower()}/".startswith(f"{api}/")), None)
+    return f": this server does not have that API; use {OTHER_APIS[api]}" if api else ""
 
 
 def _route(path: str) -> str:
     """Map a path to its route. The paths of all models share one route."""
-    return A_MODEL if path.startswith(A_MODEL) else path
+    return A_MODEL if path.startswith(MODELS) and path != MODELS else path
 
 
 def _name_of(host: str) -> str | None:

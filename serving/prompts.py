@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from llamaspec.model.chat.channels import CHANNEL, MESSAGE, channels_of
+from llamaspec.model.chat.channels import CHANNEL, END_OF_THOUGHTS, MESSAGE, has_harmony, is_thinking
 from llamaspec.model.chat.chat import LONGEST_TOKEN
 from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import (
@@ -87,7 +87,7 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
-        self._has_channels = channels_of(tokenizer) is not None
+        self._has_channels = has_harmony(tokenizer)
         self._call_form: CallForm | None = None  # None until it is needed
         self._two_calls: dict[
             bool, bool
@@ -123,7 +123,7 @@ class Prompts:
         """Render a conversation up to the assistant's answer, and append `begun`, the first ids of the answer.
 
         The answer may call `tools`. If `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
-        restricts the answer, so a model with channels must not write its reasoning. `options` are more variables of the
+        restricts the answer, so a model that reasons must not write its reasoning. `options` are more variables of the
         template. Raises Refusal if the model has no template, or if the template refuses the conversation or does not
         support tools or an option.
         """
@@ -141,6 +141,8 @@ class Prompts:
         ids = self._checked(self._special.encode(text), "messages")
         begun = self._checked(begun, "answer_ids")
         beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
+        if (forced or formatted) and is_thinking(self.tokenizer, ids):  # the grammar does not allow reasoning
+            beginning = f"\n{END_OF_THOUGHTS}\n\n{beginning}"
         if beginning and not begun:
             begun = tuple(self._special.encode(beginning, after=text))
             text += beginning

@@ -255,6 +255,7 @@ def make_site(
     template: str | None = None,
     tokenizer: Tokenizer = TOKENIZER,
     sampling: SamplingOptions | None = None,
+    adapters: Sequence[str] = (),
 ) -> Site:
     """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None.
 
@@ -266,7 +267,7 @@ def make_site(
     model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
-    api = Api(engine, prompts, model, Metrics(engine), **about, sampling=sampling)
+    api = Api(engine, prompts, model, Metrics(engine), **about, adapters=adapters, sampling=sampling)
     return Site(api, limits=limits, access=access or Access())
 
 
