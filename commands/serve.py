@@ -244,6 +244,7 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
@@ -271,6 +272,7 @@ def _site(
         fingerprint=_fingerprint(name, options, tokenizer, template, sampling),
         request_seconds=limits.request_seconds,
         sampling=sampling,
+        pooling=read_pooling(place_of(model)),
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:

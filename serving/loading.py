@@ -124,4 +124,6 @@ def load_engine(
     with shortage_named(f"a KV cache of {tokens} tokens"):
         state = spread.empty_state(sizes) if spread else None
         executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state)
-    return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops, step_seconds=step_seconds)
+    return BatchingEngine(
+        executor, limits, vocab=config.vocab, dim=config.dim, eos=checkpoint.stops, step_seconds=step_seconds
+    )
