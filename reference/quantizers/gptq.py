@@ -42,7 +42,7 @@ DAMP = 0.01  # as in the paper
 
 
 class PackedTensors(NamedTuple):
-    """The tensors of a checkpoint."""
+    """The tensors of a quantized matrix in a GPTQ checkpoint."""
 
     qweight: Int32[np.ndarray, "words rows"]
     qzeros: Int32[np.ndarray, "groups words_of_rows"]

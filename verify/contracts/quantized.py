@@ -1,4 +1,4 @@
-"""Quantized weights: rounding them, packing them, and multiplying by them; each scheme by its name.
+"""Quantized weights: rounding them, packing them, and multiplying by them, in every scheme.
 
 A code must be exact, with one exception. A weight may be so close to the middle between two levels that the rounding of
 a scale, or of a quotient, decides which level is nearer; then both codes are right. We compare a product with the
