@@ -3,6 +3,7 @@
 import base64
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def site():
         yield site
 
 
-def vectors(site, body) -> list[list[float]]:
+def vectors(site, body) -> list[Any]:
     reply = site.ask(PATH, body)
     assert reply.status == 200, reply.body
     assert [entry["index"] for entry in reply.json["data"]] == [*range(len(reply.json["data"]))]

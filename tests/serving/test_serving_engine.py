@@ -2,6 +2,7 @@
 
 import threading
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from llamaspec.serving.engine import FAILED, NO_RULE, NOT_NUMBERS, BatchingEngin
 from llamaspec.serving.executor import PlanResult, Reports
 from llamaspec.serving.programs import Pooled
 from llamaspec.serving.request import (
+    Embedding,
     Engine,
     Event,
     Finished,
@@ -63,7 +65,7 @@ class Fake:
             prompt = report(plan.chunk.tokens)
         pooled = None
         if plan.chunk and requests[plan.chunk.number].embeds:
-            states = np.array([[token, 1.0 if token < 8 else np.nan] for token in plan.chunk.tokens])
+            states: Any = np.array([[token, 1.0 if token < 8 else np.nan] for token in plan.chunk.tokens])
             pooled = Pooled(states[-1], states.sum(axis=0))
         return PlanResult(draws, reports, prompt, pooled)
 
@@ -194,6 +196,7 @@ def test_an_embedding_covers_all_chunks_of_its_prompt(engine):
     for prompt, client in zip(prompts, clients, strict=True):
         assert client.wait()[:3] == ("length", len(prompt), 0)
         embedding, _ = client.events
+        assert isinstance(embedding, Embedding)
         assert embedding.last.tolist() == [prompt[-1], 1]
         assert embedding.mean.tolist() == [np.float32(np.mean(prompt)), 1]
     broken = Client()

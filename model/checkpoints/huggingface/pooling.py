@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints.strict_json import read_object
 
 DEFAULT = "last"
 PREFIX = "pooling_mode_"
-NAMES = {"lasttoken": "last", "mean_tokens": "mean"}  # ends of the names of the switches, and our names
+NAMES: dict[str, str] = {"lasttoken": "last", "mean_tokens": "mean"}  # ends of the names of the switches, and our names
 
 
 def read_pooling(model: Path) -> str:
@@ -22,5 +22,5 @@ def read_pooling(model: Path) -> str:
     with os_errors(path):
         if not path.exists():
             return DEFAULT
-    names = [name.removeprefix(PREFIX) for name, on in read_object(path).items() if name.startswith(PREFIX) and on]
+    names = [str(name).removeprefix(PREFIX) for name, on in read_object(path).items() if name.startswith(PREFIX) and on]
     return " and ".join(NAMES.get(name, name) for name in names) or DEFAULT
