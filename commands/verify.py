@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.loading import cache_folder
-from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
+from llamaspec.commands.options import (
+    COUNT,
+    POSITIVE,
+    Verb,
+    adapter_option,
+    devices_option,
+    json_option,
+    parallel_option,
+)
 from llamaspec.commands.output import write, write_json, write_rows
 from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
@@ -119,6 +127,7 @@ if TYPE_CHECKING:
 @click.option("--github", is_flag=True, help="Write violations as GitHub Actions annotations to stderr.")
 @click.option("--model", metavar="MODEL", help="Check a whole model instead, and print the first wrong op.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: run this implementation of the ops.")
+@adapter_option
 @devices_option
 @parallel_option
 @click.option(
@@ -162,6 +171,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         raise click.UsageError("--against and --at need --time")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices needs --model")
+    if options["adapter"] and not options["model"]:
+        raise click.UsageError("--adapter needs --model")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:

@@ -55,7 +55,7 @@ class Answer:
 
 
 class Api:
-    """The endpoints of one model."""
+    """The endpoints of one model and its adapters."""
 
     def __init__(
         self,
@@ -66,16 +66,20 @@ class Api:
         *,
         fingerprint: str,
         request_seconds: float,
+        adapters: Sequence[str] = (),
         sampling: SamplingOptions | None = None,
         pooling: str = "last",
     ):
         """Serve `engine`. `fingerprint` identifies the weights and programs that produce the texts.
+
+        `adapters` are the names of the engine's adapters. Clients request them as if they were models.
 
         A request expires after `request_seconds`, or earlier if it sets `max_seconds`. `sampling` has the defaults for
         the fields that choose the next token; None means OpenAI's defaults. `pooling` is the default for embeddings.
         """
         self.engine = engine
         self.model = model
+        self._adapters = tuple(adapters)
         self.metrics = metrics
         self.draining = False  # whether the server is shutting down
         self._prompts = prompts
@@ -88,6 +92,13 @@ class Api:
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """The model and its adapters, by the names under which clients request them."""
+        model = self.model
+        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
+        return {model.id: model} | {name: ModelCard(name, **about) for name in self._adapters}
 
     def close(self) -> None:
         """Stop the threads that encode prompts and the processes that render templates."""
@@ -108,7 +119,7 @@ class Api:
         about = {"tenant": tenant, "echo": bool(body.echo), "shows_end": logprobs is not None}
         answering = self._answering(body, prompts, most, logprobs, rules, **about)
         usage = _wants_usage(body)
-        form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
+        form = CompletionForm(self._head("cmpl", body), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
@@ -141,11 +152,11 @@ class Api:
         reader = None
         if prompt.calls and not prompt.calls.on_channel:
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
-        head, logs = self._head("chatcmpl"), bool(body.logprobs)
+        head, logs = self._head("chatcmpl", body), bool(body.logprobs)
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
 
-    async def embed(self, body: EmbeddingRequest, *, tenant: str) -> bytes:
+    async def embed(self, body: EmbeddingRequest) -> bytes:
         """Compute embeddings, and return the answer as JSON. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         dim, pooling = self.engine.dim, body.pooling or self._pooling
@@ -161,11 +172,11 @@ class Api:
             if not prompt.ids:
                 raise Refusal("input: expected at least one token, got an empty input", param="input")
             deadline = min(body.max_seconds or self._request_seconds, self._request_seconds)
-            about = {"priority": body.priority or 0, "deadline": deadline, "tenant": f"{tenant}/"}
+            about = {"priority": body.priority or 0, "deadline": deadline, "adapter": self._adapter_of(body)}
             requests.append(Request(tuple(prompt.ids), 0, embeds=True, **about))
         embeddings = await embedded(self.engine, prompts, requests, self.metrics)
         tokens = sum(len(prompt.ids) for prompt in prompts)
-        about = {"model": self.model.id, "tokens": tokens, "pooling": pooling}
+        about = {"model": body.model or self.model.id, "tokens": tokens, "pooling": pooling}
         return await self._in_thread(partial(_embeddings_in_json, body, embeddings, **about))
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
@@ -203,9 +214,9 @@ class Api:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal if a request names a model that this server does not have."""
-        if name not in (None, self.model.id):
-            message = f"no model named {name[:100]}: this server has {self.model.id}"
+        """Raise Refusal if a request names a model or adapter that this server does not have."""
+        if name is not None and name not in self.models:
+            message = f"no model named {name[:100]}: this server has {', '.join(self.models)}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
     async def _prompts_of(
@@ -340,6 +351,7 @@ class Api:
                     prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
+                    adapter=self._adapter_of(body),
                     deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
                     **options,
                 )
@@ -347,6 +359,10 @@ class Api:
             ]
         except ValueError as error:
             raise _out_of_range(str(error)) from None
+
+    def _adapter_of(self, body: SampledRequest | EmbeddingRequest) -> str:
+        """Return the name of the adapter that a request asks for, or "" for the model without an adapter."""
+        return "" if body.model in (None, self.model.id) else body.model
 
     def _biases(self, by_token: dict[str, float]) -> dict[int, float]:
         biases = {}
@@ -359,9 +375,9 @@ class Api:
             biases[int(token)] = bias
         return biases
 
-    def _head(self, prefix: str) -> Head:
+    def _head(self, prefix: str, body: SampledRequest) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
-        return Head(name, int(time.time()), self.model.id, self._fingerprint)
+        return Head(name, int(time.time()), body.model or self.model.id, self._fingerprint)
 
 
 def _embeddings_in_json(body: EmbeddingRequest, embeddings: Sequence[Embedding], **about: Any) -> bytes:

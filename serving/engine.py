@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -64,15 +64,18 @@ class BatchingEngine:
         vocab: int,
         dim: int,
         eos: frozenset[int],
+        adapters: Collection[str] = (),
         step_seconds: float = STEP_SECONDS,
     ):
-        """Start the thread. `vocab`, `dim` and `eos` describe the executor's model.
+        """Start the thread. `vocab`, `dim` and `eos` describe the executor's model, and `adapters` are the names of its
+        adapters.
 
         If a step takes more than `step_seconds`, we assume that the device hangs, and the engine fails.
         """
         self.context, self.vocab, self.dim = limits.context, vocab, dim
         self.failed: BaseException | None = None
         self._executor, self._limits, self._eos = executor, limits, eos
+        self._adapters = frozenset(adapters)
         self._scheduler = Scheduler(limits)
         self._open: dict[int, Open] = {}
         self._submitted = 0
@@ -97,6 +100,8 @@ class BatchingEngine:
                 f"stop_token_ids: expected at most {MOST_STOPS} ids including the model's own, got "
                 f"{len(ending_ids(request, self._eos))}"
             )
+        if request.adapter and request.adapter not in self._adapters:
+            raise ValueError(f"adapter: the engine has no adapter named {request.adapter}")
         with self._changed:
             if not self._accepts:
                 raise QueueFull(

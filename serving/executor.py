@@ -1,6 +1,7 @@
 """Runs plans on a device: turns a plan into arrays, runs two compiled programs, and reads the tokens that they drew."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -68,14 +69,20 @@ class JaxExecutor:
         sizes: ProgramSizes,
         eos: frozenset[int],
         state: State | None = None,
+        adapters: Mapping[str, int] = MappingProxyType({}),
     ):
         """Run `programs`, compiled for `sizes`, with `params`. `eos` are the ids with which the model ends a text.
 
-        `state` is an empty state that is already on several devices. None makes an empty state on the default device.
+        `adapters` maps the name of each adapter to its rank, in the order in which they are joined. `state` is an empty
+        state that is already on several devices. None makes an empty state on the default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
         self._state = empty_state(config, sizes) if state is None else state
+        self._adapters: dict[str, slice] = {}  # the ranks of each adapter
+        end = 0
+        for name, rank in adapters.items():
+            self._adapters[name] = slice(end, end := end + rank)
         self._set: set[int] = set()  # rows with penalties or a mask set on the device
 
     def run(
@@ -114,12 +121,19 @@ class JaxExecutor:
         most = request.prompt_logprobs
         self._state, (logprobs, pooled) = self._programs.prefill(
             *(self._params, self._state, tokens[None], np.array([chunk.start], np.int32), np.array([count], np.int32)),
-            *(table, targets, np.bool_(most is not None), np.bool_(request.embeds)),
+            *(table, targets, np.bool_(most is not None), np.bool_(request.embeds), self._ranks(request)[None]),
         )
         reports = None
         if most is not None:
             reports = _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
         return reports, jax.tree.map(np.asarray, pooled) if request.embeds else None
+
+    def _ranks(self, request: Request) -> Bool[np.ndarray, " rank"]:
+        """Return which of the joined adapters' ranks a request uses: only the ranks of its own adapter."""
+        ranks = np.zeros(self._sizes.rank, bool)
+        if request.adapter:
+            ranks[self._adapters[request.adapter]] = True
+        return ranks
 
     def _mask(
         self, row: RowPlan, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
@@ -161,6 +175,7 @@ class JaxExecutor:
         fed, keys = np.zeros((width, burst), np.int32), np.zeros((width, 2), np.uint32)
         presence, frequency = (np.zeros((width, 1), np.float32) for _ in range(2))
         stops = np.full((width, MOST_STOPS), -1, np.int32)
+        adapters = np.zeros((width, self._sizes.rank), bool)
         for row in rows:
             request, at = requests[row.number], row.row
             table[at, : len(row.pages)] = row.pages
@@ -174,8 +189,9 @@ class JaxExecutor:
             presence[at], frequency[at] = request.presence_penalty, request.frequency_penalty
             ends = ending_ids(request, self._eos)
             stops[at, : len(ends)] = ends
+            adapters[at] = self._ranks(request)
         reports = np.bool_(any(requests[row.number].logprobs is not None for row in rows))
-        arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports)
+        arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports, adapters)
         return DecodeArguments(*arrays)
 
     def _draws(self, row: RowPlan, request: Request, drawn: Decoded) -> Draws:

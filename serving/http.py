@@ -273,7 +273,7 @@ class Site:
 
     async def _embed(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await self._body(request, EmbeddingRequest)
-        return in_json(msgspec.Raw(await self.api.embed(body, tenant=self._tenant(request))))
+        return in_json(msgspec.Raw(await self.api.embed(body)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Answer with generated texts, complete or streamed. After an error, cancels the requests that still run."""
@@ -372,11 +372,12 @@ class Site:
         return in_json(await self.api.detokenize(await self._body(request, DetokenizeRequest)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        return in_json({"object": "list", "data": [self.api.model]})
+        return in_json({"object": "list", "data": [*self.api.models.values()]})
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
-        self.api.check_model(request.path.removeprefix(MODELS))
-        return in_json(self.api.model)
+        name = request.path.removeprefix(MODELS)
+        self.api.check_model(name)
+        return in_json(self.api.models[name])
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:

@@ -190,4 +190,5 @@ class ModelCard(Struct):
     created: int
     owned_by: str
     context: int  # an extension: the largest number of tokens of a prompt and its answer together
+    parent: str | UnsetType = UNSET  # an extension: for an adapter, the id of the model that it changes
     object: Literal["model"] = "model"

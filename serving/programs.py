@@ -22,6 +22,7 @@ from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import untuned_options
 from llamaspec.model.sampling import Sampling, as_arrays, penalize, sample_by_row
+from llamaspec.model.weights.adapted import with_chosen
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
@@ -37,6 +38,7 @@ class ProgramSizes(NamedTuple):
     page: int  # tokens per page
     blocks: int  # largest number of pages per request
     cache_dtype: np.dtype
+    rank: int = 0  # of all adapters together
 
 
 class State(NamedTuple):
@@ -62,6 +64,7 @@ class DecodeArguments(NamedTuple):
     frequency: Float[Array, "rows 1"]
     stops: Int[Array, "rows stops"]
     reports: Bool[Array, ""]  # whether any row wants log-probabilities
+    adapters: Bool[Array, "rows rank"]  # the ranks of each row's adapter
 
 
 class Logprobs(NamedTuple):
@@ -110,6 +113,7 @@ def prefill(
     targets: Int[Array, " chunk"],
     reports: Bool[Array, ""],
     embeds: Bool[Array, ""],
+    adapter: Bool[Array, "1 rank"],
     *,
     config: Config,
     ops: Ops,
@@ -117,8 +121,9 @@ def prefill(
     """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
     If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`. If `embeds`
-    is set, also pools the hidden states of the chunk.
+    is set, also pools the hidden states of the chunk. `adapter` has the ranks of the request's adapter.
     """
+    params = with_chosen(params, adapter)
     layers = [LayerPages(k, v, table) for k, v in state.pages]
     x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
 
@@ -149,6 +154,7 @@ def decode(
     A row ends early if it draws one of its stop tokens, or if its logits are NaN. For NaN, the result has the number
     `vocab` in place of a token id. The loop ends once every row has ended.
     """
+    params = with_chosen(params, rows.adapters)
     width, burst = rows.fed.shape
     ids = jnp.arange(width)
 
@@ -271,7 +277,8 @@ def compile_serving(
         return jax.jit(run, donate_argnums=donated).lower(*shapes).compile(options)
 
     number = _shape(1)
-    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag, flag)
+    adapter = _shape(1, sizes.rank, dtype=np.bool_)
+    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag, flag, adapter)
     fixed: dict[str, Any] = {"donated": 1, "config": config, "ops": ops}
     return ServingPrograms(
         compiled(prefill, params, state, *prompt, **fixed),
@@ -298,6 +305,7 @@ def rows_shapes(sizes: ProgramSizes) -> DecodeArguments:
         frequency=_shape(*column, dtype=real),
         stops=_shape(width, MOST_STOPS),
         reports=_shape(dtype=np.bool_),
+        adapters=_shape(width, sizes.rank, dtype=np.bool_),
     )
     return rows
 

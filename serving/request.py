@@ -55,8 +55,14 @@ class Request(SamplingOptions):
     embeds: bool = False  # whether to compute the prompt's embedding; such a request draws no tokens
     priority: int = 0  # requests with a smaller number run earlier
     tenant: str = ""  # requests share cached prompts only within one tenant
+    adapter: str = ""  # the name of the adapter with which the model answers; empty: the model without an adapter
     deadline: float | None = None  # the request expires this many seconds after `submit`
     allowed: Allowed | None = None
+
+    @property
+    def cache_owner(self) -> tuple[str, str]:
+        """The tenant and the adapter: the keys and values of a prompt depend on the adapter."""
+        return self.tenant, self.adapter
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,7 +194,8 @@ class Engine(Protocol):
 
         `deliver` must return quickly, and must not raise an exception.
 
-        Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary or for too many stop ids.
+        Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary, for too many stop ids, or for
+        an unknown adapter.
         """
         ...
 

@@ -307,7 +307,7 @@ class Scheduler:
         self.running[job.number] = job
 
     def _match(self, job: Job) -> list[int]:
-        return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
+        return self.pool.match(job.request.prompt[:-1], job.request.cache_owner) if job.shares else []
 
     def _need(self, job: Job) -> int:
         """Count the pages that a job needs for its known tokens and one burst."""
@@ -359,7 +359,7 @@ class Scheduler:
         if job.shares:
             for i in range(job.computed // size):
                 tokens = job.request.prompt[i * size : (i + 1) * size]
-                self.pool.publish(job.pages[i], before=before, tokens=tokens, tenant=job.request.tenant)
+                self.pool.publish(job.pages[i], before=before, tokens=tokens, owner=job.request.cache_owner)
                 before = job.pages[i]
 
     def _end_what_draws_nothing(self) -> None:

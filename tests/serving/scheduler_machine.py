@@ -44,7 +44,7 @@ class Watched:
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler, self.limits = scheduler, scheduler.limits
-        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # by place: tenant, then (token, program) so far
+        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # by place: owner, then (token, program) so far
         self.requests: dict[int, Request] = {}
         self.texts: dict[int, list[int]] = {}
         self.came: dict[int, int] = {}  # plan
@@ -179,7 +179,7 @@ class Watched:
             assert page not in self.scheduler.pool.nodes, "a page is written that can be found"
             if program == PREFILL:
                 self.read[number].add(at)
-            history = (request.tenant, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
+            history = (request.cache_owner, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
             self.memory[page, at % size] = history
             for before in range(at + 1):
                 place = pages[before // size], before % size
@@ -265,13 +265,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         priority=st.integers(BEST, 1),
         tenant=st.sampled_from(["", "b"]),
+        adapter=st.sampled_from(["", "b"]),
         seed=st.integers(0, 1),
         deadline=st.none() | st.sampled_from([1.0, 5.0, 30.0]),
         masked=st.sampled_from([False, False, True]),
         reads_all=st.sampled_from([False, False, True]),
         embeds=st.sampled_from([False, False, False, True]),
     )
-    def submit(self, prompt, max_tokens, priority, tenant, seed, deadline, masked, reads_all, embeds):
+    def submit(self, prompt, max_tokens, priority, tenant, adapter, seed, deadline, masked, reads_all, embeds):
         self.watched.submit(
             Request(
                 tuple(prompt),
@@ -279,6 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 seed=seed,
                 priority=priority,
                 tenant=tenant,
+                adapter=adapter,
                 deadline=deadline,
                 allowed=(lambda drawn: np.ones(9, bool)) if masked else None,
                 prompt_logprobs=0 if reads_all and not embeds else None,

@@ -267,6 +267,7 @@ def make_site(
     tokenizer: Tokenizer = TOKENIZER,
     sampling: SamplingOptions | None = None,
     pooling: str = "last",
+    adapters: Sequence[str] = (),
 ) -> Site:
     """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None.
 
@@ -278,7 +279,7 @@ def make_site(
     model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
-    api = Api(engine, prompts, model, Metrics(engine), **about, sampling=sampling, pooling=pooling)
+    api = Api(engine, prompts, model, Metrics(engine), **about, adapters=adapters, sampling=sampling, pooling=pooling)
     return Site(api, limits=limits, access=access or Access())
 
 
