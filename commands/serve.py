@@ -81,7 +81,7 @@ def named_folders(context: click.Context, option: click.Parameter, values: tuple
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Require this key; may be repeated. In the variable LLAMASPEC_API_KEY, the key is not in the process list.",
+    help="Require this key; may be repeated. To keep the key out of the process list, set LLAMASPEC_API_KEY instead.",
 )
 @click.option("--no-api-key", is_flag=True, help="Let other machines connect without a key.")
 @click.option(

@@ -45,7 +45,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
     **dict.fromkeys(
         (
             *("linear", "gemm", "gemv", "linear_add", "linear_backward", "quantize", "dequantize"),
-            *("gemv_quantized", "gemv_fixed_point"),
+            *("gemv_quantized", "gemm_quantized", "gemv_fixed_point"),
         ),
         OF_A_MATRIX,
     ),
