@@ -75,18 +75,8 @@ def attend_in_parts(
         table_refs, out_refs = refs[: len(tables)], refs[len(tables) :]
         key_head = head if shares == 1 else lax.div(head, shares)
 
-        def keys_for(length):
-            if ring is None:
-                return KeyRows(
-                    tile,
-                    splits,
-                    split,
-                    *visible_keys(length, capacity, window),
-                    {"k": k_ref, "v": v_ref},
-                    lambda ref, first, rows: locate_rows(ref, row, key_head, first, rows, *table_refs),
-                    tile // pieces,
-                    target,
-                )
+        def ring_for(length):
+            assert ring is not None
             return OpenRing(
                 ring,
                 {"k": k_ref, "v": v_ref},
@@ -97,13 +87,25 @@ def attend_in_parts(
                 target,
             )
 
+        def rows_for(length):
+            return KeyRows(
+                tile,
+                splits,
+                split,
+                *visible_keys(length, capacity, window),
+                {"k": k_ref, "v": v_ref},
+                lambda ref, first, rows: locate_rows(ref, row, key_head, first, rows, *table_refs),
+                tile // pieces,
+                target,
+            )
+
         target.let_next_start()
         if target.overlaps and ring is not None and not tables:
             # We may read an old length here, and the newest keys may not be written yet. Both are harmless, because we
             # only prefetch keys to the L2 cache. With pages we would have to read the table first.
-            keys_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
+            ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
-        opened = keys_for(lengths_ref[row])
+        opened = (rows_for if ring is None else ring_for)(lengths_ref[row])
         if splits == 1:
             part.run(q_ref.at[row, head], opened, out_refs[0].at[row, head], None, staged)
         else:

@@ -80,11 +80,6 @@ class SplitAttentionFloat32:
             for query in range(self.group)
         ]
 
-        def rows_step(j, running, k_smem, v_smem, first_key):
-            rows = pl.ds(pl.multiple_of(j * ROWS, ROWS), ROWS)
-            k, v = (plgpu.load(ref.at[rows], layout=self.layout, optimized=False) for ref in (k_smem, v_smem))
-            return multiply(j, running, k, v, first_key)
-
         def multiply(j, running, k, v, first_key):
             key = first_key + j * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=self.layout)
             v = jnp.where((key >= keys.start) & (key < keys.stop), v, 0.0)
@@ -99,40 +94,56 @@ class SplitAttentionFloat32:
                 after.append((o * self._across(rescale) + v * self._across(p), larger, total * rescale + p))
             return after
 
-        def step(i, running):
-            k_smem, v_smem, first_key = keys.wait("k", i), keys.wait("v", i), keys.first_key(i)
-            running = lax.fori_loop(
-                0, keys.ring.tile // ROWS, lambda j, running: rows_step(j, running, k_smem, v_smem, first_key), running
-            )
-            keys.release("k", i)
-            keys.release("v", i)
-            return running
-
         def full(value: float, *shape: int, layout):
             return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
         rows = self.layout.reduce(1)
         zero = full(0.0, *shape, layout=self.layout), full(LOWEST, ROWS, layout=rows), full(0.0, ROWS, layout=rows)
+        state = [zero] * self.group
         if isinstance(keys, OpenRing):
-            return lax.fori_loop(0, keys.steps, step, [zero] * self.group)
-        turns = keys.tile // ROWS  # of a tile
+            return self._walk_ring(keys, multiply, state)
+        return self._walk_rows(keys, multiply, state)
+
+    def _walk_ring(self, ring: OpenRing, multiply: Any, state: Any) -> Any:
+        """Multiply all rows of the tiles in a ring. `multiply` is the function of `_attend`."""
+
+        def rows_step(j, running, k_smem, v_smem, first_key):
+            rows = pl.ds(pl.multiple_of(j * ROWS, ROWS), ROWS)
+            k, v = (plgpu.load(ref.at[rows], layout=self.layout, optimized=False) for ref in (k_smem, v_smem))
+            return multiply(j, running, k, v, first_key)
+
+        def step(i, running):
+            k_smem, v_smem, first_key = ring.wait("k", i), ring.wait("v", i), ring.first_key(i)
+            running = lax.fori_loop(
+                0, ring.ring.tile // ROWS, lambda j, running: rows_step(j, running, k_smem, v_smem, first_key), running
+            )
+            ring.release("k", i)
+            ring.release("v", i)
+            return running
+
+        return lax.fori_loop(0, ring.steps, step, state)
+
+    def _walk_rows(self, keys: KeyRows, multiply: Any, state: Any) -> Any:
+        """Multiply all rows in memory. `multiply` is the function of `_attend`.
+
+        A turn of the loop multiplies two times 8 rows, for the reason that `RowTiles.walk_in_registers` explains.
+        """
+        turns = keys.tile // ROWS  # times 8 rows of a tile
 
         def load(turn):
-            return [stream(keys.octet(name, turn), self.layout, keys.target, written=True) for name in ("k", "v")]
+            return tuple(stream(keys.octet(name, turn), self.layout, keys.target, written=True) for name in ("k", "v"))
 
-        def walk_turn(turn, k, v, running):
+        def add(turn, k, v, running):
             return multiply(lax.rem(turn, turns), running, k, v, keys.first_key(lax.div(turn, turns)))
 
         def walk_two(i, state):
-            # Two turns at a time, for the reason that `RowTiles.walk_in_registers` explains.
             (k, v), running = state
-            later = load(2 * i + 1)
-            running = walk_turn(2 * i, k, v, running)
+            second_k, second_v = load(2 * i + 1)
+            running = add(2 * i, k, v, running)
             next_pair = load(jnp.minimum(2 * i + 2, keys.steps * turns - 1))
-            return next_pair, walk_turn(2 * i + 1, *later, running)
+            return next_pair, add(2 * i + 1, second_k, second_v, running)
 
-        state = load(jnp.int32(0)), [zero] * self.group
-        return lax.fori_loop(0, keys.steps * turns // 2, walk_two, state)[1]
+        return lax.fori_loop(0, keys.steps * turns // 2, walk_two, (load(jnp.int32(0)), state))[1]
 
     def _across(self, x):
         return lax.broadcast_in_dim(x, (ROWS, self.head_dim), (0,))

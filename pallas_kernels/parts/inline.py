@@ -134,7 +134,7 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
         halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
         return halves.astype(jnp.float32) * 2.0**8
 
-    def halves(bits: Any) -> list[Any]:
+    def pairs_of_halves(bits: Any) -> list[Any]:
         if target.card.converts_e4m3:
             return ptx(HALVES_OF_E4M3, [bits], results=2)
         pairs = [ptx(f"prmt.b32 $0, $1, $2, {order};", [word(0), bits], results=1)[0] for order in BYTES_TO_HALVES]
@@ -144,7 +144,7 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
         ]
 
     def four(bits: Any) -> Iterator[Any]:
-        for pair in halves(bits):
+        for pair in pairs_of_halves(bits):
             for half in ptx(FLOATS_OF_HALVES, [pair], results=2):
                 number = arith.bitcast(float32(), half)
                 yield number if target.card.converts_e4m3 else arith.mulf(number, real(2.0**8))
