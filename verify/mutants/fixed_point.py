@@ -1,6 +1,6 @@
 """The product of integer codes with x in fixed point, and its mutants.
 
-x has three digits to the base 256, and sums are exact.
+The numbers of x have three digits to the base 256, and sums are exact.
 """
 
 import numpy as np
