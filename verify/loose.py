@@ -2,8 +2,8 @@
 
 We derive the bound by calling the definition with arrays that carry their errors (`verify.bounds.carried`), with the
 rounding of that dtype in every operation. So a plain exp(x) / sum(exp(x)) in bfloat16 may have the rounding errors of
-bfloat16 in each step, but no larger errors. A product by 3xTF32 or bf16x3 may have the errors of its parts
-(`verify.bounds.carried.Rounding`).
+bfloat16 in each step, but no larger errors. If a candidate computes products of matrices by 3xTF32 or bf16x3, they may
+have the errors that come from splitting their factors into parts (`verify.bounds.carried.Rounding`).
 """
 
 import itertools
@@ -54,8 +54,8 @@ def dtypes_for(unit: str, names: Sequence[str]) -> tuple[str, ...]:
 def loosened(contract: Contract, unit: str) -> Contract:
     """Weaken `contract` for a candidate that rounds to `unit`, an entry of `NARROW`.
 
-    Raises ValueError if `verify.bounds.carried` does not cover the definition, or if it multiplies no matrices and
-    `unit` is for such products.
+    Raises ValueError if `verify.bounds.carried` does not cover the definition, or if `unit` is for products of matrices
+    and the definition has none.
     """
     rounding = FLOAT32._replace(part=PARTS[unit]) if unit in PARTS else Rounding.of(PRECISIONS[unit])
     wide, narrow = (

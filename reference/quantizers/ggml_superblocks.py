@@ -178,7 +178,7 @@ class Superblock:
         a: Float64[np.ndarray, "*batch"],
         b: Float64[np.ndarray, "*batch"],
     ) -> Float64[np.ndarray, "*batch group"]:
-        """Return the codes nearest to (w + b) / a; 0 if a is 0."""
+        """Return the codes nearest to (w + b) / a for the weights w in `groups`; 0 if a is 0."""
         codes = np.rint((groups + b[..., None]) / np.where(a == 0, np.inf, a)[..., None])
         return codes.clip(self.lowest, self.highest)
 

@@ -15,7 +15,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, merged, read_adapter
+from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, adapted, read_adapter
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
@@ -248,7 +248,7 @@ def test_the_written_adapter_holds_the_trained_tensors(tuned, model):
         for letter, array in zip("ab", pair, strict=True):
             [stored] = [a for key, a in trained.items() if f"{name}.{letter}" in key and key.startswith("[0]")]
             assert np.array_equal(array, stored)
-    changed = merged(checkpoint, adapter).tensors
+    changed = adapted(checkpoint, adapter).tensors
     assert any(not np.array_equal(changed[name].read(), checkpoint.tensors[name].read()) for name in adapter.pairs)
     assert json.loads((tuned[0] / CONFIG).read_text())["base_model_name_or_path"] == str(model)
 

@@ -39,8 +39,9 @@ class Rounding(NamedTuple):
 
     where h = `part` bounds the relative error of a conversion. The products of parts are exact in float32. The result
     lacks s s', r y and x r', so the error of x y is at most h^2 ((1 + h)^2 + 2 + h^2) |x y|. The sum has 3 n terms.
-    Matrix units cut off instead of rounding (Fasi, Higham, Mikaitis & Pranesh, 2021, https://doi.org/10.7717/peerj-cs.330):
-    each term when they align it to the largest, and each partial sum, so a term counts as four roundings.
+    Matrix units cut off bits instead of rounding (Fasi, Higham, Mikaitis & Pranesh, 2021,
+    https://doi.org/10.7717/peerj-cs.330): they cut each term when they align it to the largest term, and they cut each
+    partial sum. So we count four roundings for each term.
     """
 
     unit: float = U  # largest relative error

@@ -13,9 +13,9 @@ sub-Gaussian with the sum of their variances: it exceeds `SIGMAS` = 7 standard d
 
 Roundings are not independent if terms are equal. A partial sum is a multiple of its unit in the last place, the ulp;
 so the rounding of s + t depends only on t modulo the ulp, and equal terms have equal roundings, until the ulp doubles.
-Higham & Mary (2019, https://doi.org/10.1137/18M1226312) see this as errors of n u instead of sqrt(n) u. We treat terms
-that agree to a fraction of the ulp of the whole sum S as equal. Let c be the number of terms in the largest class of
-equal terms. One random number decides the roundings of a class, so by Cauchy's inequality
+In such cases, Higham & Mary (2019, https://doi.org/10.1137/18M1226312) measure errors of n u instead of sqrt(n) u. We
+count terms as equal if they differ by less than a fraction of the ulp of the whole sum S. Let c be the number of terms
+in the largest class of equal terms. One random number decides the roundings of a class, so by Cauchy's inequality
 
     variance of e <= sum over classes (sum_{k in class} u s_k)^2 / 3 <= c u^2 sum_k s_k^2 / 3 <= c u^2 S A / 3
     |e| <= u min(7 sqrt(c S A / 3), A)
@@ -44,7 +44,7 @@ PER_ULP = 4  # terms that agree to an ulp of the sum, divided by this number, co
 
 
 class Roundings(NamedTuple):
-    """Errors that the model allows the additions of a sum."""
+    """The rounding errors that the model allows in a sum, for two orders of its additions."""
 
     running: Float[np.ndarray, "..."]  # one term after the other
     blocked: Float[np.ndarray, "..."]  # in sqrt(n) blocks
@@ -67,11 +67,11 @@ NO_SUM = Roundings(np.zeros(()), np.zeros(()), np.zeros((), int))
 def roundings(
     weights: Float[np.ndarray, "... n"], add: Callable[[Float[np.ndarray, "... n"]], Float[np.ndarray, "... m"]]
 ) -> Roundings:
-    """Bound the errors of float32 sums of `weights` >= 0, times factors >= 0 that `add` knows, as the module describes.
+    """Return the errors that the model allows in float32 sums of `weights`, or of weights times factors.
 
-    `add` computes the exact sums, for example `lambda weights: weights @ np.abs(v)`. The running sum may begin with the
-    first or with the last term. A term below u S counts separately: adding it to a partial sum changes the sum by at
-    most the term itself.
+    `add` computes the exact sums, and may multiply by the factors: `lambda weights: weights @ np.abs(v)`. Weights and
+    factors must be >= 0. The running sum may begin with the first or with the last term. A term below u S counts
+    separately: adding it to a partial sum changes the sum by at most the term itself.
 
     >>> equal = roundings(np.ones((1, 8192)), lambda weights: weights.sum(axis=-1, keepdims=True))
     >>> (equal.running / 8192 / U).round(), (equal.blocked / 8192 / U).round()
@@ -102,7 +102,10 @@ def roundings(
 
 
 def _allowed(total: np.ndarray, partial: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    """Bound the error by u min(7 sqrt(c S A / 3), A), from S, A and c."""
+    """Return u min(7 sqrt(c S A / 3), A), the largest error that the model allows.
+
+    S is `total`, A is `partial`, and c is `repeats`.
+    """
     return U * np.minimum(SIGMAS * np.sqrt(repeats * total * partial / 3), partial)
 
 

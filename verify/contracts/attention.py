@@ -54,7 +54,10 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
 
 
 def _sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, added: np.ndarray) -> Roundings:
-    """Model the two sums over keys: of the weights, and of the weighted values with the sizes v and the sum `added`."""
+    """Return the errors that the model allows in the two sums over keys: of the weights, and of the weighted values.
+
+    `v` has the sizes of the values, and `added` is the exact sum of the weighted sizes.
+    """
     keys, values = (np.repeat(as_float64(a), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
     weights = softmax(np.einsum("ihd,jhd->hij", as_float64(q), keys) / np.sqrt(q.shape[-1]) + mask)
     total = roundings(weights, lambda part: part.sum(axis=-1, keepdims=True)).map(lambda part: part.swapaxes(0, 1))

@@ -106,7 +106,7 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
 
 
 def _running_sum(near: np.ndarray, sums: Roundings) -> str:
-    """Write the message that the largest error in `near`, in alarms, comes from a running sum."""
+    """Write the message that a running sum explains the largest error. `near` has errors divided by their alarms."""
     at = _worst(near)
     running, blocked, terms = (np.broadcast_to(part, near.shape)[at] for part in sums)
     return (
