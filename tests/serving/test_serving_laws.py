@@ -68,6 +68,13 @@ requests = st.builds(
     tenant=st.sampled_from(["", "", "b"]),
     adapter=st.sampled_from(["", *ADAPTERS]),
     allowed=st.sampled_from([None, None, None, even_only]),
+) | st.builds(
+    Request,
+    prompt=prompts | st.just((1, POISON, 5)),
+    max_tokens=st.just(0),
+    priority=st.integers(-1, 1),
+    tenant=st.sampled_from(["", "b"]),
+    embeds=st.just(True),
 )
 
 
