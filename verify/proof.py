@@ -52,7 +52,7 @@ class UnsupportedError(ValueError):
 
 @dataclass(frozen=True)
 class ExactConfig(Config):
-    """A config whose constants are balls where float64 would round them."""
+    """A config with balls for the constants that float64 would round."""
 
     def rotation(self, layer: int | None = None) -> Rotation:
         """Return RoPE's rotation like `Config.rotation`, with frequencies in balls."""
@@ -101,7 +101,7 @@ def prove(
 
 
 def check_supported(config: Config) -> None:
-    """Raise UnsupportedError for a model whose definition has constants or functions without a form in balls."""
+    """Raise UnsupportedError if the model's definition has a constant or a function that we cannot compute in balls."""
     unsupported = {
         "experts": config.experts > 0,
         f"the activation {config.activation}": config.activation != "silu" or not config.gated,
