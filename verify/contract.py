@@ -140,15 +140,15 @@ class Large:
         return [self.narrowing(name, size, only) for _, _, size, name in chosen]
 
     def narrowing(self, name: str, size: Any, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Make the narrowing that gives the draw `name` one large size."""
+        """Make the narrowing that gives the variable `name` the large value `size` (see `narrowings`)."""
         return {**self.beside, **self.closer.get(name, {}), **only, name: [size]}
 
     def empty_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
-        """List a narrowing to 0 for each draw in `empty`, except for the draws in `only`."""
+        """List one narrowing to the size 0 for each variable in `empty`. Leave out the variables in `only`."""
         return [{**self.beside, **only, name: [0]} for name in self.empty if name not in only]
 
     def widest_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
-        """List a narrowing for each size in `widest`, except for the draws in `only`.
+        """List one narrowing for each size in `widest`. Leave out the variables in `only`.
 
         >>> large = Large(beside={"rows": [1], "dim": [2]}, widest={"rows": 66_561, "dim": 66_561})
         >>> large.widest_narrowings({"dim": [3]})

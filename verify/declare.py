@@ -102,7 +102,7 @@ def declare(
     code). `large` gives sizes larger than a kernel's tile, for one dimension at a time.
 
     Raises ValueError for an argument that neither `arrays`, `options` nor `sizes` describe, for an argument that the
-    definition does not have, for a size that `sizes` does not have, and for a dimension that is something else.
+    definition does not have, for a size that `sizes` does not have, and for a dimension that is no such sum or product.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
@@ -148,7 +148,10 @@ def declare(
 
 
 class _Dimension:
-    """A dimension of an array: a size, or a sum or product of sizes and whole numbers. Raises ValueError for others."""
+    """A dimension of an array: a size, or a sum or product of sizes and whole numbers.
+
+    Raises ValueError for any other text.
+    """
 
     def __init__(self, text: str):
         self.text = text

@@ -136,7 +136,7 @@ class Tensor(NamedTuple):
 
     @property
     def applies(self) -> TensorAdapter | None:
-        """The adapter, if products apply it next to the stored matrix: to keep codes, or to choose it per request."""
+        """The adapter, if products add its part; None if it is merged, or if there is no adapter."""
         adapter = self.adapter
         return adapter if adapter and (adapter.base.codes or not adapter.merges) else None
 

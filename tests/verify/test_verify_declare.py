@@ -162,7 +162,7 @@ def in_groups(x, *, groups):
 
 
 def test_sizes_that_depend_on_each_other_are_products():
-    """All draws keep the relation, also the large ones; an argument with the name of a size gets it."""
+    """All draws, also the large ones, keep the relation. An argument with the name of a size gets that size."""
     contract = declare(
         in_groups, arrays={"x": "groups*width"}, sizes={"groups": [1, 2, 3], "width": [2, 5]}, large={"groups": [99]}
     )

@@ -91,7 +91,7 @@ def test_no_texts_of_a_chart_overlap(pages):
 
 
 def test_a_kind_beyond_its_bound_is_in_the_chart(pages):
-    """Its bar has the color of the other values beyond their bound, also for a result that is not finite."""
+    """The bar of such a kind has the color of values beyond their bound, also if the result is not finite."""
     _, violated = pages
     not_finite = page_of(report(lambda x, y: np.full_like(x, np.nan)))
     for text, label in ((violated, r"[\d,]+ %"), (not_finite, "\N{INFINITY} %")):

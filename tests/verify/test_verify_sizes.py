@@ -50,7 +50,7 @@ def test_a_user_draws_the_largest_of_every_dimension():
 
 
 def test_every_published_use_is_drawn():
-    """Each dimension with a known use is drawn beyond it, and its grid may have more than 65,535 blocks."""
+    """Each dimension with a published use is drawn beyond that use, and beyond the 65,535 blocks of a grid."""
     for op, contract in CONTRACTS.items():
         for reach in reaches(contract):
             if reach.use is not None:
@@ -62,7 +62,7 @@ def test_every_published_use_is_drawn():
 
 @pytest.mark.parametrize(("examples", "shapes", "drawn"), [(200, None, True), (200, 64, True), (67, 22, False)])
 def test_a_run_of_200_draws_includes_the_published_sizes(examples: int, shapes: int | None, drawn: bool):
-    """They are extra draws: the report counts the numbers that we compare, but no more examples."""
+    """Draws of published sizes are extra: the report counts the numbers that we compare, but no more examples."""
     seen = set()
 
     def gemv(x, weight):

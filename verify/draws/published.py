@@ -56,7 +56,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
 
 
 def with_uses(contract: Contract) -> Contract:
-    """Add the published uses of a contract's dimensions, and a draw beyond each one that no other draw reaches."""
+    """Add to a contract the largest published use of each dimension, and a draw beyond it if there is none."""
     uses, widest = {}, {}
     known = {**BY_DIMENSION, **BY_OP.get(contract.name, {})}
     for reach in reaches(contract):
