@@ -34,7 +34,7 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--by-tensor",
     is_flag=True,
-    help="With --against: print the cost of each tensor that differs, exchanged one at a time.",
+    help="With --against: exchange one differing tensor at a time, and print the KL divergence that it causes.",
 )
 @click.option("--stride", type=int, metavar="N", help="Move the window by N tokens.  [default: half of the context]")
 @combined(tokenizer_option, running_options, processes_options, emulate_option, json_option)
@@ -52,9 +52,9 @@ def evaluate(
     """Measure how well a model predicts a text.
 
     Prints perplexity and bits per byte. Reads the text in windows of --context tokens, and scores each
-    token once. --against MODEL2 also prints the KL divergence between the predictions of the two models,
-    such as the cost of a quantization scheme. MODEL2 runs without --adapter, --quantize, --cache and
-    --emulate-activations.
+    token once. --against MODEL2 also prints the KL divergence between the predictions of the two models.
+    This measures, for example, what a quantization scheme costs. MODEL2 runs without --adapter,
+    --quantize, --cache and --emulate-activations.
 
     \b
     llamaspec eval Llama-3.2-1B --text wiki.txt

@@ -204,12 +204,14 @@ quantize_option = click.option(
     type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme while loading.  [default: keep them as stored]",
 )
-devices_option = click.option(
-    "--devices",
-    type=COUNT,
-    metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
-    "devices]",
+devices_option, devices_of_processes_option = (
+    click.option(
+        "--devices",
+        type=COUNT,
+        metavar="N",
+        help=f"Run the model on N devices, or on N virtual devices of a CPU.  [default: {default}]",
+    )
+    for default in ("1", "1; with --processes, all their devices")
 )
 parallel_option = click.option(
     "--parallel",
@@ -263,10 +265,18 @@ adapter_option = click.option(
     "--adapter",
     type=FILE,
     metavar="DIR",
-    help="Run the model with this LoRA adapter: the folder of `tune --lora`, or of PEFT.",
+    help="Run the model with the LoRA adapter in DIR, which `tune --lora` or PEFT wrote.",
 )
 running_options = combined(
-    adapter_option, _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
+    adapter_option,
+    _context,
+    _dtype,
+    quantize_option,
+    _cache,
+    _backend,
+    kernels_option,
+    devices_of_processes_option,
+    parallel_option,
 )
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 

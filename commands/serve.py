@@ -81,7 +81,7 @@ def named_folders(context: click.Context, option: click.Parameter, values: tuple
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Require this key; may be repeated. In the variable LLAMASPEC_API_KEY, the key is not in the process list.",
+    help="Require this key; may be repeated. To keep the key out of the process list, set LLAMASPEC_API_KEY instead.",
 )
 @click.option("--no-api-key", is_flag=True, help="Let other machines connect without a key.")
 @click.option(
@@ -287,6 +287,7 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
@@ -315,6 +316,7 @@ def _site(
         request_seconds=limits.request_seconds,
         adapters=[*adapters],
         sampling=sampling,
+        pooling=read_pooling(place_of(model)),
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:

@@ -88,8 +88,8 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--quantize",
     type=click.Choice(SCHEME_NAMES),
-    help="With --lora: keep the model in these codes (QLoRA). Without: learn weights that survive rounding to q8, "
-    "q8_row or q4, for `convert --quantize` (QAT).",
+    help="With --lora: keep the model in these codes (QLoRA). Without --lora: learn weights that survive rounding to "
+    "q8, q8_row or q4, for `convert --quantize` (QAT).",
 )
 @click.option(
     "--prune",
@@ -149,7 +149,7 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Compute in this dtype. What is trained stays in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
+    help="Compute in this dtype. The trained weights stay in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
 )
 @click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
 @click.option(
@@ -172,13 +172,14 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 def tune(model: str, out: str | None, show: int | None, plot: str | None, as_json: bool, **options: Any):
     """Fine-tune a model on your examples.
 
-    A line of FILE is a JSON object: {"messages": [{"role": "user", "content": "..."}, ...]}, of which the
-    assistant's answers are learned, {"prompt": ..., "completion": ...}, or {"text": ...}. Every twentieth
-    example is held out to measure the loss. Run with --show 3 first, to see what will be learned.
+    A line of FILE is a JSON object: {"prompt": ..., "completion": ...}, {"text": ...}, or {"messages":
+    [{"role": "user", "content": "..."}, ...]}. Of messages, the model learns only the assistant's answers.
+    Every twentieth example is held out to measure the loss. Run with --show 3 first, to see what will be
+    learned.
 
-    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages, and a
-    question with a reward for its exact answer is {"prompt": ..., "answer": "..."}.
-    With --lora, DIR gets an adapter in PEFT's format, and otherwise DIR/model a whole model.
+    For --method preference, a line is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of
+    messages. For --method reward, it is {"prompt": ..., "answer": "..."}, and only this exact answer gets a
+    reward. With --lora, DIR gets an adapter in PEFT's format, otherwise DIR/model gets a whole model.
 
     \b
     llamaspec tune stories --data chat.jsonl --show 3
@@ -261,9 +262,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
-        result = tune_model(
-            checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
-        )
+        running |= {"report": report, "note": say, "progress": progress}
+        result = tune_model(checkpoint, tokenizer, template, data, out, recipe, base=model, **running)
     if plot:
         draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"
