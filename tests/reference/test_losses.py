@@ -96,8 +96,8 @@ def test_dpo(seed, beta, scale):
     def loss(chosen_and_rejected):
         return jax.nn.softplus(-beta * ((chosen_and_rejected[0] - answers[2]) - (chosen_and_rejected[1] - answers[3])))
 
-    value, slopes = dpo(*answers, beta=beta)
-    assert_value_and_gradient(loss, np.array(answers[:2]), value, np.array(slopes))
+    (value,), *slopes = dpo(*np.array(answers)[:, None], beta=beta)
+    assert_value_and_gradient(loss, np.array(answers[:2]), value, np.concatenate(slopes))
 
 
 TRL = json.loads((Path(__file__).parents[1] / "goldens" / "trl.json").read_text())
@@ -111,11 +111,11 @@ def test_dpo_is_the_loss_of_trl(batch):
     """
     counted, beta = np.array(batch["counted"]), batch["beta"]
     chosen, rejected = np.split((np.array(batch["logps"]) * counted).sum(axis=1), 2)
-    rows = np.stack([chosen, rejected, *np.array(batch["frozen"])], axis=1)
-    losses, slopes = zip(*(dpo(*row, beta=beta) for row in rows.tolist()), strict=True)
-    margins = beta * ((rows[:, 0] - rows[:, 2]) - (rows[:, 1] - rows[:, 3]))
+    frozen_chosen, frozen_rejected = np.array(batch["frozen"])
+    losses, *slopes = dpo(chosen, rejected, frozen_chosen, frozen_rejected, beta=beta)
+    margins = beta * ((chosen - frozen_chosen) - (rejected - frozen_rejected))
     assert np.mean(losses) == pytest.approx(batch["loss"], rel=1e-6)
-    slope_of_answer = np.concatenate(np.array(slopes).T) / len(rows)
+    slope_of_answer = np.concatenate(slopes) / len(chosen)
     np.testing.assert_allclose(slope_of_answer[:, None] * counted, batch["slopes"], rtol=1e-6, atol=2e-9)
     assert np.mean(margins) == pytest.approx(batch["margins"], rel=1e-6)
     assert np.mean(margins > 0) == pytest.approx(batch["accuracies"])
@@ -132,7 +132,7 @@ def test_group_relative_has_the_gradient_of_trl(batch):
 
 
 def test_dpo_falls_as_the_preferred_answer_gains():
-    losses = [dpo(s, -5.0, -4.0, -5.0, beta=0.5)[0] for s in (-6.0, -4.0, -2.0)]
+    losses = dpo(np.array([-6.0, -4.0, -2.0]), *np.full((3, 3), [[-5.0], [-4.0], [-5.0]]), beta=0.5)[0].tolist()
     assert losses[0] > losses[1] > losses[2]
     assert abs(losses[1] - np.log(2)) <= CLOSE
 

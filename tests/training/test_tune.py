@@ -355,11 +355,11 @@ def test_the_gradient_of_a_preference_is_the_definitions(base):
     total, margins, slopes, scores = 0.0, [], {}, []
     for pair, values in zip(pairs, frozen, strict=True):
         own = [-exact(base, [example])[0] for example in pair]
-        loss, ds = dpo(own[0], own[1], values[0], values[1], beta=0.3)
+        (loss,), *ds = dpo(*np.array([*own, *values])[:, None], beta=0.3)
         total += loss
         scores.append(own)
         margins.append(0.3 * ((own[0] - values[0]) - (own[1] - values[1])))
-        for example, slope in zip(pair, ds, strict=True):  # the loss of weights -ds c is ds s
+        for example, (slope,) in zip(pair, ds, strict=True):  # the loss of weights -ds c is ds s
             _, part = exact(base, [example._replace(weights=[-slope * weight for weight in example.weights])])
             slopes = {name: a + slopes.get(name, 0) for name, a in part.items()}
     size = sum(abs(score) for own in scores for score in own)
