@@ -40,7 +40,7 @@ from llamaspec.commands.progress import progress_bar
     "--adapter",
     type=FILE,
     metavar="DIR",
-    help="Merge this LoRA adapter into the weights, before --quantize: the folder of `tune --lora`, or of PEFT.",
+    help="Merge the LoRA adapter in DIR, which `tune --lora` or PEFT wrote, into the weights, before --quantize.",
 )
 @tokenizer_option
 def convert(source: str, destination: str, adapter: str | None, **options: Any):

@@ -265,7 +265,7 @@ adapter_option = click.option(
     "--adapter",
     type=FILE,
     metavar="DIR",
-    help="Run the model with this LoRA adapter: the folder of `tune --lora`, or of PEFT.",
+    help="Run the model with the LoRA adapter in DIR, which `tune --lora` or PEFT wrote.",
 )
 running_options = combined(
     adapter_option,

@@ -287,6 +287,7 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
@@ -315,6 +316,7 @@ def _site(
         request_seconds=limits.request_seconds,
         adapters=[*adapters],
         sampling=sampling,
+        pooling=read_pooling(place_of(model)),
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:

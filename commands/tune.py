@@ -262,9 +262,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
-        result = tune_model(
-            checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
-        )
+        running |= {"report": report, "note": say, "progress": progress}
+        result = tune_model(checkpoint, tokenizer, template, data, out, recipe, base=model, **running)
     if plot:
         draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"

@@ -303,7 +303,7 @@ def _verify(
 ):
     from llamaspec.commands.verify_page import page
     from llamaspec.verify.campaign import again, run, run_side_by_side
-    from llamaspec.verify.reports.report import as_annotations, as_json, as_junit
+    from llamaspec.verify.reports.report import WRONG, as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -335,18 +335,19 @@ def _verify(
                         write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
         except (ImportError, ValueError) as error:  # raised below, after we print the verdicts so far
             problem = error
+    wrong = (*WRONG, "suspicious") if options["strict"] else WRONG
     if reports or not problem:
         if as_json_text:
             write_json(as_json(reports))
         if options["github"]:
-            click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
+            annotations = as_annotations(reports, printed, wrong=wrong)
+            click.echo("".join(f"{line}\n" for line in annotations), nl=False, err=True)
         if options["junit"]:
-            _save(options["junit"], as_junit(reports, contracts))
+            _save(options["junit"], as_junit(reports, printed, wrong=wrong))
         if options["html"]:
             _save(options["html"], page(reports, contracts, printed))
     if problem:
         raise problem
-    wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
 

@@ -36,7 +36,7 @@ class Token(NamedTuple):
 class Element(NamedTuple):
     """A part of a formula: a factor ("math"), an operator ("mark") or prose ("text").
 
-    A function's application and a group have parts, so that a long one can be broken into lines between them.
+    A function's application and a group have parts, so that a line can break between the parts of a long one.
     """
 
     kind: str
@@ -220,7 +220,7 @@ class _Parser:
         return before in OPERATORS or after.text in OPERATORS or (after.text == "(" and not after.spaces)
 
     def _closes(self, closing: str) -> bool:
-        """Return whether `closing` follows before the group around it ends."""
+        """Return whether `closing` follows before the end of the surrounding group."""
         depth = 0
         for token in self.tokens[self.at :]:
             if token.text == closing and depth == 0:

@@ -16,6 +16,7 @@ from llamaspec.serving.programs import (
     DecodeArguments,
     Decoded,
     Logprobs,
+    Pooled,
     ProgramSizes,
     ServingPrograms,
     State,
@@ -38,6 +39,7 @@ class PlanResult(NamedTuple):
     draws: dict[int, Draws]
     reports: dict[int, Reports]  # for the drawn tokens of requests that want log-probabilities
     prompt: Reports | None  # for the token after each token of the chunk
+    pooled: Pooled | None = None  # hidden states of the chunk, if its request is for an embedding
 
 
 @runtime_checkable
@@ -91,9 +93,9 @@ class JaxExecutor:
         The prefill of the chunk runs first, because decoding rows of the same plan may read the keys and values that
         it writes.
         """
-        prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
+        prompt, pooled = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else (None, None)
         if not plan.rows:
-            return PlanResult({}, {}, prompt)
+            return PlanResult({}, {}, prompt, pooled)
         for row in plan.rows:
             self._prepare(row, requests[row.number], self._mask(row, requests[row.number], masks))
         self._state, drawn = self._programs.decode(self._params, self._state, self._rows(plan.rows, requests))
@@ -106,21 +108,25 @@ class JaxExecutor:
                 reports[row.number] = _reports(
                     jax.tree.map(lambda a, n=count, r=row.row: a[:n, r], drawn.logprobs), most
                 )
-        return PlanResult(draws, reports, prompt)
+        return PlanResult(draws, reports, prompt, pooled)
 
-    def _read(self, chunk: Chunk, request: Request) -> Reports | None:
+    def _read(self, chunk: Chunk, request: Request) -> tuple[Reports | None, Pooled | None]:
         count = len(chunk.tokens)
         tokens, targets = (np.zeros(self._sizes.chunk, np.int32) for _ in range(2))
         tokens[:count] = chunk.tokens
-        targets[:count] = request.prompt[chunk.start + 1 : chunk.start + 1 + count]
+        following = request.prompt[chunk.start + 1 : chunk.start + 1 + count]
+        targets[: len(following)] = following
         table = np.zeros((1, self._sizes.blocks), np.int32)
         table[0, : len(chunk.pages)] = chunk.pages
         most = request.prompt_logprobs
-        self._state, logprobs = self._programs.prefill(
+        self._state, (logprobs, pooled) = self._programs.prefill(
             *(self._params, self._state, tokens[None], np.array([chunk.start], np.int32), np.array([count], np.int32)),
-            *(table, targets, np.bool_(most is not None), self._ranks(request)[None]),
+            *(table, targets, np.bool_(most is not None), np.bool_(request.embeds), self._ranks(request)[None]),
         )
-        return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
+        reports = None
+        if most is not None:
+            reports = _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
+        return reports, jax.tree.map(np.asarray, pooled) if request.embeds else None
 
     def _ranks(self, request: Request) -> Bool[np.ndarray, " rank"]:
         """Return which of the joined adapters' ranks a request uses: only the ranks of its own adapter."""

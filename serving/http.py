@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import HttpVersion11, web
 
 from llamaspec.serving.answers import shutting_down
@@ -33,6 +34,7 @@ from llamaspec.serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     Refusal,
     TokenizeRequest,
     read_json,
@@ -58,8 +60,13 @@ OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/api/v0/models": "/v1/models",
     "/generate": "/v1/completions",
     "/completion": "/v1/completions",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    "/embed": "/v1/embeddings",
+    "/embedding": "/v1/embeddings",
 }
-OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
+SCRIPTS = ("page.js", "markdown.js", "marked.js")
+OPEN = {"/health", "/ready", "/", "/page.css", *(f"/{name}" for name in SCRIPTS)}  # paths that need no key
 BACKLOG = 1024  # connections that the operating system queues until we accept them
 IN_A_ROW = 8  # connections that asyncio accepts before our code can refuse one
 FLUSH = 5.0  # seconds for sending the last answers, after the engine has ended all requests
@@ -79,7 +86,7 @@ class Site:
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": self._file("index.html", "text/html")},
             "/page.css": {"GET": self._file("page.css", "text/css")},
-            "/page.js": {"GET": self._file("page.js", "text/javascript")},
+            **{f"/{name}": {"GET": self._file(name, "text/javascript")} for name in SCRIPTS},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
@@ -91,6 +98,7 @@ class Site:
             A_MODEL: {"GET": self._model},
             "/v1/completions": {"POST": self._complete},
             "/v1/chat/completions": {"POST": self._chat},
+            "/v1/embeddings": {"POST": self._embed},
         }
 
     async def run(
@@ -263,6 +271,10 @@ class Site:
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await self._body(request, ChatRequest)
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
+
+    async def _embed(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await self._body(request, EmbeddingRequest)
+        return in_json(msgspec.Raw(await self.api.embed(body)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Answer with generated texts, complete or streamed. After an error, cancels the requests that still run."""

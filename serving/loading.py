@@ -133,5 +133,11 @@ def load_engine(
         state = spread.empty_state(sizes) if spread else None
         executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state, adapters=ranks)
     return BatchingEngine(
-        executor, limits, vocab=config.vocab, eos=checkpoint.stops, adapters=ranks, step_seconds=step_seconds
+        executor,
+        limits,
+        vocab=config.vocab,
+        dim=config.dim,
+        eos=checkpoint.stops,
+        adapters=ranks,
+        step_seconds=step_seconds,
     )

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from llamaspec.model.cache import Cache, LayerPages, empty_pages
 from llamaspec.model.forward import hidden_states
+from llamaspec.model.ops.block import final_norm
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import untuned_options
@@ -81,6 +82,22 @@ class Decoded(NamedTuple):
     logprobs: Logprobs
 
 
+class Pooled(NamedTuple):
+    """Final hidden states of a chunk, after the last norm, in float32. Zeros if the request does not ask for an
+    embedding.
+    """
+
+    last: Float[Array, " dim"]  # of the last token
+    total: Float[Array, " dim"]  # the sum over all tokens
+
+
+class Prefilled(NamedTuple):
+    """Results of `prefill` for a request that asks for them, otherwise zeros."""
+
+    logprobs: Logprobs
+    pooled: Pooled
+
+
 def empty_state(config: Config, sizes: ProgramSizes) -> State:
     """Make a state with an empty cache."""
     shape = (sizes.width, config.vocab)
@@ -97,15 +114,16 @@ def prefill(
     table: Int[Array, "1 blocks"],
     targets: Int[Array, " chunk"],
     reports: Bool[Array, ""],
+    embeds: Bool[Array, ""],
     adapter: Bool[Array, "1 rank"],
     *,
     config: Config,
     ops: Ops,
-) -> tuple[State, Logprobs]:
+) -> tuple[State, Prefilled]:
     """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
-    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`. `adapter`
-    has the ranks of the request's adapter.
+    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`. If `embeds`
+    is set, also pools the hidden states of the chunk. `adapter` has the ranks of the request's adapter.
     """
     params = with_chosen(params, adapter)
     layers = [LayerPages(k, v, table) for k, v in state.pages]
@@ -114,8 +132,15 @@ def prefill(
     def report(x: Array) -> Logprobs:
         return logprobs(ops.norm_logits(x, params, config=config)[0], targets)
 
+    def pool(x: Array) -> Pooled:
+        normed = final_norm(x, params, config=config)[0].astype(jnp.float32)  # [chunk, dim]
+        exists = jnp.arange(len(normed)) < count
+        return Pooled(normed[count[0] - 1], jnp.sum(jnp.where(exists[:, None], normed, 0), axis=0))
+
+    nothing = Pooled(*(jnp.zeros(config.dim) for _ in Pooled._fields))
     target_logprobs = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x)
-    return state._replace(pages=_without_table(cache)), target_logprobs
+    pooled = lax.cond(embeds, pool, lambda x: nothing, x)
+    return state._replace(pages=_without_table(cache)), Prefilled(target_logprobs, pooled)
 
 
 def decode(
@@ -218,7 +243,7 @@ class ServingPrograms(NamedTuple):
     The state is the second argument of `prefill` and `decode`, and the first argument of `set_row`.
     """
 
-    prefill: Callable[..., tuple[State, Logprobs]]
+    prefill: Callable[..., tuple[State, Prefilled]]
     decode: Callable[..., tuple[State, Decoded]]
     set_row: Callable[..., State]
 
@@ -255,7 +280,7 @@ def compile_serving(
 
     number = _shape(1)
     adapter = _shape(1, sizes.rank, dtype=np.bool_)
-    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag, adapter)
+    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag, flag, adapter)
     fixed: dict[str, Any] = {"donated": 1, "config": config, "ops": ops}
     return ServingPrograms(
         compiled(prefill, params, state, *prompt, **fixed),

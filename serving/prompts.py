@@ -99,16 +99,21 @@ class Prompts:
         """End the processes that render the template."""
         self._workers.close()
 
-    def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
-        """Encode a text, with BOS first if `bos` is set and the model uses BOS. Raises Refusal."""
+    def from_text(self, text: str, *, bos: bool = True, param: str = "prompt", is_complete: bool = False) -> Prompt:
+        """Encode a text, with BOS first if `bos` is set and the model uses BOS.
+
+        If `is_complete`, no answer will continue the text, so it gets the ids that the tokenizer puts after a text.
+        Raises Refusal.
+        """
         self._check_characters(text, param)
         ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
-        return Prompt(ids, text == "", self.stops)
+        appended = self.tokenizer.appended if is_complete else ()
+        return Prompt([*ids, *appended], text == "", self.stops, param=param)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Make a prompt from token ids. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
-        return Prompt(list(ids), begins, self.stops)
+        return Prompt(list(ids), begins, self.stops, param=param)
 
     def from_messages(
         self,

@@ -17,7 +17,8 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
    decoding, at their old positions. The request therefore continues as if nothing had happened.
 6. A plan has at most one chunk, from the first prompt to prefill. It also has decoding steps for every request with a
    prefilled prompt: one step if there is a chunk, so that the next chunk comes soon, and otherwise a burst.
-7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt.
+7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt. Only a
+   request for an embedding prefills its whole prompt: it has no decoding, and does not use the prefix cache.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first unfinished request. While it runs,
 each plan prefills a chunk of its prompt or feeds one of its tokens, and it is never preempted, so it ends within C
@@ -91,13 +92,18 @@ class Job:
 
     @property
     def to_read(self) -> int:
-        """The number of prompt tokens that are still to prefill, without the last one, which decoding feeds."""
-        return max(0, len(self.request.prompt) - 1 - self.computed)
+        """The number of prompt tokens that are still to prefill.
+
+        Decoding feeds the last token of a prompt, except for an embedding, which has no decoding.
+        """
+        fed_by_decoding = 0 if self.request.embeds else 1
+        return max(0, len(self.request.prompt) - fed_by_decoding - self.computed)
 
     @property
     def shares(self) -> bool:
         """True if the request uses the prefix cache."""
-        return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
+        # Log-probabilities and embeddings need every prompt token to be computed.
+        return self.request.prompt_logprobs is None and not self.request.embeds
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens of prompt and answer from position `start` up to `stop`."""

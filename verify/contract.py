@@ -75,6 +75,21 @@ def independent(what: str, *names: str) -> Law:
     return Law(f"{what} has the same result alone and together with others", check)
 
 
+class Use(NamedTuple):
+    """The largest size of a dimension in a published model."""
+
+    size: int
+    of: str  # what has this size
+    grid: bool = True  # a kernel may run a block for each entry of the dimension
+
+
+# Sizes of the other dimensions next to one of `Large.widest`, so that a draw stays small.
+FEW: Mapping[str, int] = {
+    **{"batch": 1, "kv_heads": 1, "group": 1, "heads": 1, "queries": 2, "seq": 2, "keys": 3, "pairs": 4},
+    **dict.fromkeys(("cols", "dim", "n", "ffn"), 8),
+}
+
+
 @dataclass(frozen=True)
 class Large:
     """Sizes larger than a kernel's tile, for one dimension at a time.
@@ -89,6 +104,8 @@ class Large:
     )  # further narrowings, by the large draw
     empty: Sequence[str] = ()  # draws that may be 0: the results are empty
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
+    uses: Mapping[str, Use] = field(default_factory=dict)  # by dimension, as `verify.draws.reach` names it
+    widest: Mapping[str, Any] = field(default_factory=dict)  # by draw: a size beyond the dimension's use
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings, the smallest sizes first.
@@ -113,7 +130,25 @@ class Large:
             for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
         ]
         chosen = sorted(sorted(ranked, key=lambda entry: entry[1])[:most], key=lambda entry: entry[0])
-        return [{**self.beside, **self.closer.get(name, {}), **only, name: [size]} for _, _, size, name in chosen]
+        return [self.narrowing(name, size, only) for _, _, size, name in chosen]
+
+    def narrowing(self, name: str, size: Any, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Make the narrowing that gives the variable `name` the large value `size` (see `narrowings`)."""
+        return {**self.beside, **self.closer.get(name, {}), **only, name: [size]}
+
+    def empty_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+        """List one narrowing to the size 0 for each variable in `empty`. Leave out the variables in `only`."""
+        return [{**self.beside, **only, name: [0]} for name in self.empty if name not in only]
+
+    def widest_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+        """List one narrowing for each size in `widest`. Leave out the variables in `only`.
+
+        >>> large = Large(beside={"rows": [1], "dim": [2]}, widest={"rows": 66_561, "dim": 66_561})
+        >>> large.widest_narrowings({"dim": [3]})
+        [{'rows': [66561], 'dim': [3]}]
+        """
+        few = {name: [most] for name, most in FEW.items() if name in self.beside}
+        return [self.narrowing(name, size, {**few, **only}) for name, size in self.widest.items() if name not in only]
 
 
 @dataclass(frozen=True)

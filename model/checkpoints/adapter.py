@@ -72,7 +72,7 @@ class Adapter:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def digest(self) -> str:
-        """Return a hash of all that a model's results depend on."""
+        """Return a hash of everything in this adapter that changes a model's results."""
         hashed = hashlib.sha256(repr((self.rank, self.scale)).encode())
         for name, pair in sorted(self.pairs.items()):
             hashed.update(name.encode())
@@ -233,22 +233,23 @@ def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
 
 
 def note_of_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
-    """Return a note if the adapter names another base model. Only the last part of a path or of owner/name counts.
+    """Return a note if the adapter names another base model. We compare only the last part of a path or of owner/name.
 
-    A file may have more at the end of its name, such as the type of a GGUF file.
+    The name of the checkpoint's file may be longer, for example by the type of a GGUF file.
     """
     path = Path(checkpoint.path)
     own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
     base = Path(adapter.base).name
     if own == base or not base or (path.is_file() and own.lower().startswith(base.lower())):
         return []
-    return [f"{folder} was made for {adapter.base}, and its shapes also fit {own}"]
+    return [f"{folder} was made for {adapter.base}; we use it, because its shapes also fit {own}"]
 
 
 def joined(adapters: Sequence[Adapter]) -> Adapter:
     """Join adapters along the rank: matrices A by rows, matrices B by columns. B A is then the sum of all changes.
 
-    Every pair has the rank of all adapters together, with zeros at the ranks of an adapter without this weight.
+    The rank of every joined pair is the sum of all adapters' ranks. It has zeros at the ranks of an adapter that does
+    not change this weight.
 
     >>> pair = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32))
     >>> one, two = Adapter(1, 5.0, {"w": pair}), Adapter(1, 1.0, {"w": pair, "v": pair})
@@ -289,7 +290,7 @@ def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) ->
 
 
 def merged(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint without the parts of its adapted matrices, for writing: each is the sum W + s B A.
+    """Return a checkpoint to be written: each adapted matrix becomes the sum W + s B A, without its parts.
 
     The sum is rounded to the dtype of W. If W is quantized, the sum stays float32, because quantizing it again would
     lose most of a small change.

@@ -64,7 +64,7 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
     """Yield a matrix in consecutive blocks of rows: in float64 if it is quantized, else in the stored dtype.
 
-    If an adapter applies next to the matrix, the blocks are of the sum, in float64.
+    If products add an adapter's part, the blocks are those of the sum, in float64.
     """
     if adapter := tensor.applies:
         a, b = (np.asarray(matrix, np.float64) for matrix in adapter.pair)
@@ -122,7 +122,8 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
         return CodesWithMinima(levels, scales, lowest)
 
     form: Form = "int8_min" if minima else "int8"
-    return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()), scheme="", source=None)
+    parts = {"parts": lambda: map(widened, codes.parts()), "blocks": None}
+    return codes._replace(form=form, group=group, scheme="", source=None, **parts)
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -131,8 +132,8 @@ def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
     `model.tensors.quantizable` lists these matrices: the projections of attention, the feed-forward layers and experts,
     and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision, because their
     rounding errors do the most damage and quantizing them saves little. A matrix that is already quantized is decoded
-    and quantized again. An adapter stays: its product is added to that of the codes. Raises ValueError for an unknown
-    scheme.
+    and quantized again. If a matrix has an adapter, products with the codes still add the adapter's part. Raises
+    ValueError for an unknown scheme.
     """
     rule, form = scheme(name), form_of(name)
     matrices = quantizable(checkpoint.config)

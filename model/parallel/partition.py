@@ -45,7 +45,8 @@ def layouts(params: Params, config: Config) -> Params:
 
     `params` are the weights of a share, or their shapes. Codes, scales, zero points and minima of a matrix are sharded
     along the same axis. If columns are sharded, each device has a copy of a scale that belongs to a complete row. Norms
-    of single heads are stacked, and sharded by heads. Of an adapter, A is sharded with the columns and B with the rows.
+    of single heads are stacked, and sharded by heads. In an adapter, A is sharded like the columns of its matrix, and B
+    like the rows.
     """
     axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 

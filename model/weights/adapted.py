@@ -6,7 +6,7 @@ of weights.
 
 A server has several adapters. Their matrices A are joined along the rank, and so are their matrices B. A row of a batch
 chooses its adapter by `chosen`: A x is set to 0 at the ranks of the other adapters. So every row takes part in the same
-two products, and a row's sums have the same terms in the same order in every company.
+two products, and a row's sums have the same terms in the same order, whichever adapters the other rows use.
 """
 
 from typing import Any, NamedTuple

@@ -146,7 +146,7 @@ def test_pages_fit_the_screen_and_axe_finds_nothing_serious(opened, name, width,
 
 
 def clipped(browser, paths):
-    """List the blocks of some pages that are wider than their place, at each of WIDTHS."""
+    """List the blocks of the pages `paths` that are wider than the space for them, at each width in WIDTHS."""
     found = []
     with silent_page(browser, "about:blank", offline=True) as page:
         for path in paths:

@@ -167,7 +167,7 @@ class Watched:
         """Write the page entries that a program would write, and check all entries that it would read."""
         request, size = self.requests[number], self.limits.page
         text = [*request.prompt, *self.texts[number]] if text is None else text
-        unread = len(request.prompt) - 1  # the first position that decoding feeds
+        unread = len(request.prompt) - (not request.embeds)  # the first position that decoding feeds
         for at, token in enumerate(tokens, start):
             assert (at < unread) == (program == PREFILL), "the wrong program feeds a token"
             assert token == text[at], "another token is fed than the text's"
@@ -193,6 +193,9 @@ class Watched:
         assert end.cached_tokens % self.limits.page == 0 and end.cached_tokens < len(request.prompt)
         assert end.reason != "cancelled" or end.number in self.cancelled
         assert end.reason != "expired" or request.deadline is not None
+        if request.embeds and end.reason == "length":
+            assert self.read[end.number] == {*range(len(request.prompt))}, "a token of the prompt not read"
+            assert end.cached_tokens == 0
         if end.reason in ("stop", "length", "context"):
             assert (text, end.reason) == single_answer(request, self.limits.context), "another text than alone"
         assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
@@ -267,19 +270,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline=st.none() | st.sampled_from([1.0, 5.0, 30.0]),
         masked=st.sampled_from([False, False, True]),
         reads_all=st.sampled_from([False, False, True]),
+        embeds=st.sampled_from([False, False, False, True]),
     )
-    def submit(self, prompt, max_tokens, priority, tenant, adapter, seed, deadline, masked, reads_all):
+    def submit(self, prompt, max_tokens, priority, tenant, adapter, seed, deadline, masked, reads_all, embeds):
         self.watched.submit(
             Request(
                 tuple(prompt),
-                max_tokens,
+                0 if embeds else max_tokens,
                 seed=seed,
                 priority=priority,
                 tenant=tenant,
                 adapter=adapter,
                 deadline=deadline,
                 allowed=(lambda drawn: np.ones(9, bool)) if masked else None,
-                prompt_logprobs=0 if reads_all else None,
+                prompt_logprobs=0 if reads_all and not embeds else None,
+                embeds=embeds,
             )
         )
 

@@ -84,6 +84,7 @@ class Answer:
     tokens: list[int]
     reports: list[tuple]  # a log-probability and the likeliest tokens, for each token
     prompt: dict[int, tuple]  # likewise for the prompt's tokens, by position
+    pooled: dict[int, tuple]  # hidden states of the prompt's chunks, by the position where a chunk starts
     reason: FinishReason | None = None
 
 
@@ -98,7 +99,7 @@ class Server:
     def submit(self, request: Request) -> int:
         number = len(self.requests)
         self.scheduler.submit(number, request, now=0.0)
-        self.requests[number], self.answers[number] = request, Answer([], [], {})
+        self.requests[number], self.answers[number] = request, Answer([], [], {}, {})
         return number
 
     def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
@@ -117,6 +118,10 @@ class Server:
             reports = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
                 assert repr(reports.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
+        if plan.chunk and outcome.pooled:
+            pooled = tuple(part.tolist() for part in outcome.pooled)
+            known = self.answers[plan.chunk.number].pooled.setdefault(plan.chunk.start, pooled)
+            assert repr(known) == repr(pooled)
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens

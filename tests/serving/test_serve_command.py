@@ -31,6 +31,8 @@ from tests.support.random_models import SMALL, random_adapter
 from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE, until
 
+PROVEN = REPOSITORY / "tests/goldens/proven_stories.json"
+
 ANSWERS = 500.0  # seconds: on a busy machine 20 long answers take minutes
 ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."}]
 
@@ -99,6 +101,20 @@ def test_a_request_has_the_same_text_alone_and_in_company(server):
         thread.join()
     assert [text(answers[i]) for i in range(24)] == [text(singles[i % 3]) for i in range(24)]
     assert all(answers[i]["usage"] == singles[i % 3]["usage"] for i in range(24))
+
+
+def test_a_script_compares_a_server_with_a_proven_text(server, tmp_path):
+    """The script of docs/proofs.md accepts our server, and says where another text differs."""
+    vectors = json.loads(PROVEN.read_text("utf-8"))
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(vectors | {"text": vectors["text"].replace("gentle", "greedy")}))
+    command = [sys.executable, str(REPOSITORY / "docs/check_vectors.py")]
+    right, wrong = (
+        subprocess.run([*command, str(file), server.url, "stories"], capture_output=True, text=True)
+        for file in (PROVEN, other)
+    )
+    assert (right.returncode, right.stderr) == (0, "") and right.stdout.startswith("right")
+    assert wrong.returncode == 1 and "expected 'reedy boy" in wrong.stdout and "got 'entle boy" in wrong.stdout
 
 
 def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):

@@ -68,6 +68,13 @@ requests = st.builds(
     tenant=st.sampled_from(["", "", "b"]),
     adapter=st.sampled_from(["", *ADAPTERS]),
     allowed=st.sampled_from([None, None, None, even_only]),
+) | st.builds(
+    Request,
+    prompt=prompts | st.just((1, POISON, 5)),
+    max_tokens=st.just(0),
+    priority=st.integers(-1, 1),
+    tenant=st.sampled_from(["", "b"]),
+    embeds=st.just(True),
 )
 
 
@@ -120,7 +127,7 @@ def test_answers_are_the_same_alone_and_among_others():
 def company(server: Server, request: Request) -> Answer:
     """Compute a request's answer on a server that also gets other requests, before and after this one.
 
-    The others have all of the server's adapters, and no adapter.
+    The other requests use each of the server's adapters, or no adapter.
     """
     adapters = ("", *server.adapters)
     neighbors = [
@@ -193,7 +200,7 @@ def test_a_prompt_that_is_found_gives_the_same_answer():
 
 
 def test_a_prompt_is_not_found_by_a_request_with_another_adapter():
-    """Requests with different adapters have different answers, and pages only from their own adapter's prompts."""
+    """Requests with different adapters have different answers, and find only pages of their own adapter."""
     model = served(OWN_KEYS)
     server, found, answers = Server(model), [], []
     for adapter in ("", *ADAPTERS, "", *ADAPTERS):

@@ -295,7 +295,7 @@ def test_a_dead_end_during_an_answer_is_an_invalid_schema():
             raise DeadEnd("nothing")
         return np.arange(VOCAB) == 5
 
-    engine, client = BatchingEngine(Fake(), LIMITS, vocab=VOCAB, eos=frozenset()), Client()
+    engine, client = BatchingEngine(Fake(), LIMITS, vocab=VOCAB, dim=2, eos=frozenset()), Client()
     try:
         engine.submit(Request((1, 2), 10, allowed=allowed), client)
         end = client.wait()

@@ -36,6 +36,7 @@ from llamaspec.training.ops import PACKED
 from llamaspec.training.optimizers import SCHEDULES, schedule
 from llamaspec.training.steps import compile_step
 from llamaspec.training.trainable import Trainable, adapters, all_weights
+from llamaspec.training.tune import check_examples
 from llamaspec.verify.bounds.running_error import gamma
 from tests.support import tiny_tokenizers
 from tests.support.random_models import random_checkpoint
@@ -286,6 +287,14 @@ def test_the_notes_of_a_model_are_printed(model, data, tmp_path):
     code, _, log = llamaspec("tune", str(folder), "--data", str(data), "--show=1")
     assert code == 0
     assert log.splitlines() == [*open_checkpoint(folder).notes] and "v_head.weight" in log
+
+
+def test_examples_that_are_cut_are_counted():
+    examples = [Example([1] * length, [0.0] + [1.0] * (length - 1)) for length in (3, 4, 5)]
+    assert check_examples("chat.jsonl", examples, 5) is None
+    assert check_examples("chat.jsonl", examples, 3) == (
+        "chat.jsonl: 2 of 3 examples are longer than 3 tokens and are cut"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.draws.draw import Values
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.examination import takes
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.reports.report import as_json, counterexample
 from tests.verify.direct_calls import judged
 
@@ -112,6 +114,22 @@ def test_out_of_memory_is_not_judged():
     assert re.search(r"\d+ draws, because the candidate ran out of memory", line)
     with pytest.raises(NoVerdict, match="ran out of memory"):
         judged("softmax", greedy, examples=3, only={"n": [1025], "rows": [1]})
+
+
+def test_a_machine_with_too_little_memory_for_an_exact_result():
+    """The draw is not judged, and the verdict on all other draws stays."""
+    contract = CONTRACTS["softmax"]
+
+    def expect(x: np.ndarray) -> Any:
+        if x.size > 100_000:
+            raise MemoryError("too large")
+        return contract.expect(x)
+
+    candidate = Direct(IMPLEMENTATIONS["softmax"].function)
+    few = {"examples": 20, "seed": 1, "only": {"rows": [1, 2], "n": [17, 66_561]}}
+    report = verify(replace(contract, expect=expect), candidate, precision=precision("float32"), **few)
+    assert report.outcome == "within bounds" and report.examples < 20
+    assert list(report.not_judged) == ["this machine has too little memory for the exact result"]
 
 
 def test_an_empty_draw_that_is_not_judged_keeps_the_verdict():

@@ -45,7 +45,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
     **dict.fromkeys(
         (
             *("linear", "gemm", "gemv", "linear_add", "linear_backward", "quantize", "dequantize"),
-            *("gemv_quantized", "gemv_fixed_point"),
+            *("gemv_quantized", "gemm_quantized", "gemv_fixed_point"),
         ),
         OF_A_MATRIX,
     ),
@@ -56,7 +56,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
 
 
 def with_uses(contract: Contract) -> Contract:
-    """Add the published uses of a contract's dimensions, and a draw beyond each one that no other draw reaches."""
+    """Add to a contract the largest published use of each dimension, and a draw beyond it if there is none."""
     uses, widest = {}, {}
     known = {**BY_DIMENSION, **BY_OP.get(contract.name, {})}
     for reach in reaches(contract):

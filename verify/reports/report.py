@@ -141,11 +141,15 @@ def _large(contract: Contract, report: Report) -> str:
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}
-    for name, sizes in contract.large.sizes.items():
+    for name in {**contract.large.sizes, **contract.large.widest}:
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
-        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
+        if (
+            value in (*contract.large.sizes.get(name, ()), contract.large.widest.get(name))
+            and isinstance(value, int)
+            and value > usual.get(name, value)
+        ):
             return f"a large draw: earlier draws, with {name} up to {usual[name]:,}, were right"
     return ""
 
@@ -257,11 +261,25 @@ def _finite(number: float) -> float | None:
     return number if np.isfinite(number) else None  # JSON has no infinity
 
 
-def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
-    """Write a JUnit file: a test case per op and dtype. A suspicious result passes; the finding is its output."""
-    violated = sum(report.outcome == "violated" for report in reports)
-    suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
-    for report in reports:
+WRONG = ("violated",)  # outcomes that fail a run; --strict adds "suspicious"
+
+
+def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG) -> str:
+    """Write a JUnit file: a test case per op and dtype. `lines` are the lines that `verify` prints for each report.
+
+    A report with an outcome in `wrong` fails. A report without a verdict is skipped. A suspicious result that does not
+    fail has the lines as its output.
+    """
+    outcomes = [report.outcome for report in reports]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="llamaspec verify",
+        tests=str(len(reports)),
+        failures=str(sum(outcome in wrong for outcome in outcomes)),
+        skipped=str(outcomes.count("not judged")),
+        time=f"{sum(report.seconds for report in reports):.3f}",
+    )
+    for report, printed in zip(reports, lines, strict=True):
         case = ElementTree.SubElement(
             suite,
             "testcase",
@@ -269,37 +287,40 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
             name=f"{report.op} {report.dtype}",
             time=f"{report.seconds:.3f}",
         )
-        if report.worst.finding is None:
-            continue
-        text = "\n".join(counterexample(report, contracts.get(report.op)))
-        if report.outcome == "violated":
-            ElementTree.SubElement(case, "failure", message=report.worst.finding.message).text = text
-        else:
+        finding, text = report.worst.finding, "\n".join(printed)
+        if report.outcome == "not judged":
+            ElementTree.SubElement(case, "skipped", message=report.not_taken)
+        elif finding and report.outcome in wrong:
+            ElementTree.SubElement(case, "failure", message=f"{finding.kind}: {finding.message}").text = text
+        elif finding:
             ElementTree.SubElement(case, "system-out").text = text
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def as_annotations(reports: Sequence[Report]) -> list[str]:
-    """Write annotations for GitHub Actions: an error for each violation, a warning for each suspicious result.
+def as_annotations(
+    reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG
+) -> list[str]:
+    """Write annotations for GitHub Actions: an error for each outcome in `wrong`, else a warning if it is suspicious.
 
-    If the candidate is named by its file, the annotation points at the line of its definition.
+    The message is what `verify` prints (`lines`), without the verdict. If the candidate is named by its file, the
+    annotation points at the line of its definition.
     """
-    lines = []
-    for report in reports:
-        finding = report.worst.finding
-        if finding is None:
+    annotations = []
+    for report, printed in zip(reports, lines, strict=True):
+        if report.worst.finding is None:
             continue
-        kind = "error" if report.outcome == "violated" else "warning"
-        fields = {"title": f"{report.op} {report.dtype}", **_defined(report.candidate)}
-        message = f"{finding.kind}: {finding.message}; for {_draw(report.worst.draw)}"
-        lines.append(f"::{kind} {','.join(f'{k}={_escaped(v)}' for k, v in fields.items())}::{_escaped(message)}")
-    return lines
+        kind = "error" if report.outcome in wrong else "warning"
+        fields = {"title": f"{report.outcome}: {report.op} {report.dtype}", **_defined(report.candidate)}
+        properties = ",".join(f"{name}={_escaped(value, also=':,')}" for name, value in fields.items())
+        message = "\n".join(line.strip() for line in printed[1:])
+        annotations.append(f"::{kind} {properties}::{_escaped(message)}")
+    return annotations
 
 
-def _escaped(text: str) -> str:
-    """Escape the characters that end a field or a command of GitHub Actions."""
-    for character in "%\r\n:,":
+def _escaped(text: str, *, also: str = "") -> str:
+    """Escape the characters that end a command of GitHub Actions, and those in `also`, which end a property of it."""
+    for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
 

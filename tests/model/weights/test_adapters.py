@@ -57,7 +57,10 @@ def test_merged_and_applied_are_within_the_bounds_of_the_definition(scheme, dtyp
     ("scheme", "merges", "applies"), [(None, True, False), (None, False, True), ("q4", True, True)]
 )
 def test_products_apply_the_adapter_of_codes_and_one_that_is_chosen_per_request(scheme, merges, applies):
-    """Otherwise the adapter is merged. The shapes for compilation are the shapes of the loaded arrays."""
+    """Products apply an adapter of codes, or one that requests choose. Any other adapter is merged.
+
+    The shapes for compilation are the shapes of the loaded arrays.
+    """
     checkpoint = adapted(base(scheme), ADAPTER, merges=merges)
     params = load_params(checkpoint, dtype=FLOAT32, positions=4)
     shapes = abstract_params(CONFIG, dtype=FLOAT32, positions=4, tensors=checkpoint.tensors)
