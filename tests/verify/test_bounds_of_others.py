@@ -1,6 +1,4 @@
-"""For a bound of the same kind, our step-by-step derivation gives the number that another tool published
-(docs/others.md).
-"""
+"""For a bound of the same kind, our derivation gives the number that another tool published (docs/others.md)."""
 
 import re
 
