@@ -10,7 +10,8 @@ w* / 127, it takes the nearest levels v and then the best d for these levels:
     d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimizes sum_i w_i^2 (w_i - d v_i)^2
 
 It keeps the first d with the smallest sum. The codes are computed from d before it is rounded to float16: the
-nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code.
+nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code. With an importance of each
+column, c = importance sqrt(2 mean w_i^2 + w^2) replaces the factor w^2 of an error.
 
 MXFP4 is the OCP's microscaling format (see `mx`) as written by ggml: e = floor(log2(max |w|)) + 125. ggml computes log2
 in float32, so that a number slightly below 2^k gives k. A weight gets the nearest level, and on ties the level of
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers import ggml_search, packing
 from llamaspec.reference.quantizers.blocks import Quantized, in_float16
 from llamaspec.reference.quantizers.ggml_blocks import (
     BLOCK,
@@ -62,18 +63,25 @@ class NonLinear:
     weights = BLOCK
     bytes = 18
 
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Quantized:
         blocks = in_blocks(w, BLOCK)
         first = largest(blocks)
         in_float16(first / np.float32(127))  # refused before anything overflows
+        if importance is None:
+            c = blocks * blocks
+        else:
+            of_columns = importance.astype(np.float32).reshape(-1, BLOCK)
+            c = ggml_search.importances(blocks, of_columns, count=BLOCK // 2)
         zero = np.abs(first) < SMALLEST
         first = np.where(zero, 1, first)
-        along, across = _sums(blocks, 1 / (first / np.float32(127)))
+        along, across = _sums(blocks, c, 1 / (first / np.float32(127)))
         d = along / np.where(across == 0, 1, across)
         with np.errstate(over="ignore"):
             best = d * along  # the reduction of the sum of squares by d
         for t in range(-7, 8):
-            along, across = _sums(blocks, np.float32(t - 127) / first)
+            along, across = _sums(blocks, c, np.float32(t - 127) / first)
             fit = along / np.where(across == 0, 1, across)
             with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
                 better = (across > 0) & (along * along > best * across)
@@ -136,14 +144,16 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 
 
 def _sums(
-    blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
+    blocks: Float32[np.ndarray, "*batch block"],
+    c: Float32[np.ndarray, "*batch block"],
+    start: Float32[np.ndarray, "*batch"],
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum w^3 v and sum w^2 v^2 of each block.
+    """Return sum c w v and sum c v^2 of each block.
 
     v is the level nearest to `start` * w. Sums are in order and in float32.
     """
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
-    terms = blocks * blocks * levels
+    terms = c * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))
     return along, across
 
