@@ -47,6 +47,11 @@ from llamaspec.reference.quantizers.ggml_blocks import (
 )
 
 IQ4_NL_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+_LEVELS = IQ4_NL_LEVELS.astype(np.float32)
+_MIDDLES = IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]  # times 2
+_NEAREST = np.searchsorted(_MIDDLES, np.roll(np.arange(-256, 256), 256), side="right").astype(np.uint8)  # index -1: last
+    np.uint8
+)  # -1 is the last
 E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
@@ -75,17 +80,9 @@ class NonLinear:
             of_columns = importance.astype(np.float32).reshape(-1, BLOCK)
             c = ggml_search.importances(blocks, of_columns, count=BLOCK // 2)
         zero = np.abs(first) < SMALLEST
-        first = np.where(zero, 1, first)
-        along, across = _sums(blocks, c, 1 / (first / np.float32(127)))
-        d = along / np.where(across == 0, 1, across)
-        with np.errstate(over="ignore"):
-            best = d * along  # the reduction of the sum of squares by d
-        for t in range(-7, 8):
-            along, across = _sums(blocks, c, np.float32(t - 127) / first)
-            fit = along / np.where(across == 0, 1, across)
-            with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
-                better = (across > 0) & (along * along > best * across)
-                d, best = np.where(better, fit, d), np.where(better, fit * along, best)
+        d = _step(
+            *(np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c)), np.where(zero, 1, first)
+        )
         d = np.where(zero, 0, d)
         reciprocal = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d))
         return Quantized(nearest_level(blocks * reciprocal[..., None]).astype(np.uint8), in_float16(d))
@@ -137,25 +134,37 @@ class Microscaling:
 def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
     """Return the index of the IQ4_NL level nearest to `x`, the upper one on ties.
 
+    The middle of two neighboring levels is always a multiple of 1/2, so the index is the same for all `x` with the same
+    floor(2 x).
+
     >>> nearest_level(np.array([-4.6, -4.5, 7.0], np.float32))
-    array([7, 8, 9])
+    array([7, 8, 9], dtype=uint8)
     """
-    return np.searchsorted((IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]) / 2, x, side="right")
+    return _NEAREST[np.floor(x + x).clip(-256, 255).astype(np.int16)]
 
 
-def _sums(
-    blocks: Float32[np.ndarray, "*batch block"],
-    c: Float32[np.ndarray, "*batch block"],
-    start: Float32[np.ndarray, "*batch"],
-) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum c w v and sum c v^2 of each block.
+def _step(
+    w: Float32[np.ndarray, "32 blocks"], c: Float32[np.ndarray, "32 blocks"], first: Float32[np.ndarray, "*batch"]
+) -> Float32[np.ndarray, "*batch"]:
+    """Search d for each block, a column of `w`. `c` says how much the error of a weight counts; `first` is w*."""
+    shape, first = first.shape, first.reshape(-1)
 
-    v is the level nearest to `start` * w. Sums are in order and in float32.
-    """
-    levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
-    terms = c * levels
-    along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))
-    return along, across
+    def sums(start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return sum c w v and sum c v^2 of each block, where v is the level nearest to `start` * w."""
+        levels = _LEVELS[nearest_level(w * start)]
+        terms = c * levels
+        return ggml_search.total(terms * w), ggml_search.total(terms * levels)
+
+    along, across = sums(1 / (first / np.float32(127)))
+    d = along / np.where(across == 0, 1, across)
+    with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
+        best = d * along  # the reduction of the sum of squares by d
+        for t in range(-7, 8):
+            along, across = sums(np.float32(t - 127) / first)
+            fit = along / np.where(across == 0, 1, across)
+            better = (across > 0) & (along * along > best * across)
+            d, best = np.where(better, fit, d), np.where(better, fit * along, best)
+    return d.reshape(shape)
 
 
 def _power(exponents: UInt8[np.ndarray, "*batch"]) -> Float64[np.ndarray, "*batch"]:
