@@ -49,9 +49,8 @@ from llamaspec.reference.quantizers.ggml_blocks import (
 IQ4_NL_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 _LEVELS = IQ4_NL_LEVELS.astype(np.float32)
 _MIDDLES = IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]  # times 2
-_NEAREST = np.searchsorted(_MIDDLES, np.roll(np.arange(-256, 256), 256), side="right").astype(np.uint8)  # index -1: last
-    np.uint8
-)  # -1 is the last
+_HALVES = np.roll(np.arange(-256, 256), 256)  # item i is i, also for negative i, which NumPy counts from the end
+_NEAREST = np.searchsorted(_MIDDLES, _HALVES, side="right").astype(np.uint8)
 E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
