@@ -76,7 +76,7 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
     callback=lambda _context, _option, stated: named_values(stated),
     help="Set a variable of the chat template, such as enable_thinking=false. May be repeated.",
 )
-@click.option("--thoughts", is_flag=True, help="Show the reasoning of gpt-oss on stderr.")
+@click.option("--thoughts", is_flag=True, help="Show the model's reasoning on stderr.")
 @generation_options(512)
 @click.pass_obj
 def chat(
@@ -242,10 +242,10 @@ def _terminal_lines() -> Iterator[str]:
 class _Pressed:
     """Records whether Ctrl-C was pressed during an answer. A second press in the same answer raises KeyboardInterrupt.
 
-    Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
-    the prompt handles the key itself. A process without a prompt, which waits for the questions of another process,
-    raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several processes, so that
-    all stop after the same number of tokens.
+    Between answers, Ctrl-C is ignored if this process shows a prompt (`prompts`): the answer may have ended just before
+    the press, and the prompt handles the key itself. A process without a prompt, which waits for the questions of
+    another process, raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several
+    processes, so that all stop after the same number of tokens.
     """
 
     def __init__(self, agree: Callable[[bool], int], *, prompts: bool):

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llamaspec.commands.loading import open_model, prepare_jax
-from llamaspec.commands.options import MIXTURE_NAMES, MODEL, SCHEME_NAMES, Verb, tokenizer_option
+from llamaspec.commands.options import FILE, MIXTURE_NAMES, MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
 
@@ -36,19 +36,27 @@ from llamaspec.commands.progress import progress_bar
     type=click.Choice(["float32", "float16", "bfloat16"]),
     help="Store the matrices of a GGUF file in this dtype.  [default: as in SRC]",
 )
+@click.option(
+    "--adapter",
+    type=FILE,
+    metavar="DIR",
+    help="Merge the LoRA adapter in DIR, which `tune --lora` or PEFT wrote, into the weights, before --quantize.",
+)
 @tokenizer_option
-def convert(source: str, destination: str, **options: Any):
+def convert(source: str, destination: str, adapter: str | None, **options: Any):
     """Convert a checkpoint to another format, or quantize it.
 
     DST is a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf). Weights stay the same bit
-    for bit, unless --quantize or --dtype changes the matrices. A GGUF file and a directory include the tokenizer. DST
-    must not exist yet, and appears only when it is complete.
+    for bit, unless --quantize, --dtype or --adapter changes the matrices. A GGUF file and a directory include the
+    tokenizer. DST must not exist yet, and appears only when it is complete.
 
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
+    llamaspec convert stories robot-stories --to safetensors --adapter robot
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
+    from llamaspec.model.checkpoints.adapter import merged
     from llamaspec.model.convert import CALIBRATED, check_request
     from llamaspec.model.convert import convert as write
 
@@ -59,7 +67,11 @@ def convert(source: str, destination: str, **options: Any):
         check_request(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    checkpoint = open_model(source)
+    checkpoint = open_model(source, adapter)
+    in_codes = sum(bool(tensor.applies) for tensor in checkpoint.tensors.values())
+    checkpoint = merged(checkpoint)
+    if in_codes and not options["quantize"]:
+        say(f"{in_codes} quantized matrices become float32, to hold the adapter exactly; --quantize makes them smaller")
     if options["calibration"]:
         prepare_jax()
     done, sizes = 0, {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}

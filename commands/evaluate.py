@@ -34,7 +34,7 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--by-tensor",
     is_flag=True,
-    help="With --against: print the cost of each tensor that differs, exchanged one at a time.",
+    help="With --against: exchange one differing tensor at a time, and print the KL divergence that it causes.",
 )
 @click.option("--stride", type=int, metavar="N", help="Move the window by N tokens.  [default: half of the context]")
 @combined(tokenizer_option, running_options, processes_options, emulate_option, json_option)
@@ -45,15 +45,16 @@ def evaluate(
     by_tensor: bool,
     stride: int | None,
     tokenizer: str | None,
+    adapter: str | None,
     as_json: bool,
     **options: Any,
 ):
     """Measure how well a model predicts a text.
 
     Prints perplexity and bits per byte. Reads the text in windows of --context tokens, and scores each
-    token once. --against MODEL2 also prints the KL divergence between the predictions of the two models,
-    such as the cost of a quantization scheme. MODEL2 runs without --quantize, --cache and
-    --emulate-activations.
+    token once. --against MODEL2 also prints the KL divergence between the predictions of the two models.
+    This measures, for example, what a quantization scheme costs. MODEL2 runs without --adapter,
+    --quantize, --cache and --emulate-activations.
 
     \b
     llamaspec eval Llama-3.2-1B --text wiki.txt
@@ -68,7 +69,7 @@ def evaluate(
     from llamaspec.model.insight.evaluation_report import as_text
     from llamaspec.model.options import RunOptions, choose_context
 
-    checkpoint, _ = open_with_tokenizer(model, tokenizer)
+    checkpoint, _ = open_with_tokenizer(model, tokenizer, adapter)
     base = open_with_tokenizer(against, tokenizer)[0] if against else None
     models = [checkpoint, *([base] if base else [])]
     read = evaluation.text_for(models, text, tokenizer=tokenizer)
@@ -96,7 +97,7 @@ def evaluate(
                 evaluated = evaluation.compare(running, base_running, read, progress=progress, **windows)
         else:
             evaluated = evaluation.evaluate(running, read, progress=progress, **windows)
-    request = {"model": model, "text": text, "against": against, **options, **windows}
+    request = {"model": model, "text": text, "against": against, "adapter": adapter, **options, **windows}
     report = report_of(evaluated, costs, **request)
     if as_json:
         write_json(report)

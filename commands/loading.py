@@ -88,33 +88,40 @@ def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> s
     return f"{NAME} sets {', '.join(listed)}; --no-generation-config ignores the file" if listed else ""
 
 
-def open_model(model: str) -> Checkpoint:
-    """Open a model, and print its notes on stderr, such as a list of tensors that were left out."""
+def open_model(model: str, adapter: str | None = None) -> Checkpoint:
+    """Open a model with an adapter or without, and print its notes on stderr, such as a list of unused tensors."""
     from llamaspec.model.checkpoints.open import open_checkpoint
 
-    return _print_notes(open_checkpoint(model))
+    return _print_notes(_adapted(open_checkpoint(model), adapter))
 
 
-def open_to_run(model: str, tokenizer: str | None) -> Checkpoint:
-    """Open a model, and print its notes on stderr, as `open_model` does.
+def _adapted(checkpoint: Checkpoint, adapter: str | None) -> Checkpoint:
+    from llamaspec.model.checkpoints.adapter import with_adapter
 
-    If the model has a tokenizer, adds its eos_token and clears unused rows of the embedding (`of_model.fitted`).
+    return checkpoint if adapter is None else with_adapter(checkpoint, adapter)
+
+
+def open_to_run(model: str, tokenizer: str | None, adapter: str | None = None) -> Checkpoint:
+    """Open a model with an adapter or without, and print its notes on stderr, as `open_model` does.
+
+    If the model has a tokenizer, generation also ends at the tokenizer's eos_token, and unused rows of the embedding
+    become 0 (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted_if_any
 
-    return _print_notes(fitted_if_any(open_checkpoint(model), tokenizer))
+    return _print_notes(fitted_if_any(_adapted(open_checkpoint(model), adapter), tokenizer))
 
 
-def open_with_tokenizer(model: str, tokenizer: str | None) -> tuple[Checkpoint, Tokenizer]:
-    """Open a model and its tokenizer, and print the model's notes on stderr, as `open_model` does.
+def open_with_tokenizer(model: str, tokenizer: str | None, adapter: str | None = None) -> tuple[Checkpoint, Tokenizer]:
+    """Open a model, with an adapter or without, and its tokenizer. Print the model's notes, as `open_model` does.
 
-    Adds the tokenizer's eos_token to the model's, and clears unused rows of the embedding (`of_model.fitted`).
+    Generation also ends at the tokenizer's eos_token, and unused rows of the embedding become 0 (`of_model.fitted`).
     """
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.tokenizers.of_model import fitted, tokenizer_of
 
-    checkpoint = open_checkpoint(model)
+    checkpoint = _adapted(open_checkpoint(model), adapter)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
     return _print_notes(fitted(checkpoint, vocabulary)), vocabulary
 
@@ -151,7 +158,7 @@ def load(
 
     clock = clock or StartClock()
     clock.begin("read")
-    checkpoint, tokenizer = open_with_tokenizer(options["model"], options["tokenizer"])
+    checkpoint, tokenizer = open_with_tokenizer(options["model"], options["tokenizer"], options["adapter"])
     context = choose_context(options["context"], checkpoint.config.context)
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:

@@ -27,7 +27,15 @@ from llamaspec.commands.progress import progress_bar
     "--out", required=True, metavar="FILE.npy", help="Write the logits to this file. An existing file is replaced."
 )
 @combined(model_option, tokenizer_option, running_options, processes_options, emulate_option)
-def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
+def logits(
+    ids: str | None,
+    prompt: str | None,
+    out: str,
+    model: str,
+    tokenizer: str | None,
+    adapter: str | None,
+    **options: Any,
+):
     """Write the logits after each token to a NumPy file.
 
     The array has the shape [seq, vocab]. Its dtype is float32, or float64 with --backend reference.
@@ -44,11 +52,11 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
     if ids is not None:
-        checkpoint = open_to_run(model, tokenizer)
+        checkpoint = open_to_run(model, tokenizer, adapter)
         sequence = parse_ids(ids, checkpoint.config.vocab)
     else:
         assert prompt is not None
-        checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
+        checkpoint, vocabulary = open_with_tokenizer(model, tokenizer, adapter)
         sequence = encode_text(vocabulary, prompt)
     check_length(sequence, choose_context(options["context"], checkpoint.config.context))
     with new_file(out, replace=True) as staged:

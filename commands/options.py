@@ -19,7 +19,9 @@ COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # sections of a verb's help and their parameters; all others come before these
-    "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
+    "Model and memory": (
+        "model", "tokenizer", "adapter", "context", "dtype", "quantize", "cache", "backend", "kernels",
+    ),
     "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
         *SAMPLING, "no_generation_config", "seed", "stop", "max_new_tokens",
@@ -203,12 +205,14 @@ quantize_option = click.option(
     type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme while loading.  [default: keep them as stored]",
 )
-devices_option = click.option(
-    "--devices",
-    type=COUNT,
-    metavar="N",
-    help="Run the model on N devices, or on N virtual devices of a CPU.  [default: 1; with --processes, all their "
-    "devices]",
+devices_option, devices_of_processes_option = (
+    click.option(
+        "--devices",
+        type=COUNT,
+        metavar="N",
+        help=f"Run the model on N devices, or on N virtual devices of a CPU.  [default: {default}]",
+    )
+    for default in ("1", "1; with --processes, all their devices")
 )
 parallel_option = click.option(
     "--parallel",
@@ -258,8 +262,22 @@ _backend = click.option(
     show_default=True,
     help="Run compiled JAX, or the float64 NumPy reference.",
 )
+adapter_option = click.option(
+    "--adapter",
+    type=FILE,
+    metavar="DIR",
+    help="Run the model with the LoRA adapter in DIR, which `tune --lora` or PEFT wrote.",
+)
 running_options = combined(
-    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
+    adapter_option,
+    _context,
+    _dtype,
+    quantize_option,
+    _cache,
+    _backend,
+    kernels_option,
+    devices_of_processes_option,
+    parallel_option,
 )
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 

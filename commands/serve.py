@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +34,7 @@ from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
     from llamaspec.model.chat.template import ChatTemplate
+    from llamaspec.model.checkpoints.adapter import Adapter
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
     from llamaspec.model.options import SamplingOptions
     from llamaspec.model.tokenizers.tokenizer import Tokenizer
@@ -47,6 +50,19 @@ NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     least = COUNT if kind is int else POSITIVE
     return click.option(name, type=least, default=default, metavar="N", show_default=True, help=text)
+
+
+def named_folders(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Parse NAME=DIR pairs. Raises click.BadParameter for a pair without a name or folder, and for a second NAME."""
+    folders: dict[str, str] = {}
+    for pair in values:
+        name, _, folder = pair.partition("=")
+        if not (name.isprintable() and name and folder):
+            raise click.BadParameter(f"expected NAME=DIR, got {pair!r}")
+        if name in folders:
+            raise click.BadParameter(f"two adapters have the name {name}")
+        folders[name] = folder
+    return folders
 
 
 @click.command(cls=Verb)
@@ -65,7 +81,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Require this key; may be repeated. In the variable LLAMASPEC_API_KEY, the key is not in the process list.",
+    help="Require this key; may be repeated. To keep the key out of the process list, set LLAMASPEC_API_KEY instead.",
 )
 @click.option("--no-api-key", is_flag=True, help="Let other machines connect without a key.")
 @click.option(
@@ -73,6 +89,14 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     multiple=True,
     metavar="ORIGIN",
     help="Accept requests from web pages of this origin, such as https://example.org.",
+)
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    callback=named_folders,
+    metavar="NAME=DIR",
+    help="Also serve the model with the LoRA adapter in DIR, as the model NAME. May be repeated.",
 )
 @template_option
 @combined(
@@ -112,6 +136,7 @@ def serve(model: str | None, **options: Any):
     \b
     llamaspec serve
     llamaspec serve path/to/Llama-3.2-1B-Instruct --quantize q8 --port 8080
+    llamaspec serve stories --adapter robot=tuned --adapter polite=dpo
     """
     model = model or default_model()
     try:
@@ -150,6 +175,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
     if sampling and (stated := file_message(sampling)):
         say(stated)
     choose_context(options["context"], checkpoint.config.context)
+    adapters = _adapters(model, options["adapters"], checkpoint)
     with progress_bar() as progress:
         prepare_jax()
         from llamaspec.serving.loading import load_engine
@@ -162,19 +188,35 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
+            adapters=adapters,
             step_seconds=options["step_seconds"],
             progress=progress,
         )
     from llamaspec.serving.watchdog import DeviceHangs
 
     try:
-        site = _site(model, options, checkpoint, tokenizer, engine, limits, access, sampling=sampling)
+        site = _site(
+            model, options, checkpoint, tokenizer, engine, limits, access, adapters=adapters, sampling=sampling
+        )
         if not _run(site, bound, model):
             if isinstance(engine.failed, DeviceHangs):
                 _end_at_once(f"the device hangs: {engine.failed}")
             fail(f"the engine failed: {engine.failed!r}", 1)
     finally:
         engine.close()
+
+
+def _adapters(model: str, folders: Mapping[str, str], checkpoint: Checkpoint) -> dict[str, Adapter]:
+    """Read the adapters, and print notes on stderr. Raises click.UsageError for an adapter with the model's name."""
+    from llamaspec.model.checkpoints.adapter import note_of_base, read_adapter
+
+    if _name(model) in folders:
+        raise click.UsageError(f"--adapter {_name(model)}: the model has this name, so the adapter needs another one")
+    adapters = {name: read_adapter(folder, checkpoint.config) for name, folder in folders.items()}
+    for name, adapter in adapters.items():
+        for note in note_of_base(adapter, checkpoint, folders[name]):
+            say(note)
+    return adapters
 
 
 def _run(site: Site, bound: socket.socket, model: str) -> bool:
@@ -233,6 +275,7 @@ def _site(
     limits: ClientLimits,
     access: Access,
     *,
+    adapters: Mapping[str, Adapter],
     sampling: SamplingOptions | None,
 ) -> Site:
     """Build the site that answers HTTP requests with an engine.
@@ -244,6 +287,7 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
@@ -268,9 +312,11 @@ def _site(
     about = ModelCard(name, int(time.time()), owner, engine.context)
     api = Api(
         *(engine, prompts, about, Metrics(engine)),
-        fingerprint=_fingerprint(name, options, tokenizer, template, sampling),
+        fingerprint=_fingerprint(name, options, tokenizer, template, sampling, adapters),
         request_seconds=limits.request_seconds,
+        adapters=[*adapters],
         sampling=sampling,
+        pooling=read_pooling(place_of(model)),
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:
@@ -296,8 +342,9 @@ def _fingerprint(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     sampling: SamplingOptions | None,
+    adapters: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> str:
-    """Hash all inputs of an answer except the request: model, tokenizer, template, programs and options."""
+    """Hash all inputs of an answer except the request: model, tokenizer, template, programs, options and adapters."""
     import hashlib
 
     from llamaspec.model.running.program_store import SERVING_SOURCES, facts
@@ -318,6 +365,7 @@ def _fingerprint(
     # with characters of many kinds.
     parts = repr(
         [name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen, sampling]
+        + [(adapter_name, adapter.digest()) for adapter_name, adapter in adapters.items()]
     )
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.loading import prepare_jax
-from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, processes_options
+from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_of_processes_option, processes_options
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar, training_progress
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."
 )
-@devices_option
+@devices_of_processes_option
 @processes_options
 @click.option("--fsdp", is_flag=True, help="With --devices: also shard weights and optimizer state.")
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")

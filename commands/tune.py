@@ -49,7 +49,10 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
 
 
 def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Parse a share between 0 and 1, or "2:4", which gives (2, 4). Raises BadParameter for other text."""
+    """Parse the share of weights that pruning keeps, between 0 and 1, or "2:4", which gives (2, 4).
+
+    Raises BadParameter for other text.
+    """
     if value is None or value == "2:4":
         return (2, 4) if value else None
     with suppress(ValueError):
@@ -85,17 +88,17 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--quantize",
     type=click.Choice(SCHEME_NAMES),
-    help="With --lora: keep the model in these codes (QLoRA). Without: learn weights that survive rounding to q8, "
-    "q8_row or q4, for `convert --quantize` (QAT).",
+    help="With --lora: keep the model in these codes (QLoRA). Without --lora: learn weights that survive rounding to "
+    "q8, q8_row or q4, for `convert --quantize` (QAT).",
 )
 @click.option(
     "--prune",
     callback=kept_share,
     metavar="SHARE|2:4",
-    help="Keep the largest weights of each matrix, a share of them such as 0.5 or 2 of every 4, and train them.",
+    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4).",
 )
 @click.option(
-    "--beta", type=POSITIVE, help="With --method preference: count the margin of a pair BETA times.  [default: 0.1]"
+    "--beta", type=POSITIVE, help="With --method preference: multiply the margin of a pair by BETA.  [default: 0.1]"
 )
 @click.option(
     "--teacher", type=MODEL, help="With --method distill: learn from this model.  [default: MODEL with all layers]"
@@ -129,10 +132,16 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(["cosine", "linear", "constant", "wsd"]),
     default="cosine",
     show_default=True,
-    help="Let the learning rate fall to 0 along a cosine, along a line, not at all, or in the last fifth (wsd).",
+    help="Let the learning rate fall to 0 along a cosine or a line, stay constant, or fall to 0 in the last fifth of "
+    "the steps (wsd).",
 )
 @click.option(
-    "--warm-up", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Raise it over N steps first."
+    "--warm-up",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Let the learning rate rise from 0 in the first N steps.",
 )
 @click.option("--decay", type=click.FloatRange(0), default=0.0, show_default=True, help="Set AdamW's weight decay.")
 @click.option("--accumulate", type=COUNT, metavar="N", help="Compute each step in N parts: less memory, same gradient.")
@@ -140,10 +149,16 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Compute in this dtype. What is trained stays in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
+    help="Compute in this dtype. The trained weights stay in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
 )
 @click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides the order of the examples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Set the seed that decides the order of the examples.",
+)
 @click.option("--eval-every", type=COUNT, default=100, show_default=True, metavar="N", help="Evaluate every N steps.")
 @click.option(
     "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."
@@ -157,13 +172,14 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 def tune(model: str, out: str | None, show: int | None, plot: str | None, as_json: bool, **options: Any):
     """Fine-tune a model on your examples.
 
-    A line of FILE is a JSON object: {"messages": [{"role": "user", "content": "..."}, ...]}, of which the
-    assistant's answers are learned, {"prompt": ..., "completion": ...}, or {"text": ...}. Every twentieth
-    example is held out to measure the loss. Run with --show 3 first, to see what will be learned.
+    A line of FILE is a JSON object: {"prompt": ..., "completion": ...}, {"text": ...}, or {"messages":
+    [{"role": "user", "content": "..."}, ...]}. Of messages, the model learns only the assistant's answers.
+    Every twentieth example is held out to measure the loss. Run with --show 3 first, to see what will be
+    learned.
 
-    A preference is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of messages, and a
-    question with a reward for its exact answer is {"prompt": ..., "answer": "..."}.
-    With --lora, DIR gets an adapter in PEFT's format, and otherwise DIR/model a whole model.
+    For --method preference, a line is {"prompt": ..., "chosen": ..., "rejected": ...}, with texts or lists of
+    messages. For --method reward, it is {"prompt": ..., "answer": "..."}, and only this exact answer gets a
+    reward. With --lora, DIR gets an adapter in PEFT's format, otherwise DIR/model gets a whole model.
 
     \b
     llamaspec tune stories --data chat.jsonl --show 3
@@ -246,9 +262,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
-        result = tune_model(
-            checkpoint, tokenizer, template, data, out, recipe, base=model, report=report, progress=progress, **running
-        )
+        running |= {"report": report, "note": say, "progress": progress}
+        result = tune_model(checkpoint, tokenizer, template, data, out, recipe, base=model, **running)
     if plot:
         draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"

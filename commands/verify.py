@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.loading import cache_folder
-from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
+from llamaspec.commands.options import (
+    COUNT,
+    POSITIVE,
+    Verb,
+    adapter_option,
+    devices_option,
+    json_option,
+    parallel_option,
+)
 from llamaspec.commands.output import write, write_json, write_rows
 from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
@@ -52,8 +60,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--loose",
-    metavar="u=DTYPE",
-    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16.",
+    metavar="u=NAME",
+    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16, or "
+    "float32 matrices may be multiplied by tf32x3 or bf16x3.",
 )
 @click.option("--device", help="Device of the candidate's arrays, as the array library calls it: cpu, gpu, cuda:1.")
 @click.option(
@@ -73,7 +82,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for one call of the candidate, with its compilation.",
+    help="Time limit in seconds for one call of the candidate, including its compilation.",
 )
 @click.option(
     "--shapes", type=COUNT, help="Draw at most N different shapes, since each is compiled.  [default: 64 for jax]"
@@ -118,6 +127,7 @@ if TYPE_CHECKING:
 @click.option("--github", is_flag=True, help="Write violations as GitHub Actions annotations to stderr.")
 @click.option("--model", metavar="MODEL", help="Check a whole model instead, and print the first wrong op.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: run this implementation of the ops.")
+@adapter_option
 @devices_option
 @parallel_option
 @click.option(
@@ -161,6 +171,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         raise click.UsageError("--against and --at need --time")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices needs --model")
+    if options["adapter"] and not options["model"]:
+        raise click.UsageError("--adapter needs --model")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
@@ -291,7 +303,7 @@ def _verify(
 ):
     from llamaspec.commands.verify_page import page
     from llamaspec.verify.campaign import again, run, run_side_by_side
-    from llamaspec.verify.reports.report import as_annotations, as_json, as_junit
+    from llamaspec.verify.reports.report import WRONG, as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -323,18 +335,19 @@ def _verify(
                         write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
         except (ImportError, ValueError) as error:  # raised below, after we print the verdicts so far
             problem = error
+    wrong = (*WRONG, "suspicious") if options["strict"] else WRONG
     if reports or not problem:
         if as_json_text:
             write_json(as_json(reports))
         if options["github"]:
-            click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
+            annotations = as_annotations(reports, printed, wrong=wrong)
+            click.echo("".join(f"{line}\n" for line in annotations), nl=False, err=True)
         if options["junit"]:
-            _save(options["junit"], as_junit(reports, contracts))
+            _save(options["junit"], as_junit(reports, printed, wrong=wrong))
         if options["html"]:
             _save(options["html"], page(reports, contracts, printed))
     if problem:
         raise problem
-    wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
 
@@ -368,7 +381,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     from llamaspec.verify.campaign import Campaign
     from llamaspec.verify.catalogue import CONTRACTS
     from llamaspec.verify.draws.domain import choices
-    from llamaspec.verify.loose import dtype_of, dtypes_for
+    from llamaspec.verify.loose import dtypes_for, unit_of
 
     names = (
         *(
@@ -385,7 +398,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         ),
         *("timed", "against"),
     )
-    dtypes, loose = options["dtypes"], options["loose"] and dtype_of(options["loose"])
+    dtypes, loose = options["dtypes"], options["loose"] and unit_of(options["loose"])
     if loose:
         dtypes = dtypes_for(loose, dtypes)
     return Campaign(

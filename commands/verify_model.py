@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def verify_model(
-    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
-    **_: Any,
+    *, model: str, adapter: str | None, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int,
+    parallel: str, **_: Any,
 ):  # fmt: skip
     """Check each op of a model against the reference, on a prompt of random tokens and two decode steps."""
     from llamaspec.model.candidates.walking import chosen_ops
     from llamaspec.verify.judging.walk import table
     from llamaspec.verify.reports.report import counterexample
 
-    checkpoint = open_model(model)
+    checkpoint = open_model(model, adapter)
     click.echo(f"seed {seed}", err=True)
     wrong = False
 

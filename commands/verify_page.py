@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from llamaspec.verify.judging.judge import Point
     from llamaspec.verify.judging.runner import Report
 
+WITHIN, BEYOND = "within", "beyond"  # series of a chart
 LEAST = 1e-6  # we plot only errors of at least this share of their bound
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
-pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 13px; line-height: 1.4 }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 1em }
+h2 { overflow-wrap: anywhere }
+pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; overflow-wrap: anywhere }
+pre { font-size: 13px; line-height: 1.4 }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(540px, 100%), 1fr)); gap: 1em }
+.wide { overflow-x: auto }
 .plots svg text { font-size: 14px }
 .plots svg { width: 100%; height: auto; border: 1px solid #ddd }
 table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: left; border-bottom: 1px solid #ddd }
@@ -52,7 +56,7 @@ def _summary(reports: Sequence[Report]) -> str:
     ]
     heads = ("verdict", "op", "dtype", "candidate", "examples", "numbers compared", "of the bound, at most")
     head = "".join(f"<th>{head}</th>" for head in heads)
-    return f"<table>\n<tr>{head}</tr>\n{chr(10).join(rows)}\n</table>"
+    return f'<div class="wide"><table>\n<tr>{head}</tr>\n{chr(10).join(rows)}\n</table></div>'
 
 
 def _plots(report: Report) -> Iterator[str]:
@@ -79,21 +83,22 @@ def _plots(report: Report) -> Iterator[str]:
             rows = _shares(plotted, numbers)
             yield svg.scatter(f"Share of the bound by {what}", remark, rows, x=x, y="error / bound", level=1)
     kinds = {
-        f"{name}: {kind}": {"share": share}
+        f"{name}: {kind}": {WITHIN if share <= 1 else BEYOND: share}
         for name, used in report.shares_used.items()
         if set(used) <= set(KINDS)
         for kind, share in sorted(used.items(), key=lambda entry: -entry[1])
-        if isfinite(share)
+        if share
     }
     if kinds:
-        yield svg.bars("Share of the bound by kind of array", "the largest share over all draws", kinds)
+        remark = "the largest share over all draws"
+        yield svg.bars("Share of the bound by kind of array", remark, kinds, names=(WITHIN, BEYOND))
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
-    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both keys, so that each keeps its color
+    rows: dict[str, list[tuple[int, float]]] = {WITHIN: [], BEYOND: []}  # both keys, so that each keeps its color
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
-        rows["within" if share <= 1 else "beyond"].append((number, share))
+        rows[WITHIN if share <= 1 else BEYOND].append((number, share))
     return rows
 
 
@@ -112,5 +117,5 @@ def _draw_rows(report: Report, contract: Contract | None) -> Iterator[str]:
         for name, value, meaning in legend(contract, examination.draw)
     ]
     title = "The counterexample's draw" if report.worst.finding else "The draw nearest to its bound"
-    yield f"<h3>{title}</h3>\n<table>\n{chr(10).join(rows)}\n</table>"
+    yield f'<h3>{title}</h3>\n<div class="wide"><table>\n{chr(10).join(rows)}\n</table></div>'
     yield f"<p>Domain: {escape(contract.domain)}<br>Bound: {escape(contract.bound)}</p>"

@@ -140,7 +140,10 @@ def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
 
 
 def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts: Int[Array, " batch"]) -> Rows:
-    """Write `new` keys or values into `rows`, from position `starts` of each sequence on, in the dtype of `rows`."""
+    """Return `rows` with `new` keys or values written at consecutive positions, in the dtype of `rows`.
+
+    `starts` has the first of these positions for each sequence.
+    """
     new = new.swapaxes(1, 2)  # [batch, kv_heads, seq, head_dim]
     new = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
     return jax.vmap(lambda old, new, start: lax.dynamic_update_slice(old, new, (0, start, 0)))(rows, new, starts)

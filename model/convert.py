@@ -41,7 +41,9 @@ def check_request(
     if quantize and quantize not in SCHEMES_OF[to]:
         raise ValueError(f"--quantize {quantize} is not supported for {to} (only {', '.join(SCHEMES_OF[to])})")
     if quantize in CALIBRATED and not calibration:
-        raise ValueError(f"--quantize {quantize} needs --calibration: a text file like the texts for the model")
+        raise ValueError(
+            f"--quantize {quantize} needs --calibration FILE, with a text that is typical of the model's use"
+        )
     if calibration and quantize not in CALIBRATED:
         raise ValueError(f"--calibration works only with --quantize {', '.join(CALIBRATED)}")
     if to != "gguf" and dtype:

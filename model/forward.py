@@ -185,7 +185,10 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
-    """Return the positions with the RoPE angles of `layer`: from `theta`, from `local_theta`, or zero without RoPE."""
+    """Return the positions with the cosines and sines for RoPE in `layer`.
+
+    Their angles come from `theta` or from `local_theta`. In a layer without RoPE, the angles are 0.
+    """
     if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):

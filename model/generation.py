@@ -14,7 +14,7 @@ class Token(NamedTuple):
     """A generated token, and the text that can be shown once the token is known.
 
     `text` is empty while a character is incomplete, or while the text may be the beginning of a stop string. If the
-    model writes to channels, its reasoning is in `thoughts`, not in `text`.
+    model marks its reasoning, the reasoning is in `thoughts`, not in `text`.
     """
 
     id: int
@@ -33,7 +33,8 @@ class Timings(NamedTuple):
 class Generation(Iterator[Token]):
     """A completion in progress.
 
-    Iterate over it to get tokens as they are drawn. `completion` contains the text so far.
+    Iterate over it to get tokens as they are drawn. `completion` contains the text so far, and `thoughts` the reasoning
+    so far.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Generation(Iterator[Token]):
         self.seed = seed
         self.ids: list[int] = []  # every token drawn, including one that stopped the completion
         self.completion = ""
+        self.thoughts = ""  # the reasoning, if the model marks it
         self.finish_reason: FinishReason | None = None  # None: not finished
         self.channels = channels  # None: all text belongs to the answer
         self._text = StopTexts(stop_texts)
@@ -94,6 +96,7 @@ class Generation(Iterator[Token]):
                 heard = self.channels.feed(token, spelled) if self.channels else ChannelText(spelled)
                 if last and self.channels:  # release the text that `channels` still holds back
                     heard = heard._replace(text=heard.text + self.channels.hear("").text)
+                self.thoughts += heard.thoughts
                 text = self._text.feed(heard.text)
                 if last and not self._text.stopped:
                     text += self._text.finish()
@@ -109,11 +112,13 @@ class Generation(Iterator[Token]):
                 yield from self._end(reason)
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
-        """End a generation whose last burst has no tokens: yield the text that was held back, with the id of the last
-        token.
+        """Yield the text that was held back, if a generation ends without a new token.
+
+        The item has the id of the last token.
         """
         last_text = self._decoder.finish()
         heard = self.channels.hear(last_text) if self.channels else ChannelText(last_text)
+        self.thoughts += heard.thoughts
         text = self._text.feed(heard.text) + self._text.finish()
         self.completion += text
         self.finish_reason = reason

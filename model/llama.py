@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from llamaspec.model.chat.channels import Channels
+from llamaspec.model.checkpoints.adapter import with_adapter
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.mapped import refused_if_cut_short
@@ -219,6 +220,7 @@ def load(
     path: str | Path,
     *,
     tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
     context: int | None = None,
     dtype: DtypeName | None = None,
     backend: BackendName = "jax",
@@ -234,6 +236,8 @@ def load(
     """Load a checkpoint (a GGUF file, a file of llama2.c or a Hugging Face directory) and its tokenizer.
 
     - `tokenizer` is a file or directory; None looks inside and next to the model.
+    - `adapter` is the folder of a LoRA adapter in PEFT's format. Matrices of floats are merged with it. Quantized
+      matrices keep their codes, and products add the adapter's part.
     - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
     - `dtype` is the dtype of activations and of weights that are not quantized. None is float32 on a CPU; on a GPU it
       is bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
@@ -273,7 +277,7 @@ def load(
         parallel=parallel,
     )
     with refused_if_cut_short():
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path) if adapter is None else with_adapter(open_checkpoint(path), adapter)
         vocabulary = tokenizer_of(checkpoint, tokenizer)
         checkpoint = fitted(checkpoint, vocabulary)
         for note in checkpoint.notes:
@@ -333,7 +337,7 @@ def load_backend(
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if options.cache == "int8" else dtype,
-        wide=wide_chunks(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
+        wide=wide_chunks(device.platform, capacity, codes=any(tensor.stored.codes for tensor in run.tensors.values())),
     )
     placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
     if options.devices != 1:
@@ -352,6 +356,6 @@ def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) ->
     """
     if dtype:
         return np.dtype(dtype)
-    stored = [run.tensors[name] for name in quantizable(run.config)] if run else []
+    stored = [run.tensors[name].stored for name in quantizable(run.config)] if run else []
     wide = bool(stored) and all(tensor.codes is None and tensor.dtype.itemsize >= 4 for tensor in stored)
     return np.dtype(np.float32) if platform == "cpu" or wide else np.dtype(ml_dtypes.bfloat16)

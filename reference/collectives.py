@@ -20,7 +20,7 @@ byte (Hockney, 1994). For arrays of m bytes:
 
     ring all-reduce     2 (n - 1) steps, each m / n bytes       2 (n - 1) (alpha + beta m / n)
     tree all-reduce     2 ceil(log2 n) steps, each m bytes      2 ceil(log2 n) (alpha + beta m)
-    one-shot            one step, everyone reads everyone's     alpha + (n - 1) beta m
+    one-shot            one step, each device reads all arrays  alpha + (n - 1) beta m
 
 The ring sends the minimum number of bytes per device, 2 (n - 1) / n of m (Patarasuk & Yuan, 2009), so it wins for
 large arrays. When a single token is decoded, the vectors are so small that alpha dominates, and fewer steps win.

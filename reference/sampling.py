@@ -9,9 +9,9 @@ randomness. `distribution` applies the filters in this order:
     temperature          p = softmax(logits / T); T = 0 is greedy: all probability on the largest logit
     top-k                keep a token if fewer than k are more probable
                          (Fan et al., 2018, https://arxiv.org/abs/1805.04833)
-    top-p                keep a token if the more probable tokens together have less than top_p
+    top-p                keep a token if the more probable tokens together have less than `top_p`
                          (Holtzman et al., 2019, https://arxiv.org/abs/1904.09751)
-    min-p                keep a token if its probability is at least min_p times the largest one
+    min-p                keep a token if its probability is at least `min_p` times the largest one
                          (Nguyen et al., 2024, https://arxiv.org/abs/2407.01082)
 
 Each filter is followed by a renormalization. Tokens of equal probability are kept or dropped together,

@@ -10,6 +10,7 @@ from llamaspec.serving.openai_answers import FinishReason, Usage
 from llamaspec.serving.prompts import Prompt, too_long
 from llamaspec.serving.request import (
     NO_WAY_ON,
+    Deliver,
     Engine,
     Event,
     Finished,
@@ -53,7 +54,7 @@ class Choice:
 
     @property
     def ended(self) -> bool:
-        """Whether this choice is complete or has failed."""
+        """True if this choice is complete or has failed."""
         return self.finish_reason is not None or self.refusal is not None
 
     def take(self, event: Event) -> None:
@@ -71,7 +72,7 @@ class Choice:
                 self._reader.finish()
                 self.finish_reason = REASONS[reason]
             case Finished():
-                self.refusal = _refusal(event)
+                self.refusal = refusal_of(event)
 
     def piece(self) -> AnswerPiece:
         """Return the text and tokens that are new since the last call."""
@@ -108,7 +109,7 @@ class Answering:
 
     @property
     def open(self) -> bool:
-        """Whether at least one choice is unfinished."""
+        """True if at least one choice is unfinished."""
         return not all(choice.ended for choice in self.choices)
 
     @property
@@ -152,18 +153,8 @@ class Answering:
                 self._engine.cancel(choice.number)
 
     def _submit(self, choice: Choice) -> None:
-        try:
-            choice.number = self._engine.submit(choice.request, partial(self._inbox.put, choice.index))
-        except QueueFull as error:
-            if self._engine.failed:
-                raise Refusal("the engine has failed", status=503, code="engine_failed") from None
-            self._metrics.refused.labels("queue").inc()
-            raise queue_full(str(error)) from None
-        except PromptTooLong:
-            length = f"{len(choice.prompt.ids):,} tokens"
-            raise too_long(length, self._engine.context, choice.prompt.param) from None
-        except ValueError as error:
-            raise Refusal(str(error)) from None
+        deliver = partial(self._inbox.put, choice.index)
+        choice.number = submit(self._engine, choice.request, deliver, choice.prompt, self._metrics)
 
     def _time(self, count: int, *, first: bool) -> None:
         if count == 0:
@@ -174,6 +165,21 @@ class Answering:
         else:
             self._metrics.token_seconds.observe((now - self._latest) / count)
         self._latest = now
+
+
+def submit(engine: Engine, request: Request, deliver: Deliver, prompt: Prompt, metrics: Metrics) -> int:
+    """Submit a request to the engine, and return its number. Raises Refusal if the engine refuses the request."""
+    try:
+        return engine.submit(request, deliver)
+    except QueueFull as error:
+        if engine.failed:
+            raise Refusal("the engine has failed", status=503, code="engine_failed") from None
+        metrics.refused.labels("queue").inc()
+        raise queue_full(str(error)) from None
+    except PromptTooLong:
+        raise too_long(f"{len(prompt.ids):,} tokens", engine.context, prompt.param) from None
+    except ValueError as error:
+        raise Refusal(str(error)) from None
 
 
 def queue_full(message: str) -> Refusal:
@@ -198,7 +204,7 @@ def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
     return tuple(zip(top.ids, top.logprobs, strict=True))
 
 
-def _refusal(event: Finished) -> Refusal:
+def refusal_of(event: Finished) -> Refusal:
     """Make the error response for a request that the engine ended early."""
     match event.reason:
         case "cancelled":  # the server is shutting down; a client that has disconnected gets no response

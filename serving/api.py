@@ -10,10 +10,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from llamaspec.model.chat.channels import Channels, channels_of
 from llamaspec.model.options import MAX_SEED, SAMPLING, SamplingOptions, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
+from llamaspec.serving.embeddings import answer_of, embedded
 from llamaspec.serving.forms import ChatForm, CompletionForm, Head, WireFormat, spell
 from llamaspec.serving.grammar import Grammars, Rules
 from llamaspec.serving.metrics import Metrics
@@ -21,6 +24,7 @@ from llamaspec.serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     Refusal,
     SampledRequest,
     TextFormat,
@@ -29,12 +33,13 @@ from llamaspec.serving.openai import (
 )
 from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
-from llamaspec.serving.request import Engine, Request
+from llamaspec.serving.request import Embedding, Engine, Request
 from llamaspec.serving.streaming import TextReader
 from llamaspec.serving.tools import CallForm, CallReader, offered_tools
 
 DEFAULT_COMPLETION = 16  # tokens, OpenAI's default
 MOST_PROMPTS = 32  # prompts in one request
+MOST_INPUTS = 2048  # inputs in one request for embeddings, OpenAI's limit
 THREADS = 2  # threads that encode prompts
 MOST_PREPARED = 256  # prompts that are being encoded or wait to be encoded
 
@@ -50,7 +55,7 @@ class Answer:
 
 
 class Api:
-    """The endpoints of one model."""
+    """The endpoints of one model and its adapters."""
 
     def __init__(
         self,
@@ -61,26 +66,39 @@ class Api:
         *,
         fingerprint: str,
         request_seconds: float,
+        adapters: Sequence[str] = (),
         sampling: SamplingOptions | None = None,
+        pooling: str = "last",
     ):
         """Serve `engine`. `fingerprint` identifies the weights and programs that produce the texts.
 
+        `adapters` are the names of the engine's adapters. Clients request them as if they were models.
+
         A request expires after `request_seconds`, or earlier if it sets `max_seconds`. `sampling` has the defaults for
-        the fields that choose the next token; None means OpenAI's defaults.
+        the fields that choose the next token; None means OpenAI's defaults. `pooling` is the default for embeddings.
         """
         self.engine = engine
         self.model = model
+        self._adapters = tuple(adapters)
         self.metrics = metrics
         self.draining = False  # whether the server is shutting down
         self._prompts = prompts
         self._fingerprint = fingerprint
         self._request_seconds = request_seconds
+        self._pooling = pooling
         self._sampling = {} if sampling is None else {name: getattr(sampling, name) for name in SAMPLING}
         vocab, tokenizer = engine.vocab, prompts.tokenizer
         self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """The model and its adapters, by the names under which clients request them."""
+        model = self.model
+        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
+        return {model.id: model} | {name: ModelCard(name, **about) for name in self._adapters}
 
     def close(self) -> None:
         """Stop the threads that encode prompts and the processes that render templates."""
@@ -95,20 +113,20 @@ class Api:
                 f"best_of: expected the same number as n ({body.n or 1}), got {body.best_of}", param="best_of"
             )
         logprobs = body.logprobs
-        prompts = await self._prompts_of(body)
+        prompts = await self._prompts_of(body.prompt or "", param="prompt", most=MOST_PROMPTS)
         rules = await self._rules(self._for_texts, body)
         most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
         about = {"tenant": tenant, "echo": bool(body.echo), "shows_end": logprobs is not None}
         answering = self._answering(body, prompts, most, logprobs, rules, **about)
         usage = _wants_usage(body)
-        form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
+        form = CompletionForm(self._head("cmpl", body), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
         """Start to answer a chat request. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         top = body.top_logprobs
-        if top is not None and not body.logprobs:
+        if top and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
@@ -127,15 +145,39 @@ class Api:
             rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
         names = frozenset(tool.function.name for tool in tools)
-        channels = partial(channels_of, self._prompts.tokenizer, tools=names)
+        rendered = prompt.ids[: len(prompt.ids) - len(prompt.begun)]
+        channels = partial(channels_of, self._prompts.tokenizer, rendered, tools=names)
         answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant, channels=channels)
         usage = _wants_usage(body)
         reader = None
         if prompt.calls and not prompt.calls.on_channel:
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
-        head, logs = self._head("chatcmpl"), bool(body.logprobs)
+        head, logs = self._head("chatcmpl", body), bool(body.logprobs)
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
+
+    async def embed(self, body: EmbeddingRequest) -> bytes:
+        """Compute embeddings, and return the answer as JSON. Raises Refusal for an invalid request."""
+        self.check_model(body.model)
+        dim, pooling = self.engine.dim, body.pooling or self._pooling
+        if body.dimensions is not None and body.dimensions > dim:
+            message = f"dimensions: expected at most {dim}, the width of this model, got {body.dimensions}"
+            raise Refusal(message, param="dimensions", code="out_of_range")
+        if pooling not in ("last", "mean"):
+            message = f"pooling: this model's files state {pooling}, which is not supported: set it to last or mean"
+            raise Refusal(message, param="pooling", code="missing_required_parameter")
+        prompts = await self._prompts_of(body.input, param="input", most=MOST_INPUTS, is_complete=True)
+        requests = []
+        for prompt in prompts:
+            if not prompt.ids:
+                raise Refusal("input: expected at least one token, got an empty input", param="input")
+            deadline = min(body.max_seconds or self._request_seconds, self._request_seconds)
+            about = {"priority": body.priority or 0, "deadline": deadline, "adapter": self._adapter_of(body)}
+            requests.append(Request(tuple(prompt.ids), 0, embeds=True, **about))
+        embeddings = await embedded(self.engine, prompts, requests, self.metrics)
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        about = {"model": body.model or self.model.id, "tokens": tokens, "pooling": pooling}
+        return await self._in_thread(partial(_embeddings_in_json, body, embeddings, **about))
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Encode a text or a conversation as token ids. Raises Refusal for an invalid request."""
@@ -172,28 +214,34 @@ class Api:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal if a request names a model that this server does not have."""
-        if name not in (None, self.model.id):
-            message = f"no model named {name[:100]}: this server has {self.model.id}"
+        """Raise Refusal if a request names a model or adapter that this server does not have."""
+        if name is not None and name not in self.models:
+            message = f"no model named {name[:100]}: this server has {', '.join(self.models)}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
-    async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
-        """Encode the prompt or prompts of a completion request."""
-        prompt = body.prompt or ""
-        if isinstance(prompt, str):
-            return [await self._in_thread(partial(self._prompts.from_text, prompt))]
-        if ids := [token for token in prompt if isinstance(token, int)]:
-            if len(ids) < len(prompt):
-                raise Refusal("prompt: a list must contain only strings or only token ids", param="prompt")
-            return [self._prompts.from_ids(ids)]
-        if len(prompt) > MOST_PROMPTS:
-            raise Refusal(f"prompt: expected at most {MOST_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+    async def _prompts_of(
+        self, value: str | Sequence[Any], *, param: str, most: int, is_complete: bool = False
+    ) -> list[Prompt]:
+        """Encode one or several texts, or check one or several lists of token ids.
+
+        `param` is the request's field with them, and `most` the largest number. If `is_complete`, a text gets the ids
+        that the tokenizer puts after a text.
+        """
+        encode = partial(self._prompts.from_text, param=param, is_complete=is_complete)
+        if isinstance(value, str):
+            return [await self._in_thread(partial(encode, value))]
+        if ids := [token for token in value if isinstance(token, int)]:
+            if len(ids) < len(value):
+                raise Refusal(f"{param}: a list must contain only strings or only token ids", param=param)
+            return [self._prompts.from_ids(ids, param=param)]
+        if len(value) > most:
+            raise Refusal(f"{param}: expected at most {most} prompts, got {len(value)}", param=param)
         prompts = []
-        for item in prompt:
+        for item in value:
             if isinstance(item, str):
-                prompts.append(await self._in_thread(partial(self._prompts.from_text, item)))
+                prompts.append(await self._in_thread(partial(encode, item)))
             elif isinstance(item, list):
-                prompts.append(self._prompts.from_ids(item))
+                prompts.append(self._prompts.from_ids(item, param=param))
         return prompts
 
     async def _rules(self, grammars: Grammars, body: SampledRequest) -> Rules:
@@ -303,6 +351,7 @@ class Api:
                     prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
+                    adapter=self._adapter_of(body),
                     deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
                     **options,
                 )
@@ -310,6 +359,10 @@ class Api:
             ]
         except ValueError as error:
             raise _out_of_range(str(error)) from None
+
+    def _adapter_of(self, body: SampledRequest | EmbeddingRequest) -> str:
+        """Return the name of the adapter that a request asks for, or "" for the model without an adapter."""
+        return "" if body.model in (None, self.model.id) else body.model
 
     def _biases(self, by_token: dict[str, float]) -> dict[int, float]:
         biases = {}
@@ -322,9 +375,13 @@ class Api:
             biases[int(token)] = bias
         return biases
 
-    def _head(self, prefix: str) -> Head:
+    def _head(self, prefix: str, body: SampledRequest) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
-        return Head(name, int(time.time()), self.model.id, self._fingerprint)
+        return Head(name, int(time.time()), body.model or self.model.id, self._fingerprint)
+
+
+def _embeddings_in_json(body: EmbeddingRequest, embeddings: Sequence[Embedding], **about: Any) -> bytes:
+    return msgspec.json.encode(answer_of(body, embeddings, **about))
 
 
 def _stop_texts(body: SampledRequest) -> list[str]:

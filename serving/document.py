@@ -4,8 +4,14 @@ from typing import Any
 
 import msgspec
 
-from llamaspec.serving.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from llamaspec.serving.openai_answers import ChatCompletion, Completion
+from llamaspec.serving.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from llamaspec.serving.openai_answers import ChatCompletion, Completion, EmbeddingList
 
 ERROR = {
     "type": "object",
@@ -31,6 +37,7 @@ EVENT = {  # one server-sent event: a chunk as JSON, "[DONE]", or an error
 POSTS: dict[str, tuple[str, type, type | None]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest, Completion),
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest, ChatCompletion),
+    "/v1/embeddings": ("Compute embeddings.", EmbeddingRequest, EmbeddingList),
     "/tokenize": ("Encode a text or a conversation.", TokenizeRequest, None),
     "/detokenize": ("Decode token ids.", DetokenizeRequest, None),
 }
@@ -51,7 +58,7 @@ def openapi(model: str) -> dict[str, Any]:
         request = {"required": True, "content": in_content(reference(body.__name__))}
         written = reference(answer.__name__) if answer else {"type": "object"}
         answers = responses(written)
-        if answer:
+        if answer in (Completion, ChatCompletion):
             answers["200"]["content"] |= {"text/event-stream": {"schema": EVENT}}
         paths[path] = {"post": {"summary": summary, "requestBody": request, "responses": answers}}
     for path, summary in GETS.items():

@@ -3,13 +3,13 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from llamaspec.model.options import check_ids
 from llamaspec.model.running.session import tokens_at_once
@@ -19,6 +19,8 @@ from llamaspec.serving.request import (
     NO_WAY_ON,
     DeadEnd,
     Deliver,
+    Embedding,
+    Event,
     Finished,
     FinishReason,
     PromptLogprobs,
@@ -45,7 +47,8 @@ class Open:
     request: Request
     deliver: Deliver
     prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt, not delivered yet
-    read: int = 0  # prompt tokens whose log-probabilities we have
+    read: int = 0  # prompt tokens whose log-probabilities or hidden states we have
+    total: Float[np.ndarray, " dim"] | None = None  # sum of the hidden states of these tokens
     drawn: int = 0  # tokens delivered
     message: str | None = None  # the error message of the request
 
@@ -59,16 +62,20 @@ class BatchingEngine:
         limits: Limits,
         *,
         vocab: int,
+        dim: int,
         eos: frozenset[int],
+        adapters: Collection[str] = (),
         step_seconds: float = STEP_SECONDS,
     ):
-        """Start the thread. `vocab` and `eos` describe the executor's model.
+        """Start the thread. `vocab`, `dim` and `eos` describe the executor's model, and `adapters` are the names of its
+        adapters.
 
         If a step takes more than `step_seconds`, we assume that the device hangs, and the engine fails.
         """
-        self.context, self.vocab = limits.context, vocab
+        self.context, self.vocab, self.dim = limits.context, vocab, dim
         self.failed: BaseException | None = None
         self._executor, self._limits, self._eos = executor, limits, eos
+        self._adapters = frozenset(adapters)
         self._scheduler = Scheduler(limits)
         self._open: dict[int, Open] = {}
         self._submitted = 0
@@ -93,6 +100,8 @@ class BatchingEngine:
                 f"stop_token_ids: expected at most {MOST_STOPS} ids including the model's own, got "
                 f"{len(ending_ids(request, self._eos))}"
             )
+        if request.adapter and request.adapter not in self._adapters:
+            raise ValueError(f"adapter: the engine has no adapter named {request.adapter}")
         with self._changed:
             if not self._accepts:
                 raise QueueFull(
@@ -229,6 +238,7 @@ class BatchingEngine:
         with self._changed:
             news = self._scheduler.done(outcome.draws)
         self._report_prompt(plan, outcome)
+        self._report_embedding(plan, outcome)
         for number, tokens, skipped, ended in news:
             if tokens:
                 self._deliver_tokens(number, tokens, outcome.reports.get(number), skipped)
@@ -283,6 +293,23 @@ class BatchingEngine:
             else:
                 self._fail(plan.chunk.number, NOT_NUMBERS)
 
+    def _report_embedding(self, plan: Plan, outcome: PlanResult) -> None:
+        """Add up the hidden states of a prompt, and deliver its embedding when the whole prompt is prefilled."""
+        if plan.chunk is None or outcome.pooled is None or (job := self._open.get(plan.chunk.number)) is None:
+            return
+        if plan.chunk.start == 0:  # the first chunk, perhaps again after a preemption
+            job.read, job.total = 0, np.zeros(outcome.pooled.total.shape)
+        assert plan.chunk.start == job.read and job.total is not None
+        job.total = job.total + outcome.pooled.total
+        job.read += len(plan.chunk.tokens)
+        if job.read < len(job.request.prompt):
+            return
+        event = Embedding(np.asarray(outcome.pooled.last), (job.total / job.read).astype(np.float32))
+        if np.isfinite(event).all():
+            self._deliver(plan.chunk.number, event)
+        else:
+            self._fail(plan.chunk.number, NOT_NUMBERS)
+
     def _deliver_tokens(self, number: int, tokens: tuple[int, ...], reports: Reports | None, skipped: int) -> None:
         self._completion_tokens += len(tokens)
         self._open[number].drawn += len(tokens)
@@ -301,7 +328,7 @@ class BatchingEngine:
                 self._finished[end.reason] += 1
                 self._changed.notify_all()
 
-    def _deliver(self, number: int, event: PromptLogprobs | Tokens | Finished) -> None:
+    def _deliver(self, number: int, event: Event) -> None:
         """Deliver an event of a request. If its `deliver` function raises, only that request is cancelled."""
         try:
             self._open[number].deliver(event)

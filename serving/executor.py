@@ -1,6 +1,7 @@
 """Runs plans on a device: turns a plan into arrays, runs two compiled programs, and reads the tokens that they drew."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -15,6 +16,7 @@ from llamaspec.serving.programs import (
     DecodeArguments,
     Decoded,
     Logprobs,
+    Pooled,
     ProgramSizes,
     ServingPrograms,
     State,
@@ -37,6 +39,7 @@ class PlanResult(NamedTuple):
     draws: dict[int, Draws]
     reports: dict[int, Reports]  # for the drawn tokens of requests that want log-probabilities
     prompt: Reports | None  # for the token after each token of the chunk
+    pooled: Pooled | None = None  # hidden states of the chunk, if its request is for an embedding
 
 
 @runtime_checkable
@@ -66,14 +69,20 @@ class JaxExecutor:
         sizes: ProgramSizes,
         eos: frozenset[int],
         state: State | None = None,
+        adapters: Mapping[str, int] = MappingProxyType({}),
     ):
         """Run `programs`, compiled for `sizes`, with `params`. `eos` are the ids with which the model ends a text.
 
-        `state` is an empty state that is already on several devices. None makes an empty state on the default device.
+        `adapters` maps the name of each adapter to its rank, in the order in which they are joined. `state` is an empty
+        state that is already on several devices. None makes an empty state on the default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
         self._state = empty_state(config, sizes) if state is None else state
+        self._adapters: dict[str, slice] = {}  # the ranks of each adapter
+        end = 0
+        for name, rank in adapters.items():
+            self._adapters[name] = slice(end, end := end + rank)
         self._set: set[int] = set()  # rows with penalties or a mask set on the device
 
     def run(
@@ -84,9 +93,9 @@ class JaxExecutor:
         The prefill of the chunk runs first, because decoding rows of the same plan may read the keys and values that
         it writes.
         """
-        prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
+        prompt, pooled = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else (None, None)
         if not plan.rows:
-            return PlanResult({}, {}, prompt)
+            return PlanResult({}, {}, prompt, pooled)
         for row in plan.rows:
             self._prepare(row, requests[row.number], self._mask(row, requests[row.number], masks))
         self._state, drawn = self._programs.decode(self._params, self._state, self._rows(plan.rows, requests))
@@ -99,21 +108,32 @@ class JaxExecutor:
                 reports[row.number] = _reports(
                     jax.tree.map(lambda a, n=count, r=row.row: a[:n, r], drawn.logprobs), most
                 )
-        return PlanResult(draws, reports, prompt)
+        return PlanResult(draws, reports, prompt, pooled)
 
-    def _read(self, chunk: Chunk, request: Request) -> Reports | None:
+    def _read(self, chunk: Chunk, request: Request) -> tuple[Reports | None, Pooled | None]:
         count = len(chunk.tokens)
         tokens, targets = (np.zeros(self._sizes.chunk, np.int32) for _ in range(2))
         tokens[:count] = chunk.tokens
-        targets[:count] = request.prompt[chunk.start + 1 : chunk.start + 1 + count]
+        following = request.prompt[chunk.start + 1 : chunk.start + 1 + count]
+        targets[: len(following)] = following
         table = np.zeros((1, self._sizes.blocks), np.int32)
         table[0, : len(chunk.pages)] = chunk.pages
         most = request.prompt_logprobs
-        self._state, logprobs = self._programs.prefill(
+        self._state, (logprobs, pooled) = self._programs.prefill(
             *(self._params, self._state, tokens[None], np.array([chunk.start], np.int32), np.array([count], np.int32)),
-            *(table, targets, np.bool_(most is not None)),
+            *(table, targets, np.bool_(most is not None), np.bool_(request.embeds), self._ranks(request)[None]),
         )
-        return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
+        reports = None
+        if most is not None:
+            reports = _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
+        return reports, jax.tree.map(np.asarray, pooled) if request.embeds else None
+
+    def _ranks(self, request: Request) -> Bool[np.ndarray, " rank"]:
+        """Return which of the joined adapters' ranks a request uses: only the ranks of its own adapter."""
+        ranks = np.zeros(self._sizes.rank, bool)
+        if request.adapter:
+            ranks[self._adapters[request.adapter]] = True
+        return ranks
 
     def _mask(
         self, row: RowPlan, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
@@ -155,6 +175,7 @@ class JaxExecutor:
         fed, keys = np.zeros((width, burst), np.int32), np.zeros((width, 2), np.uint32)
         presence, frequency = (np.zeros((width, 1), np.float32) for _ in range(2))
         stops = np.full((width, MOST_STOPS), -1, np.int32)
+        adapters = np.zeros((width, self._sizes.rank), bool)
         for row in rows:
             request, at = requests[row.number], row.row
             table[at, : len(row.pages)] = row.pages
@@ -168,8 +189,9 @@ class JaxExecutor:
             presence[at], frequency[at] = request.presence_penalty, request.frequency_penalty
             ends = ending_ids(request, self._eos)
             stops[at, : len(ends)] = ends
+            adapters[at] = self._ranks(request)
         reports = np.bool_(any(requests[row.number].logprobs is not None for row in rows))
-        arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports)
+        arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports, adapters)
         return DecodeArguments(*arrays)
 
     def _draws(self, row: RowPlan, request: Request, drawn: Decoded) -> Draws:

@@ -250,7 +250,11 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 
 
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
-    """Return whether a grammar allows no texts other than `texts`. Every byte that it allows must begin one of them."""
+    """Return whether a grammar allows no texts other than `texts`.
+
+    Recursive: each first byte that the grammar allows must begin one of `texts`, and the same must be true of the
+    remaining bytes.
+    """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = {int(byte) for byte in np.flatnonzero(np.unpackbits(bits, bitorder="little")[:END])}
     if not allowed <= {text[0] for text in texts if text}:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import HttpVersion11, web
 
 from llamaspec.serving.answers import shutting_down
@@ -33,6 +34,7 @@ from llamaspec.serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     Refusal,
     TokenizeRequest,
     read_json,
@@ -45,7 +47,8 @@ CONTENT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-A_MODEL = "/v1/models/"  # followed by the model's name
+MODELS = "/v1/models/"  # followed by a model's name
+A_MODEL = "/v1/models/{model}"  # the route of all these paths
 OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/v1/responses": "/v1/chat/completions",
     "/v1/messages": "/v1/chat/completions",
@@ -57,6 +60,10 @@ OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/api/v0/models": "/v1/models",
     "/generate": "/v1/completions",
     "/completion": "/v1/completions",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    "/embed": "/v1/embeddings",
+    "/embedding": "/v1/embeddings",
 }
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
 BACKLOG = 1024  # connections that the operating system queues until we accept them
@@ -90,6 +97,7 @@ class Site:
             A_MODEL: {"GET": self._model},
             "/v1/completions": {"POST": self._complete},
             "/v1/chat/completions": {"POST": self._chat},
+            "/v1/embeddings": {"POST": self._embed},
         }
 
     async def run(
@@ -180,7 +188,7 @@ class Site:
         host = request.headers.get("Host", "").lower()
         if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
             raise Refusal(
-                "Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
+                f"Host {host[:100]!r} is not a name of this machine, and this server accepts only local requests",
                 status=403,
                 code="wrong_host",
             )
@@ -263,8 +271,12 @@ class Site:
         body = await self._body(request, ChatRequest)
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
+    async def _embed(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await self._body(request, EmbeddingRequest)
+        return in_json(msgspec.Raw(await self.api.embed(body)))
+
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with generated texts, whole or streamed. At the end, cancels requests that an error left open."""
+        """Answer with generated texts, complete or streamed. After an error, cancels the requests that still run."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._complete_answer(answer))
         finally:
@@ -360,11 +372,12 @@ class Site:
         return in_json(await self.api.detokenize(await self._body(request, DetokenizeRequest)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        return in_json({"object": "list", "data": [self.api.model]})
+        return in_json({"object": "list", "data": [*self.api.models.values()]})
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
-        self.api.check_model(request.path.removeprefix(A_MODEL))
-        return in_json(self.api.model)
+        name = request.path.removeprefix(MODELS)
+        self.api.check_model(name)
+        return in_json(self.api.models[name])
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:
@@ -380,17 +393,18 @@ def hint_of(path: str, routes: Iterable[str]) -> str:
     for candidate in (plain, f"/v1{plain}", *(plain[at.start() :] for at in re.finditer("/", plain))):
         if candidate.lower() in exact:
             return f": use {candidate.lower()}"
-        if candidate.startswith(A_MODEL) and candidate != A_MODEL:
+        if candidate.startswith(MODELS) and candidate != MODELS:
             return f": use {candidate[:100]}"
-    if plain.lower() in OTHER_APIS:
-        return f": this server does not have that API; use {OTHER_APIS[plain.lower()]}"
     near = get_close_matches(plain[:100].lower(), exact, n=1, cutoff=0.85)
-    return f": do you mean {near[0]}?" if near else ""
+    if near and plain.lower() not in OTHER_APIS:
+        return f": do you mean {near[0]}?"
+    api = next((api for api in OTHER_APIS if f"{plain.lower()}/".startswith(f"{api}/")), None)
+    return f": this server does not have that API; use {OTHER_APIS[api]}" if api else ""
 
 
 def _route(path: str) -> str:
     """Map a path to its route. The paths of all models share one route."""
-    return A_MODEL if path.startswith(A_MODEL) else path
+    return A_MODEL if path.startswith(MODELS) and path != MODELS else path
 
 
 def _name_of(host: str) -> str | None:

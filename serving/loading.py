@@ -1,11 +1,14 @@
 """Loads an engine for a checkpoint: chooses sizes, checks the memory, compiles the programs, and loads the weights."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from llamaspec.model.cache import Pages, position_bytes
+from llamaspec.model.checkpoints.adapter import Adapter, adapted, joined
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.llama import choose_dtype
@@ -49,6 +52,7 @@ def load_engine(
     width: int = WIDTH,
     cached_tokens: int | None = None,
     waiting: int = 256,
+    adapters: Mapping[str, Adapter] = MappingProxyType({}),
     step_seconds: float = STEP_SECONDS,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
@@ -61,6 +65,7 @@ def load_engine(
     - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
       `width` times the context, or less if this needs more than half of the memory that the weights leave free.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
+    - `adapters` are the adapters that requests may choose, by name. All of them stay on the device.
     - `step_seconds` is how long a step may take before we decide that the device hangs.
 
     Raises ValueError and MemoryError as `load_backend` does. Also raises ValueError if `options` asks for the NumPy
@@ -74,6 +79,9 @@ def load_engine(
     devices = options.devices
     capacity = choose_context(options.context, checkpoint.config.context)
     checkpoint = replace(checkpoint, config=for_sequences(checkpoint.config, capacity))
+    ranks = {name: adapter.rank for name, adapter in adapters.items()}
+    if adapters:
+        checkpoint = adapted(checkpoint, joined([*adapters.values()]), merges=False)
     if width < 1:
         raise ValueError(f"width (--max-batch): expected 1 or more, got {width}")
     over, parts = mesh(devices), Parts(checkpoint, devices, options.quantize)
@@ -94,7 +102,7 @@ def load_engine(
     tokens = min(width * capacity, room // position)
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
-    sizes = ProgramSizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
+    sizes = ProgramSizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype, sum(ranks.values()))
     choice = ops_for(
         options.kernels,
         config,
@@ -123,5 +131,13 @@ def load_engine(
         params = load_shares(shares, spread.partition, **reading) if spread else load_params(run, **reading)
     with shortage_named(f"a KV cache of {tokens} tokens"):
         state = spread.empty_state(sizes) if spread else None
-        executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state)
-    return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops, step_seconds=step_seconds)
+        executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state, adapters=ranks)
+    return BatchingEngine(
+        executor,
+        limits,
+        vocab=config.vocab,
+        dim=config.dim,
+        eos=checkpoint.stops,
+        adapters=ranks,
+        step_seconds=step_seconds,
+    )

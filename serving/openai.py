@@ -288,6 +288,20 @@ class ChatRequest(SampledRequest, kw_only=True):
     web_search_options: None = None
 
 
+class EmbeddingRequest(RequestObject, kw_only=True):
+    """The body of `POST /v1/embeddings`."""
+
+    # a string, a list of strings, a list of ids, or a list of lists of ids
+    input: str | Annotated[list[str | Count | Ids], Meta(min_length=1)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None  # base64: little-endian float32 numbers
+    dimensions: Annotated[int, Meta(ge=1)] | None = None  # None: all
+    pooling: Literal["last", "mean"] | None = None  # an extension; None: as the model's files say
+    priority: Priority | None = None
+    max_seconds: Annotated[float, Meta(gt=0)] | None = None
+    user: str | None = None  # ignored
+
+
 class TokenizeRequest(RequestObject, kw_only=True):
     """The body of `POST /tokenize`: a text, or a conversation to render with the chat template."""
 

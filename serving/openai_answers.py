@@ -159,6 +159,30 @@ class ChatChunk(Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
+class EmbeddingUsage(Struct):
+    """The token counts of a request for embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingEntry(Struct):
+    """The embedding of one input: numbers, or their bytes in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(Struct):
+    """An answer to a request for embeddings."""
+
+    model: str
+    data: list[EmbeddingEntry]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class ModelCard(Struct):
     """The description of the server's model."""
 
@@ -166,4 +190,5 @@ class ModelCard(Struct):
     created: int
     owned_by: str
     context: int  # an extension: the largest number of tokens of a prompt and its answer together
+    parent: str | UnsetType = UNSET  # an extension: for an adapter, the id of the model that it changes
     object: Literal["model"] = "model"

@@ -4,17 +4,18 @@ A page stores the keys and values of `size` consecutive tokens in all layers. A 
 in order. Several requests may hold the same page once no request writes to it any more.
 
 The prefix cache is a tree of full pages of prompts. The key of a page has three parts: the page before it in the
-prompt, the tenant (the client's API key), and the page's tokens. We compare the parts themselves, so two prompts cannot
-be confused as they could with a hash. A page that no request holds stays in the tree until we need its memory. Then we
-evict the page that was released longest ago. A request that holds a page also holds all pages before it, and releases
-the last page first, so an evicted page never has a page after it in the tree.
+prompt, the owner (the client's API key and the adapter), and the page's tokens. We compare the parts themselves, so two
+prompts cannot be confused as they could with a hash. A page that no request holds stays in the tree until we need its
+memory. Then we evict the page that was released longest ago. A request that holds a page also holds all pages before
+it, and releases the last page first, so an evicted page never has a page after it in the tree.
 """
 
 from collections.abc import Sequence
 
 NULL_PAGE = 0  # fills unused entries of page tables; no request holds this page or writes to it
 
-Node = tuple[int, str, tuple[int, ...]]  # the previous page (NULL_PAGE: none), the tenant, the tokens
+Owner = tuple[str, str]  # the tenant and the adapter of a request; only requests with the same owner share pages
+Node = tuple[int, Owner, tuple[int, ...]]  # the previous page (NULL_PAGE: none), the owner, the tokens
 
 
 class PagePool:
@@ -33,12 +34,12 @@ class PagePool:
         """The number of pages that no request holds."""
         return len(self.free) + len(self.idle)
 
-    def match(self, tokens: Sequence[int], tenant: str) -> list[int]:
+    def match(self, tokens: Sequence[int], owner: Owner) -> list[int]:
         """Find the longest prefix of `tokens` in the prefix cache, and return its pages. Adds no holder to them."""
         pages: list[int] = []
         before = NULL_PAGE
         for start in range(0, len(tokens) - self.size + 1, self.size):
-            page = self.tree.get((before, tenant, tuple(tokens[start : start + self.size])))
+            page = self.tree.get((before, owner, tuple(tokens[start : start + self.size])))
             if page is None:
                 break
             pages.append(page)
@@ -66,12 +67,12 @@ class PagePool:
         self.holders[page] = 1
         return page
 
-    def publish(self, page: int, *, before: int, tokens: Sequence[int], tenant: str) -> None:
+    def publish(self, page: int, *, before: int, tokens: Sequence[int], owner: Owner) -> None:
         """Put a held page into the tree, after the page `before`. Does nothing if `page` is in the tree already.
 
         Raises ValueError if the page is not full, or if another page with these tokens comes after `before`.
         """
-        node = (before, tenant, tuple(tokens))
+        node = (before, owner, tuple(tokens))
         if len(tokens) != self.size or self.tree.setdefault(node, page) != page:
             raise ValueError(
                 f"page {page} must be full and new: got {len(tokens)} of {self.size} tokens, or the tree has another "

@@ -17,10 +17,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from llamaspec.model.cache import Cache, LayerPages, empty_pages
 from llamaspec.model.forward import hidden_states
+from llamaspec.model.ops.block import final_norm
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import untuned_options
 from llamaspec.model.sampling import Sampling, as_arrays, penalize, sample_by_row
+from llamaspec.model.weights.adapted import with_chosen
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
@@ -36,6 +38,7 @@ class ProgramSizes(NamedTuple):
     page: int  # tokens per page
     blocks: int  # largest number of pages per request
     cache_dtype: np.dtype
+    rank: int = 0  # of all adapters together
 
 
 class State(NamedTuple):
@@ -61,6 +64,7 @@ class DecodeArguments(NamedTuple):
     frequency: Float[Array, "rows 1"]
     stops: Int[Array, "rows stops"]
     reports: Bool[Array, ""]  # whether any row wants log-probabilities
+    adapters: Bool[Array, "rows rank"]  # the ranks of each row's adapter
 
 
 class Logprobs(NamedTuple):
@@ -76,6 +80,20 @@ class Decoded(NamedTuple):
 
     tokens: Int[Array, "burst rows"]
     logprobs: Logprobs
+
+
+class Pooled(NamedTuple):
+    """Final hidden states of a chunk, after the last norm, in float32. Zeros if no one asked for them."""
+
+    last: Float[Array, " dim"]  # of the last token
+    total: Float[Array, " dim"]  # the sum over all tokens
+
+
+class Prefilled(NamedTuple):
+    """Results of `prefill` for a request that asks for them, otherwise zeros."""
+
+    logprobs: Logprobs
+    pooled: Pooled
 
 
 def empty_state(config: Config, sizes: ProgramSizes) -> State:
@@ -94,22 +112,33 @@ def prefill(
     table: Int[Array, "1 blocks"],
     targets: Int[Array, " chunk"],
     reports: Bool[Array, ""],
+    embeds: Bool[Array, ""],
+    adapter: Bool[Array, "1 rank"],
     *,
     config: Config,
     ops: Ops,
-) -> tuple[State, Logprobs]:
+) -> tuple[State, Prefilled]:
     """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
-    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`.
+    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`. If `embeds`
+    is set, also pools the hidden states of the chunk. `adapter` has the ranks of the request's adapter.
     """
+    params = with_chosen(params, adapter)
     layers = [LayerPages(k, v, table) for k, v in state.pages]
     x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
 
     def report(x: Array) -> Logprobs:
         return logprobs(ops.norm_logits(x, params, config=config)[0], targets)
 
+    def pool(x: Array) -> Pooled:
+        normed = final_norm(x, params, config=config)[0].astype(jnp.float32)  # [chunk, dim]
+        exists = jnp.arange(len(normed)) < count
+        return Pooled(normed[count[0] - 1], jnp.sum(jnp.where(exists[:, None], normed, 0), axis=0))
+
+    nothing = Pooled(*(jnp.zeros(config.dim) for _ in Pooled._fields))
     target_logprobs = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x)
-    return state._replace(pages=_without_table(cache)), target_logprobs
+    pooled = lax.cond(embeds, pool, lambda x: nothing, x)
+    return state._replace(pages=_without_table(cache)), Prefilled(target_logprobs, pooled)
 
 
 def decode(
@@ -125,6 +154,7 @@ def decode(
     A row ends early if it draws one of its stop tokens, or if its logits are NaN. For NaN, the result has the number
     `vocab` in place of a token id. The loop ends once every row has ended.
     """
+    params = with_chosen(params, rows.adapters)
     width, burst = rows.fed.shape
     ids = jnp.arange(width)
 
@@ -206,18 +236,21 @@ def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
 
 
 class ServingPrograms(NamedTuple):
-    """The compiled programs. Each donates the state: its second argument, or for `set_row` its first."""
+    """The compiled programs. Every program donates the state.
 
-    prefill: Callable[..., tuple[State, Logprobs]]
+    The state is the second argument of `prefill` and `decode`, and the first argument of `set_row`.
+    """
+
+    prefill: Callable[..., tuple[State, Prefilled]]
     decode: Callable[..., tuple[State, Decoded]]
     set_row: Callable[..., State]
 
 
 @runtime_checkable
 class Spreads(Protocol):
-    """A function that turns a program for one device into a program for several devices, and likewise its shapes.
+    """A function that adapts a program for one device, and the shapes of its arguments, to several devices.
 
-    It takes and returns a pair: the program, and the shapes of its arguments.
+    It takes the program and the shapes, and returns both.
     """
 
     def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...
@@ -244,7 +277,8 @@ def compile_serving(
         return jax.jit(run, donate_argnums=donated).lower(*shapes).compile(options)
 
     number = _shape(1)
-    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag)
+    adapter = _shape(1, sizes.rank, dtype=np.bool_)
+    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag, flag, adapter)
     fixed: dict[str, Any] = {"donated": 1, "config": config, "ops": ops}
     return ServingPrograms(
         compiled(prefill, params, state, *prompt, **fixed),
@@ -271,6 +305,7 @@ def rows_shapes(sizes: ProgramSizes) -> DecodeArguments:
         frequency=_shape(*column, dtype=real),
         stops=_shape(width, MOST_STOPS),
         reports=_shape(dtype=np.bool_),
+        adapters=_shape(width, sizes.rank, dtype=np.bool_),
     )
     return rows
 

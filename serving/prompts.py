@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from llamaspec.model.chat.channels import CHANNEL, MESSAGE, channels_of
+from llamaspec.model.chat.channels import CHANNEL, END_OF_THOUGHTS, MESSAGE, has_harmony, is_thinking
 from llamaspec.model.chat.chat import LONGEST_TOKEN
 from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import (
@@ -87,7 +87,7 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
-        self._has_channels = channels_of(tokenizer) is not None
+        self._has_channels = has_harmony(tokenizer)
         self._call_form: CallForm | None = None  # None until it is needed
         self._two_calls: dict[
             bool, bool
@@ -99,16 +99,21 @@ class Prompts:
         """End the processes that render the template."""
         self._workers.close()
 
-    def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
-        """Encode a text, with BOS first if `bos` is set and the model uses BOS. Raises Refusal."""
+    def from_text(self, text: str, *, bos: bool = True, param: str = "prompt", is_complete: bool = False) -> Prompt:
+        """Encode a text, with BOS first if `bos` is set and the model uses BOS.
+
+        If `is_complete`, no answer will continue the text, so it gets the ids that the tokenizer puts after a text.
+        Raises Refusal.
+        """
         self._check_characters(text, param)
         ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
-        return Prompt(ids, text == "", self.stops)
+        appended = self.tokenizer.appended if is_complete else ()
+        return Prompt([*ids, *appended], text == "", self.stops, param=param)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Make a prompt from token ids. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
-        return Prompt(list(ids), begins, self.stops)
+        return Prompt(list(ids), begins, self.stops, param=param)
 
     def from_messages(
         self,
@@ -123,7 +128,7 @@ class Prompts:
         """Render a conversation up to the assistant's answer, and append `begun`, the first ids of the answer.
 
         The answer may call `tools`. If `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
-        restricts the answer, so a model with channels must not write its reasoning. `options` are more variables of the
+        restricts the answer, so a model that reasons must not write its reasoning. `options` are more variables of the
         template. Raises Refusal if the model has no template, or if the template refuses the conversation or does not
         support tools or an option.
         """
@@ -141,6 +146,8 @@ class Prompts:
         ids = self._checked(self._special.encode(text), "messages")
         begun = self._checked(begun, "answer_ids")
         beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
+        if (forced or formatted) and is_thinking(self.tokenizer, ids):  # the grammar does not allow reasoning
+            beginning = f"\n{END_OF_THOUGHTS}\n\n{beginning}"
         if beginning and not begun:
             begun = tuple(self._special.encode(beginning, after=text))
             text += beginning

@@ -1,8 +1,8 @@
 """Requests, and the events that answer them.
 
 An `Engine` serves many requests at once. `submit` takes a request and a function. The engine calls the function with
-each event of the request, in order, from its own thread: first at most one `PromptLogprobs`, then any number of
-`Tokens`, and last exactly one `Finished`.
+each event of the request, in order, from its own thread: first at most one `PromptLogprobs` or `Embedding`, then any
+number of `Tokens`, and last exactly one `Finished`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
 
@@ -52,10 +52,17 @@ class Request(SamplingOptions):
         None  # number of likeliest tokens to report with each token's log-probability; None: no report
     )
     prompt_logprobs: int | None = None  # as `logprobs`, but for the prompt's tokens after the first
+    embeds: bool = False  # whether to compute the prompt's embedding; such a request draws no tokens
     priority: int = 0  # requests with a smaller number run earlier
     tenant: str = ""  # requests share cached prompts only within one tenant
+    adapter: str = ""  # the name of the adapter with which the model answers; empty: the model without an adapter
     deadline: float | None = None  # the request expires this many seconds after `submit`
     allowed: Allowed | None = None
+
+    @property
+    def cache_owner(self) -> tuple[str, str]:
+        """The tenant and the adapter: the keys and values of a prompt depend on the adapter."""
+        return self.tenant, self.adapter
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +70,8 @@ class Request(SamplingOptions):
         check_seed(self.seed)
         if not self.prompt:
             raise ValueError("the prompt is empty: expected at least one token")
+        if self.embeds and (self.max_tokens or self.prompt_logprobs is not None):
+            raise ValueError("embeds needs max_tokens 0, and no prompt_logprobs")
         for name, penalty in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
             if not abs(penalty) <= LARGEST_PENALTY:
                 raise ValueError(f"{name}_penalty must be between -2 and 2, got {penalty}")
@@ -109,6 +118,13 @@ class PromptLogprobs(NamedTuple):
     top_logprobs: tuple[TopLogprobs, ...]
 
 
+class Embedding(NamedTuple):
+    """The final hidden state of a prompt's last token, and the mean over all its tokens."""
+
+    last: Float[np.ndarray, " dim"]
+    mean: Float[np.ndarray, " dim"]
+
+
 class Finished(NamedTuple):
     """The end of a request: its reason, and token counts."""
 
@@ -119,7 +135,7 @@ class Finished(NamedTuple):
     message: str | None  # the error message, if the reason is an error
 
 
-Event = PromptLogprobs | Tokens | Finished
+Event = PromptLogprobs | Embedding | Tokens | Finished
 Deliver = Callable[[Event], None]
 
 
@@ -161,6 +177,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def dim(self) -> int:
+        """The number of dimensions of an embedding."""
+        ...
+
+    @property
     def failed(self) -> BaseException | None:
         """The exception that made the engine fail, or None while it works.
 
@@ -173,7 +194,8 @@ class Engine(Protocol):
 
         `deliver` must return quickly, and must not raise an exception.
 
-        Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary or for too many stop ids.
+        Raises QueueFull, PromptTooLong, or ValueError for a token outside the vocabulary, for too many stop ids, or for
+        an unknown adapter.
         """
         ...
 

@@ -17,7 +17,8 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
    decoding, at their old positions. The request therefore continues as if nothing had happened.
 6. A plan has at most one chunk, from the first prompt to prefill. It also has decoding steps for every request with a
    prefilled prompt: one step if there is a chunk, so that the next chunk comes soon, and otherwise a burst.
-7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt.
+7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt. Only a
+   request for an embedding prefills its whole prompt: it has no decoding, and does not use the prefix cache.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first unfinished request. While it runs,
 each plan prefills a chunk of its prompt or feeds one of its tokens, and it is never preempted, so it ends within C
@@ -91,13 +92,18 @@ class Job:
 
     @property
     def to_read(self) -> int:
-        """The number of prompt tokens that are still to prefill, without the last one, which decoding feeds."""
-        return max(0, len(self.request.prompt) - 1 - self.computed)
+        """The number of prompt tokens that are still to prefill.
+
+        Decoding feeds the last token of a prompt, except for an embedding, which has no decoding.
+        """
+        fed_by_decoding = 0 if self.request.embeds else 1
+        return max(0, len(self.request.prompt) - fed_by_decoding - self.computed)
 
     @property
     def shares(self) -> bool:
-        """Whether the request uses the prefix cache."""
-        return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
+        """True if the request uses the prefix cache."""
+        # Log-probabilities and embeddings need every prompt token to be computed.
+        return self.request.prompt_logprobs is None and not self.request.embeds
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens of prompt and answer from position `start` up to `stop`."""
@@ -183,7 +189,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is open and no end is left to report."""
+        """True if no request is open, and the end of every request has been reported."""
         return not (self.waiting or self.running or self._ended)
 
     def submit(self, number: int, request: Request, now: float) -> None:
@@ -301,7 +307,7 @@ class Scheduler:
         self.running[job.number] = job
 
     def _match(self, job: Job) -> list[int]:
-        return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
+        return self.pool.match(job.request.prompt[:-1], job.request.cache_owner) if job.shares else []
 
     def _need(self, job: Job) -> int:
         """Count the pages that a job needs for its known tokens and one burst."""
@@ -353,7 +359,7 @@ class Scheduler:
         if job.shares:
             for i in range(job.computed // size):
                 tokens = job.request.prompt[i * size : (i + 1) * size]
-                self.pool.publish(job.pages[i], before=before, tokens=tokens, tenant=job.request.tenant)
+                self.pool.publish(job.pages[i], before=before, tokens=tokens, owner=job.request.cache_owner)
                 before = job.pages[i]
 
     def _end_what_draws_nothing(self) -> None:

@@ -3,21 +3,23 @@
 llguidance makes answers match a schema, with a few exceptions. In these cases, we change the schema so that every
 answer still matches the original schema, or we refuse the schema:
 
-- llguidance reads numbers as float64, which cannot represent every integer beyond 2^53.
+- llguidance reads numbers as float64, which cannot represent every integer beyond 2^53. It also reads many numbers with
+  more than 15 digits as one of the two float64 next to the right one.
 - It resolves references by `$id`, and therefore confuses two tools that use the same `$id`.
 - It counts a name that occurs twice in an object as two properties.
 - It accepts schemas that no finite text matches, and then fails after some tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote, urldefrag, urljoin
 
 Schema = Any  # a dict, or True (every value matches), or False (no value matches)
 Place = tuple[str | int, ...]  # keys and indices from the root to a schema
 
-LARGEST_EXACT = 1 << 53
+LARGEST_EXACT = 1 << 53  # float64 represents all integers up to here
+LARGEST_POWER = 22  # float64 represents all powers of ten up to 10^22
 LARGEST_BOUND = 9 * 10**18  # llguidance computes bounds in 64 bits
 DIGITS = 15  # float64 preserves this many decimal digits of every number
 MOST_ITEMS = 2000  # with this many items, llguidance takes a millisecond per token
@@ -167,6 +169,11 @@ def _check_values(schema: dict[str, Any]) -> None:
                     f"{name}: expected numbers up to 2^53, because larger ones are not exact, got {number}: use a "
                     "string"
                 )
+            if not _is_exact(number):
+                raise ValueError(
+                    f"{name}: expected at most {DIGITS} digits, at most {LARGEST_POWER} of them after the point, "
+                    f"because other numbers are not exact, got {number}: use a string"
+                )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
             raise ValueError(f"{name}: expected at least -9e18, got {bound}")
@@ -186,29 +193,48 @@ def _numbers(value: Any) -> Iterator[int | float]:
         yield value
 
 
+def _is_exact(number: int | float) -> bool:
+    """Return whether llguidance surely reads a number as the right float64.
+
+    It multiplies or divides the digits, as an integer, by a power of ten. If float64 represents both, the only rounding
+    is that of the result.
+
+    >>> _is_exact(0.1), _is_exact(0.1 + 0.2), _is_exact(1.5e-22), _is_exact(2**53 + 2)
+    (True, False, False, False)
+    """
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    assert isinstance(exponent, int)
+    return int("".join(map(str, digits))) <= LARGEST_EXACT and abs(exponent) <= LARGEST_POWER
+
+
 def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
-    """Move a bound beyond 2^53 inward to a number that llguidance handles exactly.
+    """Move a bound that llguidance may misread inward, to a number that it reads exactly.
 
     >>> _inner_bound(2**63 - 1, upper=True), _inner_bound(-(2**63), upper=False), _inner_bound(7, upper=True)
     (9000000000000000000, -9000000000000000000, 7)
     >>> _inner_bound(9007199254740993, upper=True), _inner_bound(9007199254740993, upper=False)
     (9007199254740980, 9007199254741010)
+    >>> _inner_bound(97408.67753766531, upper=True), _inner_bound(1e-30, upper=False)
+    (97408.6775376653, 1e-22)
     """
-    if abs(bound) <= LARGEST_EXACT:
-        return bound
     if abs(bound) > LARGEST_BOUND:
         return LARGEST_BOUND if bound > 0 else -LARGEST_BOUND
-    integer = math.floor(bound) if upper else math.ceil(bound)
-    step = 10 ** (len(str(abs(integer))) - DIGITS)
-    # Move one more step, because the nearest float64 may lie slightly outside the decimal number.
-    return (integer // step - 1) * step if upper else (-(-integer // step) + 1) * step
+    if abs(bound) <= LARGEST_EXACT and _is_exact(bound):
+        return bound
+    value = Decimal(repr(bound))
+    exponent = max(value.adjusted() + 1 - DIGITS, -LARGEST_POWER)
+    steps = int(value.scaleb(-exponent).to_integral_value(ROUND_FLOOR if upper else ROUND_CEILING))
+    if abs(bound) > LARGEST_EXACT:  # the nearest float64 may lie slightly outside the decimal number
+        steps += -1 if upper else 1
+    return steps * 10**exponent if exponent >= 0 else float(Decimal(steps).scaleb(exponent))
 
 
 def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
     """Raise ValueError for rules about the names in an object that llguidance does not enforce.
 
-    For `minProperties`, it counts a repeated name twice. It may take another spelling of a declared name for another
-    name, if the name has a control character. It may find no name for a pattern that matches only declared names.
+    llguidance counts a repeated name twice for `minProperties`. If a declared name has a control character, llguidance
+    may treat another spelling of the name as a different name. For a pattern that matches only declared names, it may
+    find no name.
     """
     declared, required = schema.get("properties"), schema.get("required")
     names = {*declared} if isinstance(declared, dict) else set()
@@ -257,7 +283,7 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Return whether some finite text matches a schema. `ends` answers this, as far as known, for its subschemas."""
+    """Return whether some finite text matches a schema. `ends` returns what is known so far about a subschema."""
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

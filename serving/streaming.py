@@ -231,7 +231,7 @@ def server_sent(data: Any, *, event: str | None = None) -> bytes:
 
 
 def _in_one_line(json: bytes) -> bytes:
-    """Escape the characters that end a line in Unicode, but not in the format of server-sent events.
+    """Escape the characters that end a line in Unicode, but do not end one in server-sent events.
 
     >>> _in_one_line('{"a": "b\u2028c"}'.encode())
     b'{"a": "b\\\\u2028c"}'

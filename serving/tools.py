@@ -31,7 +31,7 @@ SIGNS = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)  # the characters that deci
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family of models writes tool calls."""
+    """The form in which a family of models writes tool calls."""
 
     opens: str  # text before the calls; "": the answer begins with a call
     closes: str  # text after a call; "": its closing brace ends it
@@ -216,7 +216,7 @@ class CallReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has at least one call so far, and its last call is complete."""
+        """True if the answer has at least one call so far, and its last call is complete."""
         is_cut = self._object is not None and self._arguments is not None and self._shows()
         return self.count > 0 and not is_cut
 
@@ -339,7 +339,7 @@ class CallReader:
             self._output.calls.append(CallPiece(self.count - 1, name, arguments))
 
     def _shows(self) -> bool:
-        """Whether the latest call is among the first `most`."""
+        """True if the latest call is one of the first `most` calls, which we return."""
         return self._most is None or self.count <= self._most
 
     def _add_text(self, text: str) -> None:

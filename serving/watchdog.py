@@ -20,7 +20,8 @@ class Watchdog:
     >>> [dog.look(step=1, now=now) for now in (0.0, 1.0, 2.0, 3.0)]
     [False, False, False, True]
 
-    A long time between two checks counts little, because then this process was suspended, not the device:
+    If a long time passes between two checks, this process was suspended, and not the device. So this time counts
+    little:
 
     >>> dog = Watchdog(seconds=2.5)
     >>> [dog.look(step=1, now=now) for now in (0.0, 1.0, 3600.0)]

@@ -14,8 +14,11 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.shape_checks import check_shapes
 from tests.support.browser import started_browser
 from tests.support.strategies import EXAMPLES
+
+check_shapes()
 
 # JAX reads this when it is imported. Tests of the GPU set it for their processes.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,6 +30,9 @@ os.environ["NPROC"] = "16"
 # NumPy's BLAS starts a thread per core in each process, and these threads wait for each other in busy loops: with two
 # workers on two cores the references' products take twice the processor time. Workers and child processes inherit this.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A kernel refuses by an exception, and JAX then compares the file of each frame of the traceback with its own files.
+# That was half of the time of tests with many refusals.
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 # `nohup make test &` starts this process with SIGINT ignored, but tests of Ctrl-C need Python's handler, here and in
 # child processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -168,10 +174,11 @@ def data() -> Path:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory) -> Path:
-    """Return an empty folder with a name that tells nothing of the test.
+    """Return an empty folder with a name that does not contain the name of the test.
 
-    Messages begin with a file's path. pytest's own folder is named after the test and its case, often the words that
-    the test expects in the message: it would pass without them.
+    Error messages begin with a file's path. pytest's own folder is named after the test and its case, and so often
+    contains the words that the test expects in the message. The test would then pass even if the message itself lacks
+    them.
     """
     return tmp_path_factory.mktemp("case")
 

@@ -138,7 +138,7 @@ class Reader:
         every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         pieces = self._tagged(messages)
         if (blocks := sum(counts for _, counts in pieces)) != len(every):
-            what = f"has {blocks} {{% generation %}} blocks with text for {len(every)} answers"
+            what = f"has {blocks} {{% generation %}} blocks with text, expected one for each of {len(every)} answers"
             raise ValueError(f"{self.template.name}: {what}")
         chosen = iter([i in answers for i in every])
         return self._encoded([(text, counts and next(chosen)) for text, counts in pieces])
@@ -159,16 +159,16 @@ class Reader:
             before, after = self._render(messages[:i], prompt=True), self._render(messages[: i + 1])
             for shorter, longer in ((done, before), (before, after)):
                 if not plain(longer).startswith(plain(shorter)):
-                    what = "writes the messages before it in another way than without it"
+                    what = f"renders the messages before message {i + 1} differently if this message follows them"
                     raise ValueError(
-                        f"{self.template.name}: {what} (message {i + 1}), so we cannot tell which tokens are the "
-                        "answer's: use a template with {% generation %}, or one answer per line"
+                        f"{self.template.name}: {what}, so we cannot tell which tokens are the answer's: "
+                        "use a template with {% generation %}, or one answer per line"
                     )
             answer = after[len(before) :]
             begin = plain(answer)[: max(0, marks_of(answer).find(QUOTED))]
             if header := next((name for name in HEADERS if name in begin), None):
                 what = f"writes {header} before message {i + 1}, but not in the prompt for it"
-                raise ValueError(f"{self.template.name}: {what}, so the model would learn to write it")
+                raise ValueError(f"{self.template.name}: {what}, so the model would learn to write this header")
             pieces += [(before[len(done) :], False), (answer, True)]
             done = after
         return pieces

@@ -4,8 +4,8 @@ The devices share the documents of a batch. The loss is one `jax.shard_map` that
 `jax.grad` differentiates the whole `shard_map`. Inside the `shard_map`, `jax.grad` would treat that sum as its own
 transpose, and silently return gradients that are too large.
 
-The devices may belong to several processes. Each process makes all documents and weights, and puts only the parts for
-its own devices on them.
+The devices may belong to several processes. Each process makes all documents and weights, and copies to each of its own
+devices only the part for this device.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ from llamaspec.training.optimizers import optimizer
 from llamaspec.training.parallel import round_up, spread
 from llamaspec.training.recipe import Recipe, check_recipe
 from llamaspec.training.saving import write_model
-from llamaspec.training.steps import Tensors, compile_step, untuned
+from llamaspec.training.steps import Tensors, compile_step, reproducible
 
 EMBEDDING_STD = 0.02
 
@@ -94,7 +94,7 @@ def train(
         return Work([(part.ids, part.weights) for part in parts], count, sum(min(len(d.ids), context) for d in chosen))
 
     on_devices = over.documents if over else np.asarray
-    compiled = untuned(loss, platform)
+    compiled = reproducible(loss, platform)
 
     def score(tensors: Tensors, ids: np.ndarray, importance: np.ndarray) -> Any:
         return compiled(tensors, on_devices(ids), on_devices(importance))

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool
 
-from llamaspec.model.running.compile import untuned_options
+from llamaspec.model.running.compile import training_options
 
 Tensors = dict[str, Array]  # name: weight or gradient
 Sums = dict[str, Array]  # sums over a batch that a loss reports, by name; one of them is "loss"
@@ -54,15 +54,15 @@ def compile_step(loss: Callable, transform: optax.GradientTransformation, *, pla
         return trained, state, finite
 
     return TrainingFunctions(
-        add_gradient=untuned(add_gradient, platform, donate_argnums=(0, 1)),
-        update=untuned(update, platform, donate_argnums=(0, 1)),
+        add_gradient=reproducible(add_gradient, platform, donate_argnums=(0, 1)),
+        update=reproducible(update, platform, donate_argnums=(0, 1)),
     )
 
 
-def untuned(function: Callable, platform: str, **options: Any) -> Callable:
-    """Compile a function as `jax.jit` does with `options`, but without autotuning.
+def reproducible(function: Callable, platform: str, **options: Any) -> Callable:
+    """Compile a function as `jax.jit` does with `options`, so that all runs and processes compute the same bits.
 
-    Each shape compiles a program, and autotuning a dozen programs took nine minutes. Without it, all processes compute
-    the same bits.
+    XLA then does not time several kernels and take the fastest. Each shape of a batch compiles a program, and timing
+    the kernels of a dozen programs took nine minutes.
     """
-    return jax.jit(function, compiler_options=untuned_options(platform), **options)  # type: ignore[arg-type]
+    return jax.jit(function, compiler_options=training_options(platform), **options)  # type: ignore[arg-type]

@@ -136,13 +136,18 @@ def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> in
     return min(most, next((length for length in LENGTHS if length >= longest), LENGTHS[-1]))
 
 
-def check_examples(path: str | Path, examples: Sequence[Example], context: int) -> None:
-    """Raise CheckpointError if an example has no token that the loss counts among its first `context` tokens."""
+def check_examples(path: str | Path, examples: Sequence[Example], context: int) -> str | None:
+    """Raise CheckpointError if an example has no token that the loss counts among its first `context` tokens.
+
+    Returns a line about the examples that are longer than `context`; None if there is none.
+    """
     for number, example in enumerate(examples, 1):
         if not any(weight > 0 for weight in example.weights[1:context]):
             raise refused(
                 path, f"example {number} has no token to learn within {context} tokens: try a larger --context"
             )
+    long = sum(len(example.ids) > context for example in examples)
+    return f"{path}: {long} of {len(examples)} examples are longer than {context} tokens and are cut" if long else None
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
@@ -175,13 +180,14 @@ def tune(
     eval_every: int = 100,
     save_every: int = 100,
     report: Callable[[StepReport], object] = lambda step: None,
+    note: Callable[[str], object] = lambda line: None,
     progress: Progress = no_progress,
 ) -> Tuning:
     """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
 
     `base` is the name of the model, for the adapter's files. `teacher` is for the method distill; None: the model
-    itself. Calls `report` and raises exceptions as `loop.run` does. Also raises ValueError for an invalid recipe, and
-    CheckpointError for a file that cannot be used.
+    itself. Calls `note` with a line about examples that are cut. Calls `report` and raises exceptions as `loop.run`
+    does. Also raises ValueError for an invalid recipe, and CheckpointError for a file that cannot be used.
     """
     out = Path(out)
     check_tune_recipe(recipe)
@@ -200,7 +206,8 @@ def tune(
     else:
         documents = sides(examples) if recipe.method == "preference" else examples
         context = row_length(recipe, documents, checkpoint.config.context)
-        check_examples(data, documents, context)
+        if line := check_examples(data, documents, context):
+            note(line)
     check_weights(student, progress=progress)
     # Sampling pads prompts and answers to `context` each.
     positions = 2 * context if recipe.method == "reward" else context

@@ -61,7 +61,7 @@ class Campaign:
     deterministic: bool = False  # results that differ in their bits for the same inputs are a fault
     own: Mapping[str, Contract] | None = None  # the user's contracts, instead of ours
     contract_file: str | None = None  # the file of the user's contracts
-    loose: str | None = None  # dtype of a weaker contract
+    loose: str | None = None  # rounding of a weaker contract, such as bfloat16 or tf32x3
     timed: bool = False  # time a candidate if its contract holds
     against: str | None = None  # another candidate, to time for comparison
     at: Mapping[str, Sequence[Any]] = field(

@@ -14,6 +14,7 @@ import llamaspec.verify.contracts
 import llamaspec.verify.mutants
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.contract import Contract
+from llamaspec.verify.draws.published import with_uses
 from llamaspec.verify.mutant import Implementation
 
 
@@ -47,7 +48,7 @@ def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
 
 
 CONTRACTS: dict[str, Contract] = by_op(
-    (entry.name, entry) for entry in instances_in(llamaspec.verify.contracts, Contract)
+    (entry.name, with_uses(entry)) for entry in instances_in(llamaspec.verify.contracts, Contract)
 )
 IMPLEMENTATIONS: dict[str, Implementation] = by_op(
     (entry.of, entry) for entry in instances_in(llamaspec.verify.mutants, Implementation)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Bool, Float, Integer, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.bounds.summation import NO_SUM, Roundings
 
 Arguments = dict[str, Any]  # arguments by name, in the order of the definition's signature
 
@@ -26,8 +27,7 @@ class Expected(NamedTuple):
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
-    running: Float[np.ndarray, "..."] | float = 0.0  # error that one running float32 sum may add to the alarm
-    terms: Integer[np.ndarray, "..."] | int = 0  # terms of that sum
+    sums: Roundings = NO_SUM  # errors that long float32 sums, one term after the other, may add to the alarm
     rounded: bool = True  # True: once, to the result's dtype; False: the op only copies numbers
 
 
@@ -75,6 +75,28 @@ def independent(what: str, *names: str) -> Law:
     return Law(f"{what} has the same result alone and together with others", check)
 
 
+class Use(NamedTuple):
+    """The largest size of a dimension in a published model."""
+
+    size: int
+    of: str  # what has this size
+    grid: bool = True  # a kernel may run a block for each entry of the dimension
+
+
+# Sizes of the other dimensions next to one of `Large.widest`, so that a draw stays small.
+FEW: Mapping[str, int] = {
+    "batch": 1,
+    "queries": 2,
+    "keys": 3,
+    "kv_heads": 1,
+    "group": 1,
+    "heads": 1,
+    "seq": 2,
+    "cols": 8,
+    "dim": 8,
+}
+
+
 @dataclass(frozen=True)
 class Large:
     """Sizes larger than a kernel's tile, for one dimension at a time.
@@ -89,13 +111,16 @@ class Large:
     )  # further narrowings, by the large draw
     empty: Sequence[str] = ()  # draws that may be 0: the results are empty
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
+    uses: Mapping[str, Use] = field(default_factory=dict)  # by dimension, as `verify.draws.reach` names it
+    widest: Mapping[str, Any] = field(default_factory=dict)  # by draw: a size beyond the dimension's use
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings, the smallest sizes first.
 
-        A narrowing maps draws to their allowed values. Each narrowing gives one dimension one large size, and gives
-        other draws the values in `beside` and `closer`. But a draw in `only` keeps its values from `only`. If there are
-        more than `most` narrowings, we leave out the smallest sizes of every dimension.
+        A narrowing maps names of drawn variables to their allowed values. Each narrowing gives one dimension one large
+        size, and limits other variables to the values in `beside` and `closer`. But a variable in `only` keeps its
+        values from `only`. If there are more than `most` narrowings, we leave out the smallest sizes of every
+        dimension.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -112,7 +137,25 @@ class Large:
             for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
         ]
         chosen = sorted(sorted(ranked, key=lambda entry: entry[1])[:most], key=lambda entry: entry[0])
-        return [{**self.beside, **self.closer.get(name, {}), **only, name: [size]} for _, _, size, name in chosen]
+        return [self.narrowing(name, size, only) for _, _, size, name in chosen]
+
+    def narrowing(self, name: str, size: Any, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Make the narrowing that gives the variable `name` the large value `size` (see `narrowings`)."""
+        return {**self.beside, **self.closer.get(name, {}), **only, name: [size]}
+
+    def empty_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+        """List one narrowing to the size 0 for each variable in `empty`. Leave out the variables in `only`."""
+        return [{**self.beside, **only, name: [0]} for name in self.empty if name not in only]
+
+    def widest_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+        """List one narrowing for each size in `widest`. Leave out the variables in `only`.
+
+        >>> large = Large(beside={"rows": [1], "dim": [2]}, widest={"rows": 66_561, "dim": 66_561})
+        >>> large.widest_narrowings({"dim": [3]})
+        [{'rows': [66561], 'dim': [3]}]
+        """
+        few = {name: [most] for name, most in FEW.items() if name in self.beside}
+        return [self.narrowing(name, size, {**few, **only}) for name, size in self.widest.items() if name not in only]
 
 
 @dataclass(frozen=True)
@@ -139,9 +182,9 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def makes(self, names: Iterable[str]) -> bool:
-        """Tell whether draws with these names suffice to make the arguments, and are all in the contract.
+        """Tell whether a draw with exactly these variables suffices to make the arguments.
 
-        A draw may be missing if `arguments` has a default for it.
+        All of them must be in the contract. A variable may be missing if `arguments` has a default for it.
         """
         parameters = inspect.signature(self.arguments).parameters
         optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
@@ -206,6 +249,7 @@ def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray,
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))
     hard, alarm = (
-        bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
+        bound + precision.smallest + (precision.unit * (size + bound) if precision.unit else 0)  # 0 times infinity
+        for bound in (expected.hard, expected.alarm)
     )
     return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic turns a 0-d array into a number

@@ -16,10 +16,15 @@
     )
 
 `llamaspec verify --contract layernorm.py --candidate mine.py:layernorm` verifies a function with it.
+
+Sizes that depend on each other are sums and products of `sizes`: `arrays={"x": "rows groups*width"}` gives each group
+the same number of channels, and `{"q": "rows 2*pairs+rest"}` rotates at most all features of a head.
 """
 
+import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,22 +94,24 @@ def declare(
 ) -> Contract:
     """Declare a contract for what `definition` computes in float64.
 
-    `arrays` gives the shape of each array argument as names of `sizes`, or an `Ids` for an array of ids. `options`
-    gives the values of the other arguments. We draw the numbers of arrays from `values(-4, 4)`, or from the strategy
-    that `draws` gives for the array. `expect` takes the arguments of the definition, and returns exact values and
-    bounds. Without it, we derive them (`verify.bounds.carried` says for which code). `large` gives sizes larger than a
-    kernel's tile, for one dimension at a time.
+    `arrays` gives the shape of each array argument as names of `sizes`, or an `Ids` for an array of ids. A dimension
+    may be a sum or a product of sizes and whole numbers, such as `groups*width` or `2*pairs+rest`. An argument with the
+    name of a size gets that size. `options` gives the values of the other arguments. We draw the numbers of arrays from
+    `values(-4, 4)`, or from the strategy that `draws` gives for the array. `expect` takes the arguments of the
+    definition, and returns exact values and bounds. Without it, we derive them (`verify.bounds.carried` says for which
+    code). `large` gives sizes larger than a kernel's tile, for one dimension at a time.
 
-    Raises ValueError for an argument that neither `arrays` nor `options` describe, for an argument that the definition
-    does not have, and for a size that `sizes` does not have.
+    Raises ValueError for an argument that neither `arrays`, `options` nor `sizes` describe, for an argument that the
+    definition does not have, for a size that `sizes` does not have, and for a dimension that is no such sum or product.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
-    if missing := [name for name in parameters if name not in arrays and name not in options]:
+    if missing := [name for name in parameters if name not in {*arrays, *options, *sizes}]:
         raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, but `arrays` and `options` lack this name")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
-    used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Ids) else shape).split()}
+    dimensions = {name: [_Dimension(text) for text in _shape_of(shape).split()] for name, shape in arrays.items()}
+    used = {size for axes in dimensions.values() for axis in axes for size in axis.names}
     if used - {*sizes}:
         raise ValueError(f"`arrays` has shapes with {', '.join(sorted(used - {*sizes}))}: not in `sizes`")
     shapes = {
@@ -120,7 +127,7 @@ def declare(
                 named[name] = drawn[name]
                 continue
             shape = arrays[name]
-            lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Ids) else shape).split()]
+            lengths = [axis.length(drawn) for axis in dimensions[name]]
             if isinstance(shape, Ids):
                 named[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
             else:
@@ -132,12 +139,73 @@ def declare(
         shapes=shapes,
         values={**numbers, **draws, **{name: st.sampled_from(list(choices)) for name, choices in options.items()}},
         arguments=arguments,
-        expect=expect or derived(definition),
+        expect=_naming_sizes(expect or derived(definition), list(sizes)),
         domain=domain or "; ".join(f"{name} [{_shape_text(shape)}]" for name, shape in arrays.items()),
         bound=bound or ("given by `expect`" if expect else "hard and alarm: derived from the definition, step by step"),
         laws=laws,
-        large=_beyond(sizes, arrays, large),
+        large=_beyond(sizes, dimensions, large),
     )
+
+
+class _Dimension:
+    """A dimension of an array: a size, or a sum or product of sizes and whole numbers.
+
+    Raises ValueError for any other text.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        try:
+            self.tree = ast.parse(text, mode="eval").body
+            self.names = frozenset(_names(self.tree))
+        except (SyntaxError, TypeError):
+            raise ValueError(
+                f"cannot read the dimension {text}: expected sizes and whole numbers with + and *, without spaces"
+            ) from None
+
+    def length(self, drawn: Mapping[str, Any]) -> int:
+        """Compute the length from the drawn sizes."""
+
+        def value(node: ast.expr) -> int:
+            if isinstance(node, ast.BinOp):
+                left, right = value(node.left), value(node.right)
+                return left + right if isinstance(node.op, ast.Add) else left * right
+            return drawn[node.id] if isinstance(node, ast.Name) else node.value  # type: ignore[attr-defined]
+
+        return value(self.tree)
+
+
+def _names(node: ast.expr) -> Iterator[str]:
+    """Yield the names in a sum or product. Raises TypeError for other expressions."""
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Mult(), right):
+            yield from _names(left)
+            yield from _names(right)
+        case ast.Name(name):
+            yield name
+        case ast.Constant(int()):
+            pass
+        case _:
+            raise TypeError
+
+
+def _naming_sizes(expect: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Make `expect` say what to do if the definition cannot compute arrays of the drawn sizes."""
+
+    def checked(*positional: Any, **named: Any) -> Any:
+        try:
+            return expect(*positional, **named)
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"{error}; if some of {', '.join(names)} depend on each other, write a dimension in `arrays` as a sum "
+                "or product of sizes, such as groups*width"
+            ) from error
+
+    return checked
+
+
+def _shape_of(shape: str | Ids) -> str:
+    return shape.shape if isinstance(shape, Ids) else shape
 
 
 def _shape_text(shape: str | Ids) -> str:
@@ -145,7 +213,7 @@ def _shape_text(shape: str | Ids) -> str:
 
 
 def _beyond(
-    sizes: Mapping[str, Any], arrays: Mapping[str, str | Ids], large: Mapping[str, Sequence[int]] | None
+    sizes: Mapping[str, Any], dimensions: Mapping[str, Sequence[_Dimension]], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
     """Make the large draws, one large size at a time: from `large`, or by default for every name in `sizes`.
 
@@ -153,15 +221,19 @@ def _beyond(
     """
     beside = {name: [_small(size)] for name, size in sizes.items()}
     if large is None:
-        large = {}
-        for name in sizes:
-            counts = [
-                np.prod([beside[axis][0] for axis in shape.split() if axis != name] or [1])
-                for shape in arrays.values()
-                if isinstance(shape, str) and name in shape.split()
+        small = {name: values[0] for name, values in beside.items()}
+
+        def most_numbers(drawn: Mapping[str, int]) -> int:
+            return max((prod(axis.length(drawn) for axis in axes) for axes in dimensions.values()), default=0)
+
+        large = {
+            name: [
+                size
+                for size in BEYOND
+                if size <= _upper_end(sizes[name]) and most_numbers({**small, name: size}) <= MOST
             ]
-            most = min(_upper_end(sizes[name]), MOST // max(counts, default=1))
-            large[name] = [size for size in BEYOND if size <= most]
+            for name in sizes
+        }
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
 

@@ -36,7 +36,7 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """Return `contract`; its laws no longer apply where they change an argument that the problem does not have."""
+        """Return `contract`, but skip a law if it changes an argument that the problem does not have."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -75,7 +75,10 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """Yield the entries of `ADAPTERS` for ops in `contracts`, then an adapter per contract that changes no argument."""
+    """Yield ways to call a problem: the entries of `ADAPTERS` for ops in `contracts`, then one way for each contract.
+
+    The way for a contract passes all arguments unchanged.
+    """
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():
         left_out = {

@@ -33,7 +33,7 @@ from llamaspec.verify.catalogue import CONTRACTS, contract_for, in_file
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed
 from llamaspec.verify.judging.runner import verify
-from llamaspec.verify.loose import dtype_of, dtypes_for, loosened
+from llamaspec.verify.loose import dtypes_for, loosened, unit_of
 from llamaspec.verify.reports.report import counterexample
 
 
@@ -59,17 +59,18 @@ def contract(
     see `verify.loose`.
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
-    `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results
-    fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no number was compared.
-    Raises ValueError for an op without a contract, an unknown dtype, an invalid number of examples, shapes or seconds,
-    and a draw or value that the contract does not have; ImportError for a file that cannot be imported.
+    `examples` or `seed`. `only` limits variables of the draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`,
+    suspicious results fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no
+    number was compared. Raises ValueError for an op without a contract, an unknown dtype, an invalid number of
+    examples, shapes or seconds, and a variable or value that the contract does not have; ImportError for a file that
+    cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
     dtypes = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
     if loose is not None:
-        narrow = dtype_of(loose)
-        chosen_contract, dtypes = loosened(chosen_contract, narrow), dtypes_for(narrow, [] if dtype is None else dtypes)
+        unit = unit_of(loose)
+        chosen_contract, dtypes = loosened(chosen_contract, unit), dtypes_for(unit, [] if dtype is None else dtypes)
     precisions = [precision(name) for name in dtypes]
     if not precisions:
         raise ValueError("expected at least one dtype")

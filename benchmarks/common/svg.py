@@ -2,20 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import ceil, log10
+from math import ceil, isfinite, log10
 
 COLORS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
 HEIGHT = 480  # of charts that have axes
+AXES_TOP = 84  # of charts that have axes: the label of the vertical axis stands below the legend
+LETTER = 8  # pixels, in the largest font that a page gives to a chart
 FINE, DECADES = 5, 12  # axes of fewer decades than FINE have ticks at 1, 2 and 5; longer ones at up to DECADES powers
 BEYOND = 1.1  # bars longer than this share of a full bar are cut
 Series = Mapping[str, float]  # by the label of a bar
 Point = tuple[float, float]
 
 
-def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0) -> str:
-    """Draw a bar for each row and series. The length is the value as a share of `full`, labeled in percent."""
-    names = list(dict.fromkeys(name for series in rows.values() for name in series))
+def bars(
+    title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0, names: Sequence[str] | None = None
+) -> str:
+    """Draw a bar for each row and series. The length is the value as a share of `full`, labeled in percent.
+
+    `names` gives the order of the series, and so their colors; by default, series keep the order of the rows. A bar
+    much longer than `full` is cut, and its label is in the bar.
+    """
+    if names is None:
+        names = list(dict.fromkeys(name for series in rows.values() for name in series))
     height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
     span = (WIDTH - LABELS - NUMBER) / BEYOND
     body = _legend(names, LABELS)
@@ -30,7 +39,11 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
             length = span * min(value / full, BEYOND)
             color = COLORS[names.index(name) % len(COLORS)]
             body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{color}"/>')
-            body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))
+            if value / full < BEYOND:
+                body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))
+            else:
+                label = f"{100 * value / full:,.0f} %" if isfinite(value) else "\N{INFINITY} %"
+                body.append(_text(LABELS + length - 4, y + 14, label, anchor="end", fill="white"))
             y += ROW
     return _page(title, remark, height, body)
 
@@ -73,16 +86,16 @@ def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> t
     def place(point: Point) -> Point:
         across = (log10(point[0]) - x_low) / (x_high - x_low)
         up = (log10(point[1]) - y_low) / (y_high - y_low)
-        return start + (right - start) * across, foot - (foot - TOP) * up
+        return start + (right - start) * across, foot - (foot - AXES_TOP) * up
 
     body = _legend(names, start)
     for value in _ticks(x_low, x_high):
         at, _ = place((value, 10**y_low))
-        body += [_line(at, TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
+        body += [_line(at, AXES_TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
     for value in _ticks(y_low, y_high):
         _, at = place((10**x_low, value))
         body += [_line(start, at, right, at, "#ddd"), _text(start - 6, at + 4, f"{value:g}", anchor="end")]
-    body += [_text((start + right) / 2, HEIGHT - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
+    body += [_text((start + right) / 2, HEIGHT - 10, x, anchor="middle"), _text(8, AXES_TOP - 10, y)]
     return place, body
 
 
@@ -112,7 +125,7 @@ def _legend(names: Sequence[str], x: float) -> list[str]:
     for i, name in enumerate(names):
         marks.append(f'<rect x="{x}" y="40" width="10" height="10" fill="{COLORS[i % len(COLORS)]}"/>')
         marks.append(_text(x + 14, 49, name))
-        x += 30 + 7 * len(name)
+        x += 30 + LETTER * len(name)
     return marks
 
 
@@ -120,8 +133,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11, fill: str = "black") -> str:
+    color = "" if fill == "black" else f' fill="{fill}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"{color}>{escape(text)}</text>'
 
 
 def _page(title: str, remark: str, height: float, body: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from llamaspec.benchmarks.gates.multi_device import STEPS as SHARED
 from llamaspec.benchmarks.gates.multi_device import broken_by_shared_step, compile_shared
 from llamaspec.benchmarks.gates.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from llamaspec.benchmarks.gates.serving import SERVED, broken_by_serving, compile_served
+from llamaspec.benchmarks.gates.training import TRAINED, broken_by_training, compile_training
 from llamaspec.benchmarks.gates.workers import CallFailure, call_each
 from llamaspec.model.insight.shapes import SHAPES
 
@@ -90,6 +91,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
         ("decode step", [] if sample else SHARED, compile_shared, broken_by_shared_step),
         ("prompt", CHUNKS, compile_chunk, broken_by_chunk),
         ("serving", SERVED, compile_served, broken_by_serving),
+        ("training", TRAINED, compile_training, broken_by_training),
     ):
         chosen = [name for name in names if only in f"{title} {name}"]
         for name, facts in compile(function, chosen):

@@ -97,7 +97,10 @@ def test(exercise: Exercise) -> str:
 
 
 def narrowings(exercise: Exercise) -> dict[str, list]:
-    """Return the supported values of each contract argument for which the kernel does not support all values."""
+    """Return the values that the kernel supports, by argument name.
+
+    Arguments for which it supports all values of the contract are left out.
+    """
     chosen = dict(exercise.only) if not isinstance(exercise, Broken) else exercise.implementation.only
     return {name: list(values) for name, values in chosen.items()}
 

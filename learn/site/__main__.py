@@ -1,13 +1,15 @@
-"""Make the source of the site, or check the built site.
+"""Make the source of the site, check the built site, or renumber links to lines.
 
 python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
 python -m llamaspec.learn.site check FOLDER    exit with 1 if an address in FOLDER/html has no target
+python -m llamaspec.learn.site lines           renumber the links of docs/ to lines of source files
 """
 
 import sys
 from pathlib import Path
 
 from llamaspec.learn.site.crawl import faults
+from llamaspec.learn.site.line_links import renumbered
 from llamaspec.learn.site.stage import stage
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +20,10 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["stage", folder]:
             stage(ROOT, Path(folder) / "source")
+            return 0
+        case ["lines"]:
+            for document in sorted((ROOT / "docs").glob("*.md")):
+                document.write_text(renumbered(document, ROOT), encoding="utf-8")
             return 0
         case ["check", folder]:
             problems = faults(Path(folder) / "html")

@@ -3,32 +3,40 @@
 import html
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from llamaspec.learn.mathml import is_prose, typeset
 
 LINK = re.compile(r"https://[\w./%#?=&~:+-]*[\w/]")
-INLINE = re.compile(rf"`([^`]+)`|({LINK.pattern})|(?<![\w*])\*(\S|\S[^*]*?\S)\*(?![\w*])")
+VARIABLE = r"(?<![\w.])([A-Za-z]_(?:[a-z]{1,3}|down|gate|head))\b(?![\w^(])"  # with an index
+INLINE = re.compile(rf"`([^`]+)`|({LINK.pattern})|(?<![\w*])\*(\S|\S[^*]*?\S)\*(?![\w*])|{VARIABLE}")
 ITEM = re.compile(r"- |\d+\. ")
+SHORT = ' class="short"'  # a cell that is not broken into lines
+GAP = re.compile(r"(?<=\S) {4,}(?=\S)")  # between formulas on a line
 
 
 def to_html(text: str, links: Mapping[str, str]) -> str:
     """Render a dedented docstring. A name in backquotes becomes a link if `links` contains its address.
 
-    >>> to_html("Turn x by `rope`:\\n\\n    y = R x", {"rope": "rope.py.md"})
-    '<p>Turn x by <a href="rope.py.md"><code>rope</code></a>:</p>\\n<pre class="formula">y = R x</pre>'
+    >>> to_html("Turn x by `rope`:\\n\\n    for every x", {"rope": "rope.py.md"})
+    '<p>Turn x by <a href="rope.py.md"><code>rope</code></a>:</p>\\n<div class="formula"><div>for every x</div></div>'
     """
     return "\n".join(_block(block, links) for block in _blocks(text))
 
 
 def inline(text: str, links: Mapping[str, str]) -> str:
-    """Render a paragraph as HTML: code in backquotes, emphasis and addresses. Everything else is escaped."""
+    """Render a paragraph as HTML: code in backquotes, emphasis, addresses, variables such as `x_i`; escape the rest."""
     done, rendered = 0, ""
     for match in INLINE.finditer(text):
         rendered += html.escape(text[done : match.start()], quote=False)
-        code, address, stressed = match.groups()
+        code, address, stressed, variable = match.groups()
         if code is not None:
             element = f"<code>{html.escape(code, quote=False)}</code>"
             rendered += f'<a href="{links[code]}">{element}</a>' if code in links else element
         elif address is not None:
             rendered += f'<a href="{address}">{address.removeprefix("https://")}</a>'
+        elif variable is not None:
+            rendered += typeset(variable)
         else:
             rendered += f"<em>{inline(stressed, links)}</em>"
         done = match.end()
@@ -69,15 +77,15 @@ def _block(lines: list[str], links: Mapping[str, str]) -> str:
     while not lines[-1]:
         lines = lines[:-1]
     if lines[0].startswith(">>>"):
-        return _fixed("example", lines)
+        return _example(lines)
     if _indented(lines[0]):
         margin = min(len(line) - len(line.lstrip()) for line in lines if line)
-        return _fixed("formula" if len(lines) == 1 else "formula lines", [line[margin:] for line in lines])
+        lines = [line[margin:] for line in lines]
+        if not ITEM.match(lines[0]):
+            return _formulas(lines, links)
     if len(lines) == 2 and set(lines[1]) == {"-"}:
         return f"<h3>{inline(lines[0], links)}</h3>"
     if ITEM.match(lines[0]):
-        if any(re.search(r"\S {2,}\S", line) for line in lines):  # lines with columns
-            return _fixed("formula lines", lines)
         items: list[str] = []
         for line in lines:
             if ITEM.match(line):
@@ -89,7 +97,51 @@ def _block(lines: list[str], links: Mapping[str, str]) -> str:
     return f"<p>{inline(' '.join(lines), links)}</p>"
 
 
-def _fixed(kind: str, lines: list[str]) -> str:
+def _formulas(lines: list[str], links: Mapping[str, str]) -> str:
+    """Render indented lines: formulas one below the other, or a table if they have columns. Blank lines separate."""
+    html = ""
+    for written, group in groupby(lines, bool):
+        rows = list(group)
+        columns = _columns(rows)
+        if written and len(columns) > 1:
+            html += f'<table class="columns">{"".join(_rows(rows, columns, links))}</table>'
+        elif written:
+            html += "".join(f"<div>{_segments(line, links)}</div>" for line in rows)
+    return f'<div class="formula">{html}</div>'
+
+
+def _columns(lines: list[str]) -> list[int]:
+    """Return where the columns of a table begin: after two spaces in at least two lines, and inside no line's text.
+
+    >>> _columns(["q8   int8", "nf4  indices"]), _columns(["y = 2 x    x = 1", "z = 3"])
+    ([0, 5], [0])
+    """
+    starts = [match.end() for line in lines for match in re.finditer(r"(?:(?<=\S) |^) +(?=\S)", line)]
+    apart = [at for at in set(starts) if all(not line[at - 2 : at].strip() for line in lines)]
+    return [0, *sorted(at for at in apart if starts.count(at) > 1 and at > 3)]
+
+
+def _rows(lines: list[str], columns: list[int], links: Mapping[str, str]) -> Iterator[str]:
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = [line[first:last] for first, last in zip(columns, [*columns[1:], None], strict=True)]
+        if rows and cells[0].startswith(" ") and sum(not cell.isspace() and cell != "" for cell in cells) == 1:
+            # the row before goes on
+            rows[-1] = [f"{above} {cell.strip()}".rstrip() for above, cell in zip(rows[-1], cells, strict=True)]
+        else:
+            rows.append([cell.strip() for cell in cells])
+    for row in rows:
+        tag = "td" if rows[0][0] or row is not rows[0] else "th"  # a table's head has no text above its first column
+        cells = [f"<{tag}{SHORT * (len(cell) < 15)}>{_segments(cell, links)}</{tag}>" for cell in row]
+        yield f"<tr>{''.join(cells)}</tr>"
+
+
+def _segments(line: str, links: Mapping[str, str]) -> str:
+    parts = [inline(part, links) if is_prose(part) else typeset(part) for part in GAP.split(line)]
+    return parts[0] if len(parts) == 1 else "".join(f"<span>{part}</span> " for part in parts)
+
+
+def _example(lines: list[str]) -> str:
     # A blank line would end an HTML block in Markdown.
     text = html.escape("\n".join(line or "&#8203;" for line in lines), quote=False)
-    return f'<pre class="{kind}">{text.replace("&amp;#8203;", "&#8203;")}</pre>'
+    return f'<pre class="example">{text.replace("&amp;#8203;", "&#8203;")}</pre>'

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from llamaspec.learn.site import beside
+from llamaspec.learn.site import beside, line_links
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
@@ -32,15 +32,22 @@ The built-in model reads a text: every token, block and op, with its equation, i
 
 [Open the page](xray/index.html)
 """
+BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page comes before pages that use it often
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
-    "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
+    "Read": ["docs/reading.md", "docs/glossary.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
         *("docs/sizes.md", "docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
-    "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"],
+    "Speed": [
+        "docs/performance-cpu.md",
+        "docs/performance-gpu.md",
+        "docs/lessons-gpu.md",
+        "docs/gpu-words.md",
+        "docs/sass.md",
+    ],
     "Project": [
         *("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md", "docs/decisions/reference.md"),
         *("docs/decisions/model.md", "docs/decisions/quantization.md", "docs/decisions/kernels.md"),
@@ -115,15 +122,23 @@ def _write(root: Path, path: str, out: Path) -> list[str]:
     if file.is_dir():
         text = _listing(root, path, linked)
     elif path.endswith((".md", ".ipynb")):
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8") if path.endswith(".ipynb") else line_links.renumbered(file, root)
         text = _redirected(_notebook(text) if path.endswith(".ipynb") else text, root, path, linked)
-        text = "---\nhide: [navigation]\n---\n\n" * (path == FIRST) + text
+        text = _front_matter(path) + text
     elif path.startswith("reference/"):
         text = beside.page(file.read_text(encoding="utf-8"), file.stem, _names(root, path))
     else:
         text = _listed(file.read_text(encoding="utf-8"), path)
     target.write_text(text, encoding="utf-8")
     return linked
+
+
+def _front_matter(path: str) -> str:
+    """Return the settings of a document's page: what it hides, and how much its words count in the site's search."""
+    settings = "hide: [navigation]\n" if path == FIRST else ""
+    boost = 0.2 if path.startswith(("benchmarks/", "model/")) else BOOSTS.get(path)
+    settings += f"search:\n  boost: {boost}\n" if boost else ""
+    return f"---\n{settings}---\n\n" if settings else ""
 
 
 def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
@@ -140,6 +155,8 @@ def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
         if goal in MOVING:
             drawing = (root / goal).read_text(encoding="utf-8").strip()
             return f'<div class="moving" data-search-exclude>\n{STOP}\n{drawing}\n</div>'
+        if re.fullmatch(r"L\d+", anchor):
+            anchor = line_links.anchor((root / goal).read_text(encoding="utf-8"), goal, int(anchor[1:]))
         leads = os.path.relpath(target_of(goal), os.path.dirname(path) or ".")
         return f"{match[1]}{leads}{'#' * bool(anchor)}{anchor}{match[3]}"
 

@@ -25,6 +25,7 @@ from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.attention_decode import attention_decode as decode_kernel
 from llamaspec.pallas_kernels.attention_paged import attention_paged as paged_kernel
 from llamaspec.pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
+from llamaspec.pallas_kernels.coded_gemm import coded_gemm as gemm_kernel
 from llamaspec.pallas_kernels.gemv import gemv as gemv_kernel
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
@@ -102,6 +103,19 @@ def gemv_quantized(
 
 
 gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)
+
+
+@kernel(
+    "gemm_quantized",
+    only={"batch": [1, 3, 9], "rows": [64, 128], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]},
+    dtypes=("bfloat16",),
+)
+def gemm_quantized(
+    x: Float[Array, "batch cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
+) -> Float[Array, "batch rows"]:
+    """Multiply several vectors by a matrix that is quantized by one of the schemes with integer codes."""
+    codes = jnp.asarray(int4.pack(np.asarray(codes))) if scheme == "q4" else codes
+    return run(gemm_kernel, ScaledCodes(codes, scales[:, 0] if scheme == "q8_row" else scales), x).astype(x.dtype)
 
 
 @kernel("norm_linear", only=PRODUCT)

@@ -1,6 +1,6 @@
-"""Our ops in plain JAX, and in the variants for CPUs, with the signatures of the reference.
+"""Our ops in plain JAX, and their variants for CPUs, wrapped in functions with the signatures of the reference.
 
-Each of these ops can be called separately. `verify.judging.walk` verifies the fused ops of a block.
+Only ops that the reference also has are here. `verify.judging.walk` verifies the fused ops of a block.
 """
 
 from dataclasses import replace
@@ -125,7 +125,10 @@ def distribution(
     seen: Array,
     **options: Any,
 ) -> Float[Array, " vocab"]:
-    """Compute the distribution without the repetition penalty, which `model.sampling.sample` applies earlier."""
+    """Compute the probabilities of tokens, without a repetition penalty.
+
+    `model.sampling.sample` applies the penalty in an earlier step.
+    """
     return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 

@@ -47,7 +47,10 @@ OpsFor = Callable[
 
 
 def chosen_ops(kernels: str) -> OpsFor:
-    """Return a function that chooses ops as the option `--kernels` does. It raises the errors of `ops_for`."""
+    """Return a function that chooses a table of ops by the name `kernels`, as the option `--kernels` does.
+
+    The function raises the errors of `ops_for`.
+    """
 
     def table(config: Config, params: Params, rows: int) -> Ops:
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=params.embedding.dtype).ops

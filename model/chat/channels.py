@@ -1,13 +1,18 @@
-"""The channels of gpt-oss's answers: reasoning, the answer itself, and tool calls.
+"""Separates the parts of an answer: the text for the reader, the model's reasoning, and tool calls.
 
-An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`. The text
-before `<|message|>` is the message's header. Each message has a channel: analysis (the model's reasoning), commentary
-or final. A message with ` to=functions.NAME` in its header, before or after the channel, calls the tool NAME, and its
-TEXT contains the arguments. Source: the format harmony, https://github.com/openai/harmony.
+Models mark their reasoning in two ways:
+
+- Qwen 3, DeepSeek's distillations, SmolLM3 and EXAONE write `<think>REASONING</think>TEXT`. Each tag is one token. Some
+  chat templates end a prompt with `<think>`, so that the answer begins with reasoning.
+- gpt-oss writes a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`. The text
+  before `<|message|>` is the message's header. Each message has a channel: analysis (the model's reasoning), commentary
+  or final. A message with ` to=functions.NAME` in its header, before or after the channel, calls the tool NAME, and its
+  TEXT contains the arguments. Source: the format harmony, https://github.com/openai/harmony.
 """
 
 import re
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
@@ -16,6 +21,7 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HIDDEN = "analysis"
 TO_TOOL = " to="  # in a header, comes before the name of the tool that the message calls
 FUNCTIONS = "functions."  # prefix of the name of a function that the conversation offers
+THINK, END_OF_THOUGHTS = "<think>", "</think>"
 
 
 class ChannelText(NamedTuple):
@@ -29,8 +35,77 @@ class ChannelText(NamedTuple):
     waits: bool = False  # whether only later tokens decide where this token's text belongs
 
 
-class Channels:
+@runtime_checkable
+class Channels(Protocol):
     """Sorts the tokens of an answer, one at a time, into the answer's text, reasoning and tool calls."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the answer so far may have tokens that belong to neither its text nor its end."""
+        ...
+
+    def ends_character(self, token: int) -> bool:
+        """Return whether `token` marks a part of the answer. If so, it also ends an incomplete UTF-8 character."""
+        ...
+
+    def feed(self, token: int, text: str) -> ChannelText:
+        """Process a token and its text.
+
+        For a token that `ends_character`, `text` is the incomplete UTF-8 character before the token, or "" if there is
+        none.
+        """
+        ...
+
+    def hear(self, text: str) -> ChannelText:
+        """Add `text` to the current part of the answer."""
+        ...
+
+
+class ThinkTags:
+    """The `Channels` of an answer with its reasoning between `<think>` and `</think>`.
+
+    Only white space may come before an answer's reasoning. A later `<think>` belongs to the text, for example to an
+    explanation of such tags. White space at the edges of the reasoning, and white-space tokens between `</think>` and
+    the text, are dropped.
+    """
+
+    def __init__(self, opens: int, closes: int, *, is_open: bool):
+        """Begin an answer. `opens` and `closes` are the tags. With `is_open`, the prompt ends with `<think>`."""
+        self._opens, self._closes = opens, closes
+        self._part: Literal["start", "thoughts", "between", "text"] = "thoughts" if is_open else "start"
+        self._begun = False  # whether the reasoning has any text
+        self._space = ""  # white space at the end of the reasoning so far
+        self.is_marked = is_open
+
+    def ends_character(self, token: int) -> bool:
+        """Return whether `token` is a tag that begins or ends the reasoning."""
+        return token == {"start": self._opens, "thoughts": self._closes}.get(self._part)
+
+    def feed(self, token: int, text: str) -> ChannelText:
+        """Process a token and its text (see `Channels.feed`)."""
+        if not self.ends_character(token):
+            return self.hear(text)
+        heard = self.hear(text) if text else ChannelText("")
+        self._part, self.is_marked = "thoughts" if token == self._opens else "between", True
+        return heard._replace(is_answer=False)
+
+    def hear(self, text: str) -> ChannelText:
+        """Add `text` to the reasoning or to the answer's text."""
+        if self._part == "thoughts":
+            text = self._space + text if self._begun else text.lstrip()
+            thoughts = text.rstrip()
+            self._begun, self._space = self._begun or thoughts != "", text[len(thoughts) :]
+            return ChannelText("", thoughts, is_answer=False)
+        if text.isspace():
+            return ChannelText("", is_answer=False) if self._part == "between" else ChannelText(text)
+        self._part = "text"
+        return ChannelText(text)
+
+
+class HarmonyChannels:
+    """The `Channels` of gpt-oss."""
+
+    is_marked = True
 
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
         """Begin an answer.
@@ -45,14 +120,11 @@ class Channels:
         self._kind: Literal["answer", "thought", "call"] = "answer"
 
     def ends_character(self, token: int) -> bool:
-        """Return whether `token` is a control token. If so, it also ends an incomplete UTF-8 character before it."""
+        """Return whether `token` is a control token of these channels."""
         return token in self._controls
 
     def feed(self, token: int, text: str) -> ChannelText:
-        """Process a token and its text.
-
-        For a control token, `text` is the incomplete UTF-8 character before the token, or "" if there is none.
-        """
+        """Process a token and its text (see `Channels.feed`)."""
         control = self._controls.get(token)
         if control is None:
             if self._header is None:
@@ -107,6 +179,43 @@ class Channels:
         return ChannelText(visible.removeprefix("assistant ") + text, is_answer=False)
 
 
-def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:
-    """Make a `Channels` if the tokenizer has the control tokens of channels. Returns None for any other tokenizer."""
-    return Channels(tokenizer, tools=tools) if {CHANNEL, MESSAGE} <= tokenizer.special.keys() else None
+def has_harmony(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer has the control tokens of gpt-oss's channels."""
+    return {CHANNEL, MESSAGE} <= tokenizer.special.keys()
+
+
+def is_thinking(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Return whether a prompt ends with `<think>` and perhaps white space, so that the answer begins with reasoning."""
+    tags = _think_tags(tokenizer)
+    for token in reversed(prompt):
+        if tags and token == tags[0]:
+            return True
+        if not tokenizer.bytes_of(token).isspace():
+            return False
+    return False
+
+
+def channels_of(tokenizer: Tokenizer, prompt: Sequence[int], *, tools: frozenset[str] = frozenset()) -> Channels | None:
+    """Make the `Channels` of an answer to `prompt`. Returns None if the tokenizer has no tokens that mark reasoning.
+
+    `tools` are the names of the functions that the answer may call.
+    """
+    if has_harmony(tokenizer):
+        return HarmonyChannels(tokenizer, tools=tools)
+    tags = _think_tags(tokenizer)
+    return ThinkTags(*tags, is_open=is_thinking(tokenizer, prompt)) if tags else None
+
+
+def _think_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return the tokens `<think>` and `</think>`, or None if the tokenizer lacks one of them.
+
+    They are control tokens in some vocabularies. In others, they are added tokens, which also stand for the tags in an
+    ordinary text.
+    """
+    tags = []
+    for name in (THINK, END_OF_THOUGHTS):
+        ids = [tokenizer.special[name]] if name in tokenizer.special else tokenizer.encode(name, start=False)
+        if len(ids) != 1:
+            return None
+        tags += ids
+    return tags[0], tags[1]

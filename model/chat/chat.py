@@ -30,8 +30,10 @@ class _Turn:
         """The question and the answer as messages. Empty while the answer has no tokens."""
         if not self.generation.ids:  # the answer did not begin, or was interrupted before its first token
             return []
-        answer = self.generation.completion
-        return [self.question, {"role": "assistant", "content": answer}]
+        answer = {"role": "assistant", "content": self.generation.completion}
+        if self.generation.thoughts:
+            answer["reasoning_content"] = self.generation.thoughts
+        return [self.question, answer]
 
 
 class Chat:
@@ -81,7 +83,8 @@ class Chat:
     def messages(self) -> list[dict[str, str]]:
         """The messages so far, as `{"role": ..., "content": ...}`, including an unfinished answer.
 
-        An answer keeps its leading white space, because templates expect that.
+        An answer keeps its leading white space, because templates expect that. If it has reasoning, this is its
+        `reasoning_content`. The template decides whether the model sees the reasoning again.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
@@ -194,7 +197,7 @@ class Chat:
             stop=stop,
             stops=self._stops,
             interrupted=ended,
-            channels=channels_of(self._llama.tokenizer),
+            channels=channels_of(self._llama.tokenizer, ids),
         )
         turn = self._turn = _Turn(question, rendered, ids, generation)
         return generation
@@ -222,9 +225,11 @@ class Chat:
 
         Usually it keeps all ids except the one that stopped the answer. But if a stop string cut the text of a token,
         or if U+FFFD replaced bytes that are not UTF-8, the ids from there on no longer spell the answer's text. The
-        next turn encodes that rest of the answer again. If the answer had channels, no ids are kept.
+        next turn encodes that rest of the answer again. If the answer has marks of reasoning, no ids are kept.
         """
-        if turn.generation.channels:  # the template writes an earlier answer without its reasoning
+        if (
+            turn.generation.channels and turn.generation.channels.is_marked
+        ):  # the template writes an earlier answer without its reasoning
             return [], 0
         answer, read, kept_ids, whole_bytes = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""

@@ -8,18 +8,19 @@ names of the tensors contain the names of transformers' modules: A of the matrix
 base_model.model.NAME.lora_A.weight.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from safetensors.numpy import save_file
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, LowRank, Tensor, TensorAdapter, quoted, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.safetensors_header import HeaderEntry, read_header
@@ -29,7 +30,9 @@ from llamaspec.model.family import nearest_family
 from llamaspec.model.tensors import Role, Weight, weights
 from llamaspec.reference.config import Config
 
+FLOAT32 = np.dtype(np.float32)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SUBFOLDER = "adapter"
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # parts of `model.tensors` that an adapter can change
 PREFIX = "base_model.model."
 # Keys of adapter_config.json that change the computation, and the values with which they do not change it.
@@ -49,16 +52,6 @@ UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class LowRank(NamedTuple):
-    """The matrices A and B of an adapter for one weight; B A has the shape of the weight.
-
-    The arrays are NumPy or JAX arrays.
-    """
-
-    a: Any  # [rank, cols]
-    b: Any  # [rows, rank]
-
-
 @dataclass(frozen=True)
 class Adapter:
     """A low-rank adapter of a model."""
@@ -67,6 +60,7 @@ class Adapter:
     alpha: float
     pairs: Mapping[str, LowRank] = field(repr=False)  # by the name of the weight in `model.tensors`
     rslora: bool = False
+    base: str = ""  # the name of the model that the adapter changes, if the file has it
 
     @property
     def scale(self) -> float:
@@ -76,6 +70,15 @@ class Adapter:
         (2.0, 4.0)
         """
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def digest(self) -> str:
+        """Return a hash of everything in this adapter that changes a model's results."""
+        hashed = hashlib.sha256(repr((self.rank, self.scale)).encode())
+        for name, pair in sorted(self.pairs.items()):
+            hashed.update(name.encode())
+            for matrix in pair:
+                hashed.update(np.ascontiguousarray(matrix, FLOAT32).data)
+        return hashed.hexdigest()
 
 
 def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
@@ -96,10 +99,13 @@ def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]
 def read_adapter(folder: str | Path, config: Config) -> Adapter:
     """Read an adapter from PEFT's files in `folder`, for a model with the configuration `config`.
 
-    Raises CheckpointError if a file cannot be used, if the adapter is not a LoRA adapter, or if it does not fit the
-    model.
+    The files may also be in the subfolder `adapter`. Raises CheckpointError if a file cannot be used, if the adapter is
+    not a LoRA adapter, or if it does not fit the model.
     """
-    path = Path(folder) / CONFIG
+    folder = Path(folder)
+    if (folder / SUBFOLDER / CONFIG).is_file() and not (folder / CONFIG).is_file():
+        folder /= SUBFOLDER
+    path = folder / CONFIG
     values = read_object(path)
     if (kind := values.get("peft_type")) != "LORA":
         raise refused(path, f"peft_type is {short(kind)}, expected LORA (only LoRA adapters are supported)")
@@ -113,8 +119,9 @@ def read_adapter(folder: str | Path, config: Config) -> Adapter:
         raise refused(path, f"lora_alpha is {short(alpha)}, expected a number")
     if not isinstance(rslora, bool):
         raise refused(path, f"use_rslora is {short(rslora)}, expected true or false")
-    file = MappedFile(Path(folder) / WEIGHTS)
-    return Adapter(rank, float(alpha), _pairs(file, config, rank), rslora)
+    base = values.get("base_model_name_or_path")
+    pairs = _pairs(MappedFile(folder / WEIGHTS), config, rank)
+    return Adapter(rank, float(alpha), pairs, rslora, base if isinstance(base, str) else "")
 
 
 def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
@@ -215,22 +222,87 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
         staged.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Return a checkpoint with W + s B A instead of each adapted matrix W.
+def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
+    """Return a checkpoint that runs with the adapter in `folder`.
 
-    We compute the sum in float32, and round it to the dtype of W. If W is quantized, the sum stays float32, because
-    quantizing it again would lose most of a small change.
+    A note tells the user if the adapter was made for a model with another name. Raises the errors of `read_adapter`.
     """
+    adapter = read_adapter(folder, checkpoint.config)
+    notes = (*checkpoint.notes, *note_of_base(adapter, checkpoint, folder))
+    return replace(adapted(checkpoint, adapter), notes=notes)
 
-    def sum_of(tensor: Tensor, pair: LowRank) -> Callable[[], np.ndarray]:
-        def read() -> np.ndarray:
-            change = np.float32(adapter.scale) * (np.asarray(pair.b, np.float32) @ np.asarray(pair.a, np.float32))
-            return (tensor.read().astype(np.float32) + change).astype(tensor.dtype)
 
-        return read
+def note_of_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
+    """Return a note if the adapter names another base model. We compare only the last part of a path or of owner/name.
 
+    The name of the checkpoint's file may be longer, for example by the type of a GGUF file.
+    """
+    path = Path(checkpoint.path)
+    own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
+    base = Path(adapter.base).name
+    if own == base or not base or (path.is_file() and own.lower().startswith(base.lower())):
+        return []
+    return [f"{folder} was made for {adapter.base}; we use it, because its shapes also fit {own}"]
+
+
+def joined(adapters: Sequence[Adapter]) -> Adapter:
+    """Join adapters along the rank: matrices A by rows, matrices B by columns. B A is then the sum of all changes.
+
+    The rank of every joined pair is the sum of all adapters' ranks. It has zeros at the ranks of an adapter that does
+    not change this weight.
+
+    >>> pair = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32))
+    >>> one, two = Adapter(1, 5.0, {"w": pair}), Adapter(1, 1.0, {"w": pair, "v": pair})
+    >>> joined([one, two]).pairs["v"].b.tolist()
+    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    >>> joined([one, two]).pairs["w"].b.tolist()
+    [[5.0, 1.0], [5.0, 1.0], [5.0, 1.0]]
+    """
+    shapes = {name: (len(b), a.shape[1]) for adapter in adapters for name, (a, b) in adapter.pairs.items()}
+    pairs = {}
+    for name, (rows, cols) in shapes.items():
+        of_weight = [
+            _scaled(adapter.pairs[name], adapter.scale)
+            if name in adapter.pairs
+            else LowRank(np.zeros((adapter.rank, cols), FLOAT32), np.zeros((rows, adapter.rank), FLOAT32))
+            for adapter in adapters
+        ]
+        pairs[name] = LowRank(np.concatenate([pair.a for pair in of_weight]), np.hstack([pair.b for pair in of_weight]))
+    rank = sum(adapter.rank for adapter in adapters)
+    return Adapter(rank, float(rank), pairs)
+
+
+def _scaled(pair: LowRank, scale: float) -> LowRank:
+    """Return a pair in float32 with the factor s of LoRA in B."""
+    return LowRank(np.asarray(pair.a, FLOAT32), np.float32(scale) * np.asarray(pair.b, FLOAT32))
+
+
+def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) -> Checkpoint:
+    """Return a checkpoint in which each adapted matrix W is W + s B A.
+
+    A matrix of floats runs as this sum, rounded once to the dtype in which the model runs. If W is quantized, or if
+    `merges` is False, the model keeps W and adds the product with s B A.
+    """
     tensors = dict(checkpoint.tensors)
     for name, pair in adapter.pairs.items():
-        tensor = tensors[name] if tensors[name].codes is None else tensors[name]._replace(dtype=np.dtype(np.float32))
-        tensors[name] = Tensor(tensor.shape, tensor.dtype, sum_of(tensor, pair))
+        tensors[name] = TensorAdapter(tensors[name], _scaled(pair, adapter.scale), merges).tensor()
     return replace(checkpoint, tensors=tensors)
+
+
+def merged(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint to be written: each adapted matrix becomes the sum W + s B A, without its parts.
+
+    The sum is rounded to the dtype of W. If W is quantized, the sum stays float32, because quantizing it again would
+    lose most of a small change.
+    """
+    tensors = dict(checkpoint.tensors)
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.adapter:
+            dtype = FLOAT32 if tensor.stored.codes else tensor.stored.dtype
+            tensors[name] = Tensor(tensor.shape, dtype, rounded(tensor, dtype))
+    return replace(checkpoint, tensors=tensors)
+
+
+def rounded(tensor: Tensor, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    """Make a function that reads a tensor and rounds it to `dtype`."""
+    return lambda: tensor.read().astype(dtype)

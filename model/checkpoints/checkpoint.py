@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -80,18 +80,65 @@ class Codes(NamedTuple):
     source: "Tensor | None" = None
 
 
+class LowRank(NamedTuple):
+    """The matrices A and B of an adapter for one weight; B A has the shape of the weight.
+
+    The arrays are NumPy or JAX arrays.
+    """
+
+    a: Any  # [rank, cols]
+    b: Any  # [rows, rank]
+
+
+def no_pair(rows: int, cols: int) -> LowRank:
+    """Return a pair of rank 0, which changes nothing."""
+    return LowRank(np.zeros((0, cols), np.float32), np.zeros((rows, 0), np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class TensorAdapter:
+    """The parts of a tensor that an adapter changes: the tensor before the change, and the change B A."""
+
+    base: "Tensor"
+    pair: LowRank  # the factor s of LoRA is part of `b`
+    merges: bool  # whether the model runs the sum, if `base` has floats
+
+    def tensor(self) -> "Tensor":
+        """Return the tensor with the sum, which is computed in float32 each time it is read."""
+        base, (a, b) = self.base, self.pair
+        return Tensor(base.shape, np.dtype(np.float32), lambda: base.read().astype(np.float32) + b @ a, adapter=self)
+
+
 class Tensor(NamedTuple):
-    """A tensor in a file: its header entry, and the function that reads it."""
+    """A tensor in a file: its header entry, and the function that reads it.
+
+    If an adapter changes the tensor, `read` returns the sum in float32, `codes` is None, and `adapter` has the parts of
+    the sum.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype  # dtype of the array that `read` returns
     read: Callable[[], np.ndarray]  # may return a read-only view of the file; rounds quantized weights to float32
     codes: Codes | None = None  # None unless the tensor is a quantized matrix
     type: str | None = None  # for a GGUF file: ggml's name for the tensor's type
+    adapter: TensorAdapter | None = None
 
     @property
     def bytes(self) -> int:
+        if self.adapter:
+            return self.adapter.base.bytes
         return self.codes.bytes if self.codes else math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored(self) -> "Tensor":
+        """The tensor as the file stores it, without an adapter."""
+        return self.adapter.base if self.adapter else self
+
+    @property
+    def applies(self) -> TensorAdapter | None:
+        """The adapter, if products add its part; None if it is merged, or if there is no adapter."""
+        adapter = self.adapter
+        return adapter if adapter and (adapter.base.codes or not adapter.merges) else None
 
 
 @dataclass(frozen=True)

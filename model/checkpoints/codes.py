@@ -62,8 +62,17 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 
 
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yield a matrix in consecutive blocks of rows: in float64 if it is quantized, else in the stored dtype."""
-    if tensor.codes:
+    """Yield a matrix in consecutive blocks of rows: in float64 if it is quantized, else in the stored dtype.
+
+    If products add an adapter's part, the blocks are those of the sum, in float64.
+    """
+    if adapter := tensor.applies:
+        a, b = (np.asarray(matrix, np.float64) for matrix in adapter.pair)
+        start = 0
+        for weights in exact_parts(adapter.base):
+            yield weights + b[start : start + len(weights)] @ a
+            start += len(weights)
+    elif tensor.codes:
         for part in tensor.codes.parts():
             yield exact_weights(tensor.codes, part)
     else:
@@ -122,7 +131,8 @@ def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
     `model.tensors.quantizable` lists these matrices: the projections of attention, the feed-forward layers and experts,
     and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision, because their
     rounding errors do the most damage and quantizing them saves little. A matrix that is already quantized is decoded
-    and quantized again. Raises ValueError for an unknown scheme.
+    and quantized again. If a matrix has an adapter, products with the codes still add the adapter's part. Raises
+    ValueError for an unknown scheme.
     """
     rule, form = scheme(name), form_of(name)
     matrices = quantizable(checkpoint.config)
@@ -143,6 +153,8 @@ def form_of(name: str) -> Form:
 
 
 def _quantized(tensor: Tensor, name: str, rule: Scheme, form: Form) -> Tensor:
+    if tensor.adapter:
+        return replace(tensor.adapter, base=_quantized(tensor.adapter.base, name, rule, form)).tensor()
     rows, cols = tensor.shape
 
     def parts() -> Iterator[Quantized]:

@@ -118,7 +118,9 @@ def _by_layer(fields: Fields, windows: list[Any]) -> dict[str, Any]:
     """Convert a list of attention windows to keys of config.json. The list repeats if there are more layers."""
     layers, sizes = fields.integer("n_layers"), [size for size in windows if size is not None]
     if any(type(size) is not int or size != sizes[0] for size in sizes) or not sizes:
-        raise fields.refused("sliding_window is a list of other values than null and one integer (both may repeat)")
+        raise fields.refused(
+            f"sliding_window is {short(windows)}, expected a list of null and one integer, which may repeat"
+        )
     if layers > MOST_LAYERS:
         raise fields.refused(f"n_layers is {short(layers)}, expected at most {MOST_LAYERS}")
     if layers % len(windows):

@@ -1,4 +1,7 @@
-"""Recognizes files and folders that this package cannot read; its errors say what they are and what to do instead."""
+"""Recognizes files and folders that this package cannot read.
+
+The errors say what such a file or folder is, and what to do instead.
+"""
 
 import os
 import re
@@ -89,8 +92,8 @@ def folder_without_config(folder: Path) -> CheckpointError:
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if "adapter_config.json" in names:
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-        merge = f"merge it into its base model{f', {quoted(base)},' if isinstance(base, str) else ''} first"
-        return refused(folder, f"is an adapter (LoRA), not a whole model: {merge}, with peft's merge_and_unload")
+        named = f", {quoted(base)}," if isinstance(base, str) else ""
+        return refused(folder, f"is an adapter (LoRA): give its base model{named} and --adapter {folder}")
     if ggufs:
         return refused(folder, f"is a folder of GGUF files: give the path of one of these files: {_listed(ggufs)}")
     if "snapshots" in names:

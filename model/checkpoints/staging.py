@@ -137,11 +137,10 @@ def _open(path: str | Path) -> int | None:
 
 
 def _locked(lock: int, *, wait: bool) -> bool:
-    """Lock the file of the descriptor `lock`, and tell whether this process may use the file now.
+    """Lock the file of the descriptor `lock`. Returns True if this process may use the file now.
 
-    With `wait`, wait until no other process has locked the file.
-
-    Some network file systems have no locks. There, we return `wait`.
+    Without `wait`, returns False if another process has locked the file. With `wait`, waits until that process unlocks
+    the file. Some network file systems have no locks: there, returns `wait`.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

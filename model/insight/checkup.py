@@ -72,8 +72,11 @@ def check_up(
         trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
-            note = f"the text shows nothing: the model's loss, {trials.before:,.4g} nats per token, is not below the"
-            note += f" loss of token frequencies, {trials.frequencies:.4g}; check the text's language and the tokenizer"
+            note = (
+                f"the trials are not conclusive: the model's loss on the text, {trials.before:,.4g} nats per token, "
+                f"is not below {trials.frequencies:.4g}, the loss of predicting tokens by their frequency; "
+                "check the text's language and the tokenizer"
+            )
     if not (trials and trials.judged):
         faults += norm_faults(checkpoint)
     return Checkup(str(model), faults, trials, note)

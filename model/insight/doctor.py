@@ -32,7 +32,10 @@ BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
-    """Report on this machine: hardware, ops here and on an H200, versions, caches, missing packages, and a verdict."""
+    """Report on this machine: its hardware, versions of packages, caches, missing packages, and whether models run.
+
+    The report also lists the ops that have kernels, on this machine and on an H200.
+    """
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)
@@ -47,7 +50,7 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
         "ops on an H200": _ops(on_h200[TYPICAL]),
         "plain there": {name: ", ".join(choice.plain) for name, choice in on_h200.items() if choice.plain},
         "versions": {"python": platform.python_version(), **versions},
-        "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
+        "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: the cache folder cannot be written"},
         "missing": missing,
         "verdict": {"ready": _verdict(device, missing)},
     }

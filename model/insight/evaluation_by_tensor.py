@@ -1,8 +1,8 @@
-"""Measures the cost of each quantized tensor: replaces one tensor of the base model, and compares the result with the
-base.
+"""Measures how much each quantized tensor changes the predictions of a model.
 
-The cost is the divergence of the predictions, and replacing one tensor at a time shows which tensors cause it. The
-error of a tensor's weights, or of its op, does not show how much the later layers amplify or reduce the error.
+We replace one tensor of the base model by the quantized tensor, and compute the divergence between the predictions
+before and after. So the result includes how later layers amplify or reduce the error. The error of a tensor's weights,
+or of its op, does not show this.
 """
 
 from dataclasses import replace

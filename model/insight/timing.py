@@ -100,6 +100,6 @@ def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort)
     while (net := measure(partial(call, turns), effort).least - launching) < span / 2:
         turns *= max(2, int(span / 2 / max(net, launching)))
         if turns >= MOST_TURNS:
-            raise RuntimeError(f"cannot measure a turn: {turns:,} turns take less than {span} s")
+            raise RuntimeError(f"cannot time one iteration of a loop: {turns:,} iterations take less than {span} s")
     turns = max(turns, ceil(turns * span / net))
     return Seconds(*(seconds - launching for seconds in measure(partial(call, turns), effort))).over(turns)

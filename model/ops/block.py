@@ -118,11 +118,16 @@ def moe_add(
     return (y if total is None else start + total(y)).astype(x.dtype)
 
 
+def final_norm(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch dim"]:
+    """Normalize x, the output of the last block, and round the result to the dtype of x."""
+    return _apply_norm(x, params.norm, params.norm_bias, config=config)
+
+
 def norm_logits(
     x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
 ) -> Float[Array, "*batch vocab"]:
     """Normalize x, and give one logit per token of the vocabulary, in float32."""
-    logits = product(_apply_norm(x, params.norm, params.norm_bias, config=config), params.head)
+    logits = product(final_norm(x, params, config=config), params.head)
     logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, config.logit_cap)
 
@@ -136,8 +141,8 @@ def join(
 ) -> Float[Array, "batch seq dim"]:
     """Add the output of attention or of the feed-forward layer to the residual stream x.
 
-    `add` computes the output and adds it to the argument of `add`. If the model normalizes or scales the output first,
-    we call `add` with zeros instead of x. In this case, the output is rounded to the dtype of x before we add it to x.
+    `add(r)` computes this output, and returns r plus the output. Usually we return `add(x)`. If the model normalizes or
+    scales the output first, we get the output from `add(0)`, rounded to the dtype of x, and add it to x afterwards.
     """
     if norm is None and config.residual_scale == 1:
         return add(x)

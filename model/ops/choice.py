@@ -87,23 +87,23 @@ def summarize(choice: OpsChoice) -> str:
     """Return a short phrase for the user that says how many ops run without a kernel.
 
     >>> summarize(OpsChoice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
-    '2 of 3 ops are plain: `llamaspec doctor` says why'
+    '2 of 3 ops run without a kernel: `llamaspec doctor` says why'
     >>> summarize(OpsChoice("pallas", XLA, ("attend",), {}))
-    'all ops are kernels'
+    'all ops run as kernels'
     """
     ops = {*choice.kernels, *choice.plain}
-    plain = f"{len(choice.plain)} of {len(ops)} ops are plain: `llamaspec doctor` says why"
-    return plain if choice.plain else "all ops are kernels"
+    plain = f"{len(choice.plain)} of {len(ops)} ops run without a kernel: `llamaspec doctor` says why"
+    return plain if choice.plain else "all ops run as kernels"
 
 
 def describe(choice: OpsChoice) -> str:
     """Return a line for the user that says which ops run as kernels, and why the other ops run without a kernel.
 
     >>> describe(OpsChoice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
-    'kernels: none; plain: all ops (cpu was requested)'
+    'kernels: none; without a kernel: all ops (cpu was requested)'
     >>> plain = {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}
     >>> describe(OpsChoice("pallas", XLA, ("attend",), plain))
-    'kernels: attend; plain: norm_qkv project_add (odd), moe_add (no kernel)'
+    'kernels: attend; without a kernel: norm_qkv project_add (odd), moe_add (no kernel)'
     """
     names: dict[str, list[str]] = {}
     for name, reason in choice.plain.items():
@@ -113,4 +113,4 @@ def describe(choice: OpsChoice) -> str:
         for reason, group in names.items()
     ]
     line = f"kernels: {' '.join(choice.kernels) or 'none'}"
-    return f"{line}; plain: {', '.join(plain)}" if plain else line
+    return f"{line}; without a kernel: {', '.join(plain)}" if plain else line

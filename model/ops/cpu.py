@@ -62,9 +62,9 @@ def cpu_attend(
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
     """Choose the smallest span, in rows of the cache, for one query. A row has `numbers` elements.
 
-    XLA runs a small loop on one core. If a loop over `SPANS.smallest` rows is too small for a second core, but a loop
-    over twice as many rows is not, we choose twice as many rows. Two cores read them in the time in which one core
-    reads half of them, and the second core is then ready for the next product.
+    XLA runs a small loop on one core. If it would run a loop over `SPANS.smallest` rows on one core, but a loop over
+    twice as many rows on two cores, we choose twice as many rows: this takes no longer, and the second core is then
+    ready for the next product.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):

@@ -41,10 +41,13 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 
     `emulate` has three values: q8_0 rounds the inputs of all quantized matrices; int8 rounds the inputs of matrices in
     int8, with one scale per token; and ggml uses the rounding that llama.cpp uses for the type of each tensor of a GGUF
-    file. Raises ValueError for another name, if no matrix needs rounding, or if matrices that we stack for one product
-    have different roundings.
+    file. Raises ValueError for another name, if no matrix needs rounding, if matrices that we stack for one product
+    have different roundings, or if the model has an adapter.
     """
     from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
+
+    if any(tensor.adapter for tensor in checkpoint.tensors.values()):
+        raise ValueError("emulated activations work only without an adapter")
 
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from llamaspec.model.ops.products import dot
+from llamaspec.model.ops.products import adapted_product, dot
 from llamaspec.model.ops.xla import plain
 from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
@@ -37,6 +37,8 @@ Shaped = Array | jax.ShapeDtypeStruct
 
 def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """Multiply in a decoding step: with a kernel if a kernel supports this matrix and these vectors, else with XLA."""
+    if isinstance(weight, Adapted):
+        return adapted_product(x, weight, step_product)
     if isinstance(weight, Stacked):
         return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.reshape(-1, x.shape[-1])
@@ -149,6 +151,8 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
     If x is bfloat16, we decode quantized weights and round them to bfloat16, as if the file stored bfloat16. A product
     in float32 would take ten times as long.
     """
+    if isinstance(weight, Adapted):
+        return adapted_product(x, weight, prompt_product)
     if isinstance(weight, Stacked):
         return jnp.concatenate([prompt_product(x, part) for part in weight.parts], axis=-1)
     if not isinstance(weight, QuantizedMatrix) or x.dtype != jnp.bfloat16:

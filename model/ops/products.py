@@ -28,7 +28,7 @@ MOST_SLICES = 64  # largest number of slices (16 columns each) in one loop; long
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """Multiply with XLA's dot, on any device. HIGHEST keeps a GPU from rounding float32 to TF32."""
     if isinstance(weight, Adapted):
-        return _adapted_product(x, weight, dot)
+        return adapted_product(x, weight, dot)
     if isinstance(weight, Stacked):
         return jnp.concatenate([dot(x, part) for part in weight.parts], axis=-1)
     if isinstance(weight, QuantizedMatrix):
@@ -51,7 +51,7 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     vectors. So in a batch of a given size, the other rows do not change a row's bits.
     """
     if isinstance(weight, Adapted):
-        return _adapted_product(x, weight, cpu_product)
+        return adapted_product(x, weight, cpu_product)
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.size // x.shape[-1]
@@ -81,13 +81,22 @@ def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
     return rows * (cols // block) * LANES if block else 0
 
 
-def _adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: Callable) -> Float[Array, "*batch rows"]:
-    """Multiply by the matrix with `product`, and add the adapters' part in float32: B (A x) for each stacked weight."""
+def adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: Callable) -> Float[Array, "*batch rows"]:
+    """Multiply by the matrix with `product`, and add the adapters' part in float32: B (A x) for each stacked weight.
+
+    If sequences choose their adapters, x is [batch, seq, cols].
+    """
     x32 = x.astype(jnp.float32)
-    parts = [
-        dot(dot(x32, a.astype(jnp.float32)), b.astype(jnp.float32)) for a, b in zip(weight.a, weight.b, strict=True)
-    ]
-    return product(x, weight.matrix) + jnp.concatenate(parts, axis=-1)
+
+    def part(a: Float[Array, "rank cols"], b: Float[Array, "rows rank"]) -> Float[Array, "*batch rows"]:
+        if not len(a):
+            return jnp.zeros((*x.shape[:-1], len(b)))
+        hidden = dot(x32, a.astype(jnp.float32))
+        if weight.chosen is not None:
+            hidden = jnp.where(weight.chosen[:, None], hidden, 0)
+        return dot(hidden, b.astype(jnp.float32))
+
+    return product(x, weight.matrix) + jnp.concatenate([*map(part, weight.a, weight.b)], axis=-1)
 
 
 def lane_sums(

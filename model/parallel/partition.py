@@ -21,6 +21,7 @@ from llamaspec.model.forward import decode, forward, prefill
 from llamaspec.model.parallel.share import cut_axis
 from llamaspec.model.parallel.tensor import AXIS
 from llamaspec.model.tensors import weights
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.params import Names, Params, array_names
 from llamaspec.reference.config import Config
 
@@ -44,13 +45,19 @@ def layouts(params: Params, config: Config) -> Params:
 
     `params` are the weights of a share, or their shapes. Codes, scales, zero points and minima of a matrix are sharded
     along the same axis. If columns are sharded, each device has a copy of a scale that belongs to a complete row. Norms
-    of single heads are stacked, and sharded by heads.
+    of single heads are stacked, and sharded by heads. In an adapter, A is sharded like the columns of its matrix, and B
+    like the rows.
     """
     axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 
     def layout(place: Any, array: Any) -> Any:
         axis = axes[place.names[0]] if isinstance(place, Names) else None
-        return jax.tree.map(lambda _: P() if axis is None else P(*[None] * axis, AXIS), array)
+        spec = P() if axis is None else P(*[None] * axis, AXIS)
+        if isinstance(array, Adapted):
+            a: Any = [spec if axis == 1 else P()] * len(array.a)
+            b: Any = [spec if axis == 0 else P()] * len(array.b)
+            return Adapted(jax.tree.map(lambda _: spec, array.matrix), tuple(a), tuple(b))
+        return jax.tree.map(lambda _: spec, array)
 
     return jax.tree.map(layout, array_names(config, params.rope), params)
 

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, LowRank, Part, Tensor, refused
 from llamaspec.model.parallel.share import Cut, cut, share, weights_on
 from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.reference.config import Config
@@ -61,6 +61,9 @@ def _part(name: str, tensor: Tensor, part: Cut | None, checkpoint: Checkpoint) -
             rows = np.array(view)
         return _padded(rows, part.size) if part else rows
 
+    if tensor.adapter:
+        base = _part(name, tensor.adapter.base, part, checkpoint)
+        return replace(tensor.adapter, base=base, pair=_pair_part(tensor.adapter.pair, part)).tensor()
     if part is None:
         return tensor._replace(read=read)
     codes, shape = tensor.codes, _shape(tensor.shape, part)
@@ -74,6 +77,16 @@ def _part(name: str, tensor: Tensor, part: Cut | None, checkpoint: Checkpoint) -
             )
         codes = _codes_part(codes, tensor.shape[1], part, prod(shape) / prod(tensor.shape))
     return tensor._replace(shape=shape, read=read, codes=codes)
+
+
+def _pair_part(pair: LowRank, part: Cut | None) -> LowRank:
+    """Return the part of an adapter for a part of its weight: columns of A, or rows of B."""
+    if part is None:
+        return pair
+    span = slice(part.start, part.stop)
+    if part.axis:
+        return LowRank(np.ascontiguousarray(pair.a[:, span]), pair.b)
+    return LowRank(pair.a, _padded(pair.b[span], part.size))
 
 
 def _times(tensor: Tensor, part: Cut) -> int:

@@ -10,11 +10,11 @@ matrix absorbs the division. A layer has four kinds of matrices, in the order of
     gate, up         rmsnorm(x)             the norm's weight; the columns of a router absorb s
     down             silu(gate) * up        the rows of up
 
-The inputs of a kind of matrices come from the text, through all earlier layers and matrices, which are already
-quantized. Matrices with the same inputs share s. In o, query heads that share a kv head also share s, since they read
-the same values. To divide rows of v and up, we divide their scales, without changing their codes. SmoothQuant divides
-only norms. We do not quantize embeddings and the head. For calibration, all experts get all tokens, since a rarely
-chosen expert would otherwise see very few tokens.
+To get the inputs of a matrix, we run the text through all earlier layers and matrices, which are already quantized.
+Matrices with the same inputs share s. In o, query heads that share a kv head also share s, since they read the same
+values. To divide rows of v and up, we divide their scales, without changing their codes. SmoothQuant divides only
+norms. We do not quantize embeddings and the head. For calibration, all experts get all tokens, since a rarely chosen
+expert would otherwise see very few tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence

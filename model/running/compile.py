@@ -26,6 +26,10 @@ NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 # kernel without timing.
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
+# The gradient of an embedding adds many rows into one. XLA's kernel for that adds them in the order in which threads
+# arrive, so the same training on the same GPU ends with other bits. With this option XLA sorts the rows first.
+FIXED_ORDER = {"xla_gpu_exclude_nondeterministic_ops": True}
+
 
 def compiler_options(platform: str) -> dict[str, Any]:
     """Return XLA's options for "cpu", "gpu" or another platform.
@@ -49,6 +53,11 @@ def untuned_options(platform: str) -> dict[str, Any]:
     may measure a different one as the fastest.
     """
     return compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
+
+
+def training_options(platform: str) -> dict[str, Any]:
+    """Return XLA's options for programs that compute the same bits in every run."""
+    return untuned_options(platform) | (FIXED_ORDER if platform == "gpu" else {})
 
 
 def model_options(platform: str, params: Params, config: Config, *, ops: Ops, batch: int) -> dict[str, Any]:

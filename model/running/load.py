@@ -78,7 +78,7 @@ def load_on_one_device(
     beside = stored or (roomy and not on_cpu)
     # We check the stored weights. If codes are decoded and quantized again, reading `run` would not check the stored
     # ones.
-    requantized = run is not checkpoint and any(tensor.codes for tensor in checkpoint.tensors.values())
+    requantized = run is not checkpoint and any(tensor.stored.codes for tensor in checkpoint.tensors.values())
     checked = not beside or requantized
     if checked:
         check_weights(checkpoint, progress=progress)

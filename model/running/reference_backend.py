@@ -183,7 +183,8 @@ def load_reference_params(
 
     def tensor(name: str) -> np.ndarray:
         stored = checkpoint.tensors[name]
-        exact = np.concatenate(list(exact_parts(stored))) if stored.codes else stored.read().astype(np.float64)
+        in_parts = stored.codes or stored.applies
+        exact = np.concatenate(list(exact_parts(stored))) if in_parts else stored.read().astype(np.float64)
         checkpoint.release()
         return exact
 

@@ -77,7 +77,8 @@ class _Names:
         return at
 
     def fitting(self, at: int, room: int) -> int:
-        """Find the longest name of at most `room` characters among the name `at` and names that are its prefixes.
+        """Find the longest name of at most `room` characters among the name with index `at` and names that are its
+        prefixes.
 
         Returns the index of this name; -1 if no such name exists.
         """

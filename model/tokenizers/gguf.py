@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.config import BOS, EOS, STOPS
 from llamaspec.model.checkpoints.gguf.control_tokens import (
     BYTE,
     CONTROL,
@@ -122,6 +122,15 @@ def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
     return lambda name: phi_3 and name not in ("<unk>", "<s>", "<|endoftext|>")
 
 
+def _appended(metadata: Metadata, tokens: Sequence[str]) -> tuple[int, ...]:
+    """Return EOS as the id after a text, if the file's keys ask for it."""
+    if not metadata.boolean("tokenizer.ggml.add_eos_token", False):
+        return ()
+    if EOS not in metadata or not 0 <= (id := metadata.integer(EOS)) < len(tokens):
+        raise metadata.refused(f"tokenizer.ggml.add_eos_token is true, but {EOS} names no token of the vocabulary")
+    return (id,)
+
+
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: int | None = None) -> int | None:
     """Return the id of the token that begins texts; None if texts begin without one.
 
@@ -188,7 +197,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
         added=LongestFirst(added),
         after_added="space",
     )
-    return replace(tokenizer, bos=bos)
+    return replace(tokenizer, bos=bos, appended=_appended(metadata, tokens))
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
@@ -218,7 +227,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
     spec = _spec(vocabulary, merges, cutting) | {"added_tokens": added}
     # This path has no neighbors: a tokenizer_config.json next to the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
-    return replace(tokenizer.longest_first(), bos=bos)
+    return replace(tokenizer.longest_first(), bos=bos, appended=_appended(metadata, tokens))
 
 
 def _spec(vocabulary: dict[str, int], merges: list[str], cutting: Cutting) -> dict[str, Any]:

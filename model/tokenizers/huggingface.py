@@ -65,6 +65,7 @@ class HuggingFaceTokenizer:
     _may_panic: bool = field(repr=False)  # whether the library may panic over a text
     _unnormalized: Leftmost = field(repr=False)  # added tokens that the library finds before it normalizes the text
     _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
+    appended: tuple[int, ...] = ()
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         return (self._added or self._unnormalized).trimmed(text, after=after, before=before)
@@ -181,7 +182,7 @@ def read_huggingface(
     start, after_special, following = (
         tokenizer if place == places[0] else _variant(tokenizer, *place, path=path) for place in places
     )
-    bos = _bos(tokenizer, path)
+    bos, appended = _ids_around(tokenizer, path)
     if bos is not None and bos >= vocab:
         what = f"post_processor puts id {bos} before texts, which is outside the vocabulary of {vocab} tokens"
         raise refused(path, what)
@@ -210,6 +211,7 @@ def read_huggingface(
             }
         ),
         _may_panic=may_panic([*steps(normalizer), *steps(before)]),
+        appended=appended,
     )
 
 
@@ -373,11 +375,10 @@ def _copy(token: AddedToken) -> AddedToken:
     return AddedToken(token.content, **flags)
 
 
-def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """Find the id of the token that begins texts; None if texts begin without one.
+def _ids_around(tokenizer: Tokenizer, path: str) -> tuple[int | None, tuple[int, ...]]:
+    """Find the id of the token that begins texts (None if texts begin without one), and the ids after a text.
 
-    Either the file's post_processor puts this id before a text, or tokenizer_config.json states the token. We ignore
-    ids that the post_processor puts after a text, such as EOS, since the model will continue the text.
+    Either the file's post_processor puts the first id before a text, or tokenizer_config.json states the token.
     """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
@@ -386,5 +387,6 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
         if sample[1 : 1 + len(plain)] != plain:
             what = "post_processor must put one id before a text, and must not change the text's ids"
             raise refused(path, f"{what}: it turns {plain} into {sample}"[:300])
-        return sample[0]
-    return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
+        return sample[0], tuple(sample[1 + len(plain) :])
+    bos = stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
+    return bos, tuple(sample[len(plain) :])

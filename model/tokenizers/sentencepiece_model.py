@@ -49,6 +49,7 @@ class SentencePieceTokenizer:
     _after_added: AfterAdded = field(repr=False)
     _first: SentencePieceProcessor = field(repr=False)  # for the start of a text
     _next: SentencePieceProcessor = field(repr=False)  # for text that continues other text: adds no space in front
+    appended: tuple[int, ...] = ()
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         return (self._added or Leftmost({})).trimmed(text, after=after, before=before)

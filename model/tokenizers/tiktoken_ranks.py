@@ -52,6 +52,7 @@ class TiktokenTokenizer:
     _names: Mapping[int, str] = field(repr=False)  # the control tokens, by id
     _first: int = field(repr=False)  # the id of rank 0
     _encoding: tiktoken.Encoding = field(repr=False)
+    appended: tuple[int, ...] = ()
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         return text

@@ -31,6 +31,14 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def appended(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own files put after a text.
+
+        Models of embeddings expect them. We do not put them after a text that a model continues.
+        """
+        ...
+
+    @property
     def special(self) -> Mapping[str, int]:
         """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". `encode` never returns these ids."""
         ...

@@ -1,12 +1,18 @@
 """`Adapted`, a matrix with a low-rank adapter (LoRA): its product is W x + B (A x), without a changed copy of W.
 
-An adapter works with matrices of floats and of codes, and the other ops need no change. `model.ops.products` has one
-branch for it, and `model.weights.params.adapted_params` puts these matrices into a tree of weights.
+An adapter works with matrices of floats and of codes, and the other ops need no change: the functions that multiply
+have one branch for it. `model.weights.loading` and `model.weights.params.adapted_params` put these matrices into a tree
+of weights.
+
+A server has several adapters. Their matrices A are joined along the rank, and so are their matrices B. A row of a batch
+chooses its adapter by `chosen`: A x is set to 0 at the ranks of the other adapters. So every row takes part in the same
+two products, and a row's sums have the same terms in the same order, whichever adapters the other rows use.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+import jax
+from jaxtyping import Array, Bool, Float
 
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import Stacked
@@ -21,3 +27,13 @@ class Adapted(NamedTuple):
     matrix: Float[Array, "rows cols"] | QuantizedMatrix | Stacked
     a: tuple[Float[Array, "_ cols"], ...]  # [rank, cols] each
     b: tuple[Float[Array, "_ _"], ...]  # [rows of the weight, rank] each
+    chosen: Bool[Array, "batch rank"] | None = None  # the ranks that each sequence uses; None: all
+
+
+def with_chosen(params: Any, chosen: Bool[Array, "batch rank"]) -> Any:
+    """Return a tree of weights in which every matrix with adapters uses only the ranks `chosen` for each sequence."""
+
+    def choose(leaf: Any) -> Any:
+        return leaf._replace(chosen=chosen) if isinstance(leaf, Adapted) else leaf
+
+    return jax.tree.map(choose, params, is_leaf=lambda leaf: isinstance(leaf, Adapted))

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, no_pair
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import in_common_form
 from llamaspec.model.device import Device, default_device
 from llamaspec.model.system import use_huge_pages
 from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
 from llamaspec.model.weights.forms.table import CLASS_OF_FORM
@@ -68,7 +69,7 @@ def load_params(
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
     shared = _shared(checkpoint, *loaded) if loaded else {}
-    by_device = is_worth_compiling(checkpoint.tensors.values())
+    by_device = is_worth_compiling(tensor.stored for tensor in checkpoint.tensors.values())
 
     def note(name: str, tensor: Tensor, part: Any) -> None:
         """Report progress for a part of a tensor that was just read; also check the part if `checked` is False."""
@@ -80,14 +81,17 @@ def load_params(
             done += tensor.bytes * rows / tensor.shape[0]
             progress("reading weights", done / total)
 
-    def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked:
+    def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked | Adapted:
         if names in shared:
             return shared[names]
         remaining = iter(names)
         tensors = [checkpoint.tensors[name] for name in names]
-        return _each_or_all(
-            lambda run: place_run([next(remaining) for _ in run], run), tensors, apart=apart and device.has_kernels
+        matrix = _each_or_all(
+            lambda run: place_run([next(remaining) for _ in run], run),
+            _without_applied(tensors),
+            apart=apart and device.has_kernels,
         )
+        return _with_applied(matrix, tensors, jax.device_put)
 
     def place_run(names: Sequence[str], tensors: list[Tensor]) -> Array | QuantizedMatrix:
         tensors = _joined(tensors)
@@ -149,7 +153,9 @@ def abstract_params(
         def placed(some: list[Tensor]) -> Any:
             return to_kernel_layout(_shapes(_joined(some), dtype), device)
 
-        return _each_or_all(placed, [known[name] for name in names], apart=apart and device.has_kernels)
+        tensors = [known[name] for name in names]
+        matrix = _each_or_all(placed, _without_applied(tensors), apart=apart and device.has_kernels)
+        return _with_applied(matrix, tensors, lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype))
 
     tables = (table,) * (2 if config.local_theta is None else 4)
     return assemble(config, place, Rope(*tables))  # type: ignore
@@ -198,6 +204,22 @@ def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 
 
+def _without_applied(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors without the adapters that products apply. A merged adapter stays part of its tensor."""
+    return [tensor.stored if tensor.applies else tensor for tensor in tensors]
+
+
+def _with_applied(matrix: Any, tensors: list[Tensor], put: Callable[[np.ndarray], Any]) -> Any:
+    """Return the matrix of `tensors` with the adapters that products apply, if there are any.
+
+    `put` copies an array to the device.
+    """
+    if not any(tensor.applies for tensor in tensors):
+        return matrix
+    pairs = [tensor.applies.pair if tensor.applies else no_pair(*tensor.shape) for tensor in tensors]
+    return Adapted(matrix, tuple(put(pair.a) for pair in pairs), tuple(put(pair.b) for pair in pairs))
+
+
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
     """Convert the codes of several tensors to one form, so that we can stack the tensors.
 
@@ -220,7 +242,8 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
     """Read all tensors, and raise `CheckpointError` if a tensor contains NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
-    for name, tensor in checkpoint.tensors.items():
+    for name, adapted_tensor in checkpoint.tensors.items():
+        tensor = adapted_tensor.stored  # the adapter was checked when it was read
         for part in tensor.codes.parts() if tensor.codes else in_parts(tensor.read()):
             _check_part(name, tensor, part, checkpoint.path)
             checkpoint.release()

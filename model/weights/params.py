@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.checkpoints.adapter import LowRank
+from llamaspec.model.checkpoints.checkpoint import LowRank, no_pair
 from llamaspec.model.tensors import Role, Stack, stacks, tensor_shapes
 from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
@@ -145,7 +145,7 @@ def adapted_params(params: Params, config: Config, pairs: Mapping[str, LowRank],
         a, b = [], []
         for name in place.names:
             rows, cols = shapes[name]
-            pair = pairs.get(name) or LowRank(jnp.zeros((0, cols)), jnp.zeros((rows, 0)))
+            pair = pairs.get(name) or no_pair(rows, cols)
             a.append(jnp.asarray(pair.a))
             b.append(scale * jnp.asarray(pair.b))
         return Adapted(matrix, tuple(a), tuple(b))

@@ -100,8 +100,9 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tupl
     """Make a layout of an array over the registers of a warpgroup, in the canonical form for layout inference.
 
     `tiling` divides the array into tiles, tiles of tiles, and so on. The result has more dimensions. `warps` is the
-    index of the dimension that is distributed over the 4 warps, and `lanes` the indices of those over the 32 lanes of a
-    warp. Indices are negative: they count from the end. The last dimension is the vector in a thread.
+    index of the dimension that is distributed over the 4 warps. `lanes` has the indices of the dimensions that are
+    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. The last dimension is the
+    vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
     layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (warps,), lanes, -1, _check_canonical=False)

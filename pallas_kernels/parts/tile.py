@@ -29,10 +29,10 @@ def _table(device: str) -> dict[str, list[Any]]:
 
 
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
-    """Choose the tile for a matrix of this shape: the measured tile, or 16 rows, or 8 if 16 does not divide.
+    """Choose the tile for a matrix: the measured one for its shape, else 16 rows, or 8 if 16 does not divide `rows`.
 
     Tiles are measured for one vector. Several vectors leave less room for a ring. So for several vectors, the number of
-    stages follows the rule, and so does the number of rows if the measured one is too large.
+    stages is computed from the memory, and a tile with too many measured rows becomes one of 16 or 8.
 
     >>> tile_for("gemv", 4096, 512, np.dtype(np.float32))
     Tile(rows=16, stages=None, blocks=None, chunks=None)

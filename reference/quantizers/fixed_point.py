@@ -43,9 +43,9 @@ def gemv_fixed_point(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """Define a kernel that computes `gemv_quantized` with x in fixed point.
+    """Compute `gemv_quantized`, to define kernels that compute it with x in fixed point.
 
-    The exact result is the same as for `gemv_quantized`. Only the allowed error of the kernel is larger.
+    The exact result is the same. Only the error that a kernel may have is larger.
 
     >>> scales = np.array([[0.5]], np.float32)
     >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")

@@ -3,13 +3,13 @@ r"""Activations in llama.cpp: before a product with a quantized matrix, the vect
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
 The product then needs only integers. For a block of consecutive numbers of x, with d in float32:
 
-    matrix of                            x^          numbers   d                 x^
-    Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4          q8_0        32        max |x| / 127     fl16(d) rint(x fl(127 / max |x|))
-    Q4_1 Q5_1                            q8_1        32        the same, and the sum: see below
-    Q2_K to Q6_K, TQ1_0, TQ2_0, and      q8_k        256       1 / fl(-127 / x*) d min(127, rint(x fl(-127 / x*)))
-      IQ1 to IQ3, IQ4_XS
-    F16, BF16                            float16, bfloat16     the nearest
-    F32                                  x
+    matrix of                    x^                 numbers  d                  x^
+    Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4  q8_0               32       max |x| / 127      fl16(d) rint(x fl(127 / max |x|))
+    Q4_1 Q5_1                    q8_1               32       as q8_0            as q8_0, and the sum: see below
+    Q2_K to Q6_K, TQ1_0, TQ2_0,  q8_k               256      1 / fl(-127 / x*)  d min(127, rint(x fl(-127 / x*)))
+      and IQ1 to IQ3, IQ4_XS
+    F16, BF16                    float16, bfloat16                              the nearest
+    F32                          float32                                        x
 
 x* is the number of largest magnitude, with its sign; the first one on ties. rint rounds ties to even, and the codes are
 computed before d is rounded to float16. Both differ from Q8_0 for weights in `ggml_blocks`.

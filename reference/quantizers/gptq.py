@@ -1,6 +1,6 @@
 r"""GPTQ: round column by column, and let the remaining columns compensate each rounding error.
 
-    H = X^T X + lambda I        H^-1 = U^T U,  U upper triangular (Cholesky)
+    H = X^T X + lambda I        H^-1 = U^T U with U upper triangular (Cholesky)
     for each column i:    w^_i = Q(w_i)        e_i = (w_i - w^_i) / U_ii        w_j <- w_j - e_i U_ij  for all j > i
 
 (Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) w_i is column i of W, and w^_i the column after quantizing and
@@ -42,7 +42,7 @@ DAMP = 0.01  # as in the paper
 
 
 class PackedTensors(NamedTuple):
-    """The tensors of a checkpoint."""
+    """The tensors of a quantized matrix in a GPTQ checkpoint."""
 
     qweight: Int32[np.ndarray, "words rows"]
     qzeros: Int32[np.ndarray, "groups words_of_rows"]

@@ -105,7 +105,7 @@ def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) ->
 
 
 def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
-    """Find the k levels with the smallest sum. Unneeded levels repeat the largest weight.
+    """Find the k levels with the smallest sum of h times the squared error. Unneeded levels repeat the largest weight.
 
     >>> optimal(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 3)
     array([ 0. ,  1. , 10.5])

@@ -54,6 +54,23 @@ def gemv_quantized(
     return linear(x, dequantize(codes, scales, scheme=scheme))
 
 
+def gemm_quantized(
+    x: Float[np.ndarray, "batch cols"],
+    codes: Integer[np.ndarray, "rows cols"],
+    scales: Shaped[np.ndarray, "rows groups"],
+    *,
+    scheme: str,
+) -> Float[np.ndarray, "batch rows"]:
+    """Compute x W^T for several vectors x, with W dequantized from codes and scales.
+
+    >>> x = np.array([[1.0, 2.0], [0.0, 2.0]])
+    >>> gemm_quantized(x, np.array([[4, -1]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
+    array([[ 1.],
+           [-1.]])
+    """
+    return linear(x, dequantize(codes, scales, scheme=scheme))
+
+
 def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.ndarray, "rows bytes"]:
     """Pack codes into bytes.
 

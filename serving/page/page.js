@@ -83,7 +83,8 @@ function request(before, seed, prefix) {
   const messages = messagesOf(before);
   const options = {};
   for (const name of numbers) if (at(name).value !== "") options[name] = Number(at(name).value);
-  const body = { messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
+  const model = at("choice").value || undefined;
+  const body = { model, messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
   return prefix.length ? { ...body, answer_ids: prefix.map(({ id }) => id) } : body;
 }
 
@@ -341,7 +342,7 @@ async function check(index) {
 
 function save() {
   const said = turns.map(({ role, content }) => ({ role, content }));
-  const body = { model: at("model").textContent, ...request(said, turns.at(-1)?.seed, []) };
+  const body = request(said, turns.at(-1)?.seed, []);
   delete body.stream;
   const file = new Blob([JSON.stringify(body, null, 2)], { type: "application/json" });
   const link = element("a", { href: URL.createObjectURL(file), download: "conversation.json" });
@@ -391,8 +392,11 @@ async function begin() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) throw new Error(await refusal(response));
-    const model = (await response.json()).data[0];
-    at("model").textContent = document.title = model.id;
+    const models = (await response.json()).data; // the model, then its adapters
+    const model = models[0];
+    at("choice-label").hidden = models.length < 2;
+    at("choice").replaceChildren(...models.map(({ id }) => new Option(id)));
+    head(model.id);
     stories = model.id === "stories" && model.owned_by === "llamaspec";
     context = model.context;
     status(`${context.toLocaleString("en")} tokens`);
@@ -401,6 +405,10 @@ async function begin() {
     if (/key/.test(error.message)) settings(true);
   }
   draw();
+}
+
+function head(id) {
+  at("model").textContent = document.title = id;
 }
 
 function settings(shownNow) {
@@ -417,6 +425,7 @@ at("settings").onchange = () => {
   colors();
   keep();
 };
+at("choice").onchange = () => head(at("choice").value);
 at("key").onchange = () => {
   keep();
   begin();

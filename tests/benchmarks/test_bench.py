@@ -149,14 +149,14 @@ def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
     late.clear()
     measure_turns(call, 0.01, Effort(1, warm=0))
     assert turns_asked == [1, 0, 1, 1]  # one call takes long enough
-    with pytest.raises(RuntimeError, match=r"turns take less than 10\.0 s"):
+    with pytest.raises(RuntimeError, match=r"iterations take less than 10\.0 s"):
         measure_turns(lambda turns: call(0), 10.0, Effort(1, warm=0))
 
 
 def test_compared_functions_are_timed_alternately():
     """Calls of two functions alternate.
 
-    Each time of the first function is paired with the mean of the second function's times just before and after it.
+    A duration of the first function is paired with the mean duration of the second function just before and after it.
     """
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
@@ -332,7 +332,7 @@ def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: py
         assert announced("--backend", "reference") == ""
     for module in (model_suite, choice):
         monkeypatch.setattr(module, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
-    line = r"bfloat16 on NVIDIA H200; \d of 7 ops are plain: `llamaspec doctor` says why\n"
+    line = r"bfloat16 on NVIDIA H200; \d of 7 ops run without a kernel: `llamaspec doctor` says why\n"
     assert re.fullmatch(line, announced("--dtype", "bfloat16"))
 
 

@@ -1,4 +1,4 @@
-"""Predicted memory of a process, without its arrays, agrees with our measurements, and the script can measure again."""
+"""The predicted memory of a process, without its arrays, agrees with our measurements; the measuring script runs."""
 
 import json
 from dataclasses import replace

@@ -179,7 +179,7 @@ def route() -> None:
             decode_and_prompt(config, params, batch=batch)
 
 
-@pytest.mark.slow  # 27 s
+@pytest.mark.slow  # 40 s
 def test_every_pair_of_kernel_features_has_a_case(calls: Record):
     required = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in required} == set(LAUNCHES.values())

@@ -36,7 +36,7 @@ BENCHMARKS = ("benchmarks",)
 
 # The parts of verify/, in order. Each imports only earlier ones: a contract never imports code that judges.
 VERIFY = (
-    *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
+    *("bounds", "proof", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
     *("judging", "reports", "catalogue", "adapt", "campaign", "kernelbench", "pytest"),
 )
 
@@ -49,7 +49,16 @@ RULES = [
     Rule("reference/", only=("reference", "numpy", "ml_dtypes", "jaxtyping", "regex", *sys.stdlib_module_names)),
     Rule(
         "verify/",
-        only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
+        only=(
+            "verify",
+            "reference",
+            "hypothesis",
+            "numpy",
+            "ml_dtypes",
+            "jaxtyping",
+            "flint",
+            *sys.stdlib_module_names,
+        ),
     ),
     *(Rule(_room(name), never=tuple(f"verify.{later}" for later in VERIFY[n:])) for n, name in enumerate(VERIFY, 1)),
     # The candidate's Python runs these files; it has NumPy, but not this project.

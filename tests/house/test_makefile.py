@@ -215,7 +215,7 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
     pins = ".venv-jax011/constraints.txt"
     assert (venv, install) == (
         "venv",
-        f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-timeout pytest-xdist",
+        f"install -c {pins} --no-build-isolation -e .[train] beartype pytest pytest-timeout pytest-xdist",
     )
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
     default, newest, oldest = (

@@ -84,10 +84,15 @@ def test_no_line_of_a_definition_is_lost():
     [
         ("A `b<c`, *so* and a*b*c.", "<p>A <code>b&lt;c</code>, <em>so</em> and a*b*c.</p>"),
         ("See https://arxiv.org/abs/1.", '<p>See <a href="https://arxiv.org/abs/1">arxiv.org/abs/1</a>.</p>'),
-        ("Of:\n    y = x < 2", '<p>Of:</p>\n<pre class="formula">y = x &lt; 2</pre>'),
+        ("Of:\n    the rest", '<p>Of:</p>\n<div class="formula"><div>the rest</div></div>'),
+        (
+            "    q8   int8\n    nf4  16 levels\n         of one table",
+            '<div class="formula"><table class="columns"><tr><td class="short">q8</td><td class="short">int8</td></tr>'
+            '<tr><td class="short">nf4</td><td>16 levels of one table</td></tr></table></div>',
+        ),
         (">>> 1\n1", '<pre class="example">&gt;&gt;&gt; 1\n1</pre>'),
         ("- a\n  b\n- c", "<ul><li>a b</li><li>c</li></ul>"),
-        ("Order\n-----\n1. a  one\n   b  two", '<h3>Order</h3>\n<pre class="formula lines">1. a  one\n   b  two</pre>'),
+        ("Order\n-----\n1. a one\n   b two\n2. c", "<h3>Order</h3>\n<ol><li>a one b two</li><li>c</li></ol>"),
     ],
 )
 def test_a_docstring_becomes_html(text: str, html: str):

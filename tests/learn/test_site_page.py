@@ -19,6 +19,20 @@ PAGES = {
     "engine": "docs/engine.html",
 }
 SERIOUS = ("serious", "critical")
+WIDTHS = (1400, 800, 400)
+# Every kind of block: formulas, tables of docstrings and of documents, code, drawings and pictures.
+SAMPLE = ["attention", "llama", "losses", "quantizers/ggml_superblocks", "quantizers/ggml_activations"]
+SAMPLE = [f"reference/{name}.py.html" for name in SAMPLE] + [
+    "docs/gallery.html",
+    "docs/serving.html",
+    "docs/engine.html",
+]
+# Blocks with more content than fits. A drawing in characters and the output of a program are lines that scroll, and
+# the padding of code in a sentence may stand out by 3 pixels.
+CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter((block) =>
+    block.scrollWidth > block.clientWidth + 3 && block.clientWidth > 0 && getComputedStyle(block).display !== "inline"
+    && block instanceof HTMLElement && !block.matches(".language-text code[tabindex]")
+  ).map((block) => `${block.tagName}.${block.className} ${block.scrollWidth} in ${block.clientWidth}`)"""
 
 
 @pytest.fixture
@@ -58,7 +72,7 @@ def test_a_derivation_stands_beside_its_code(opened):
         definition = page.locator("h2#attention + .beside")
         assert "def attention(" in definition.locator(".code").inner_text()
         assert "Attend" in definition.locator(".said").inner_text()
-        assert "softmax_j" in page.locator("pre.formula").first.inner_text()
+        assert page.locator(".formula math").count() > 5 and page.locator(".formula mfrac").first.is_visible()
     with opened("definition", 400) as page:
         prose, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
         assert prose["y"] + prose["height"] <= code["y"]
@@ -96,11 +110,13 @@ def test_search_works_from_files_and_by_keyboard_alone(opened):
         page.keyboard.press("x")  # the only key that the theme sees, so results match the whole text
         results = page.locator(".md-search-result__link")
         results.first.wait_for()
-        assert any("reference/softmax.py.html" in results.nth(i).get_attribute("href") for i in range(3))
+        assert any("#online-softmax" in results.nth(i).get_attribute("href") for i in range(3))
         picture(page, "site-search")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
-        page.wait_for_url("**/softmax.py.html*")
+        page.wait_for_url("**/glossary.html*")
+        page.get_by_role("link", name="softmax_online").click()
+        page.wait_for_url("**/softmax.py.html#softmax_online")
         assert "softmax" in page.locator("article h1").inner_text()
 
 
@@ -127,6 +143,37 @@ def test_pages_fit_the_screen_and_axe_finds_nothing_serious(opened, name, width,
             for problem in problems
             if problem["impact"] in SERIOUS
         ] == []
+
+
+def clipped(browser, paths):
+    """List the blocks of the pages `paths` that are wider than the space for them, at each width in WIDTHS."""
+    found = []
+    with silent_page(browser, "about:blank", offline=True) as page:
+        for path in paths:
+            page.goto((SITE / path).as_uri())
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 1000})
+                let_timers_run(page)
+                found += [f"{path} at {width}: {block}" for block in page.evaluate(CLIPPED)]
+    return found
+
+
+def test_nothing_is_clipped_at_any_width(browser, opened):
+    assert clipped(browser, SAMPLE) == []
+
+
+@pytest.mark.slow
+def test_nothing_is_clipped_on_any_page(browser, opened):
+    listings = ("xray/", "benchmarks/", "model/", "serving/", "tests/", "verify/", "pallas_kernels/", "404")
+    pages = [path.relative_to(SITE).as_posix() for path in sorted(SITE.rglob("*.html"))]
+    assert clipped(browser, [path for path in pages if not path.startswith(listings)]) == []
+
+
+def test_the_gallery_shows_its_first_picture_on_a_phone(opened):
+    with opened("gallery", 400) as page:
+        box = page.locator("article td img").first.bounding_box()
+        assert box["x"] >= 0 and box["width"] >= 240 and box["x"] + box["width"] <= 400
+        assert page.locator("article table.stacked td").nth(1).get_attribute("data-label") == "bits"
 
 
 def test_a_page_from_the_file_system_has_its_worker(browser, tmp_path: Path):

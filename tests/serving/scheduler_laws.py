@@ -95,10 +95,10 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
     """The pool refuses to publish a page twice, to publish an incomplete page, and to take more pages than it has."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
-    pool.publish(pages[0], before=NULL_PAGE, tokens=(1, 1), tenant="")
+    pool.publish(pages[0], before=NULL_PAGE, tokens=(1, 1), owner=("", ""))
     for wrong in (
-        lambda: pool.publish(pages[1], before=NULL_PAGE, tokens=(1, 1), tenant=""),
-        lambda: pool.publish(pages[1], before=pages[0], tokens=(1,), tenant=""),
+        lambda: pool.publish(pages[1], before=NULL_PAGE, tokens=(1, 1), owner=("", "")),
+        lambda: pool.publish(pages[1], before=pages[0], tokens=(1,), owner=("", "")),
         pool.take,
     ):
         try:
@@ -106,7 +106,7 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
         except (ValueError, IndexError):
             continue
         raise AssertionError("a pool did what cannot be")
-    assert pool.match((1, 1, 1), "") == pages[:1]
+    assert pool.match((1, 1, 1), ("", "")) == pages[:1]
 
 
 def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:

@@ -44,7 +44,7 @@ class Watched:
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler, self.limits = scheduler, scheduler.limits
-        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # by place: tenant, then (token, program) so far
+        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # by place: owner, then (token, program) so far
         self.requests: dict[int, Request] = {}
         self.texts: dict[int, list[int]] = {}
         self.came: dict[int, int] = {}  # plan
@@ -167,7 +167,7 @@ class Watched:
         """Write the page entries that a program would write, and check all entries that it would read."""
         request, size = self.requests[number], self.limits.page
         text = [*request.prompt, *self.texts[number]] if text is None else text
-        unread = len(request.prompt) - 1  # the first position that decoding feeds
+        unread = len(request.prompt) - (not request.embeds)  # the first position that decoding feeds
         for at, token in enumerate(tokens, start):
             assert (at < unread) == (program == PREFILL), "the wrong program feeds a token"
             assert token == text[at], "another token is fed than the text's"
@@ -179,7 +179,7 @@ class Watched:
             assert page not in self.scheduler.pool.nodes, "a page is written that can be found"
             if program == PREFILL:
                 self.read[number].add(at)
-            history = (request.tenant, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
+            history = (request.cache_owner, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
             self.memory[page, at % size] = history
             for before in range(at + 1):
                 place = pages[before // size], before % size
@@ -193,6 +193,9 @@ class Watched:
         assert end.cached_tokens % self.limits.page == 0 and end.cached_tokens < len(request.prompt)
         assert end.reason != "cancelled" or end.number in self.cancelled
         assert end.reason != "expired" or request.deadline is not None
+        if request.embeds and end.reason == "length":
+            assert self.read[end.number] == {*range(len(request.prompt))}, "a token of the prompt not read"
+            assert end.cached_tokens == 0
         if end.reason in ("stop", "length", "context"):
             assert (text, end.reason) == single_answer(request, self.limits.context), "another text than alone"
         assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
@@ -262,22 +265,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         priority=st.integers(BEST, 1),
         tenant=st.sampled_from(["", "b"]),
+        adapter=st.sampled_from(["", "b"]),
         seed=st.integers(0, 1),
         deadline=st.none() | st.sampled_from([1.0, 5.0, 30.0]),
         masked=st.sampled_from([False, False, True]),
         reads_all=st.sampled_from([False, False, True]),
+        embeds=st.sampled_from([False, False, False, True]),
     )
-    def submit(self, prompt, max_tokens, priority, tenant, seed, deadline, masked, reads_all):
+    def submit(self, prompt, max_tokens, priority, tenant, adapter, seed, deadline, masked, reads_all, embeds):
         self.watched.submit(
             Request(
                 tuple(prompt),
-                max_tokens,
+                0 if embeds else max_tokens,
                 seed=seed,
                 priority=priority,
                 tenant=tenant,
+                adapter=adapter,
                 deadline=deadline,
                 allowed=(lambda drawn: np.ones(9, bool)) if masked else None,
-                prompt_logprobs=0 if reads_all else None,
+                prompt_logprobs=0 if reads_all and not embeds else None,
+                embeds=embeds,
             )
         )
 

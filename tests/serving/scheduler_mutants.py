@@ -13,11 +13,17 @@ PAGES = implementation(
     PagePool,
     """
 another tenant's pages are found (vLLM PR 17045)
-    - self.tree.get((before, tenant, tuple(
-    + self.tree.get((before, "", tuple(
+    - self.tree.get((before, owner, tuple(
+    + self.tree.get((before, ("", owner[1]), tuple(
 another tenant's pages are published as one's own (vLLM #44701)
-    - node = (before, tenant, tuple(tokens))
-    + node = (before, "", tuple(tokens))
+    - node = (before, owner, tuple(tokens))
+    + node = (before, ("", owner[1]), tuple(tokens))
+another adapter's pages are found (vLLM #44250)
+    - self.tree.get((before, owner, tuple(
+    + self.tree.get((before, (owner[0], ""), tuple(
+another adapter's pages are published as one's own (vLLM #42125)
+    - node = (before, owner, tuple(tokens))
+    + node = (before, (owner[0], ""), tuple(tokens))
 found by its own tokens, whatever is before it (nano-vllm, GHSA-rm76-4mrf-v9r8)
     -             before = page
     +             before = NULL_PAGE
@@ -152,11 +158,11 @@ a row that is taken is given out (nano-vllm #211)
     - self._begin(first, min(rows), prefix)
     + self._begin(first, len(self.running), prefix)
 the last token of a prompt is found too (vLLM #53706)
-    - self.pool.match(job.request.prompt[:-1], job.request.tenant)
-    + self.pool.match(job.request.prompt, job.request.tenant)
+    - self.pool.match(job.request.prompt[:-1], job.request.cache_owner)
+    + self.pool.match(job.request.prompt, job.request.cache_owner)
 log-probabilities of found tokens are not computed (vLLM #3251)
-    - return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
-    + return self.pool.match(job.request.prompt[:-1], job.request.tenant)
+    - return self.pool.match(job.request.prompt[:-1], job.request.cache_owner) if job.shares else []
+    + return self.pool.match(job.request.prompt[:-1], job.request.cache_owner)
 drawn tokens are published (SGLang #34683)
     - for i in range(job.computed // size):
     + for i in range(min(len(job.pages), -(-job.known // size))):

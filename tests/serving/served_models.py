@@ -7,6 +7,7 @@ from functools import cache
 import jax
 import numpy as np
 
+from llamaspec.model.checkpoints.adapter import Adapter, adapted, joined
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.model.weights.params import Params
@@ -15,7 +16,7 @@ from llamaspec.serving.executor import JaxExecutor, Reports
 from llamaspec.serving.programs import ProgramSizes, ServingPrograms, compile_serving
 from llamaspec.serving.request import FinishReason, Request
 from llamaspec.serving.scheduler import Limits, Scheduler
-from tests.support.random_models import CONFIGS, random_checkpoint
+from tests.support.random_models import CONFIGS, random_adapter, random_checkpoint
 
 FLOAT32 = np.dtype(np.float32)
 EOS, POISON = 3, 4  # POISON is a token with NaN as its embedding
@@ -23,6 +24,7 @@ WIDTH, CHUNK, BURST, PAGE, CONTEXT = 4, 5, 3, 4, 24
 LIMITS = Limits(pages=12, page=PAGE, rows=WIDTH, chunk=CHUNK, burst=BURST, context=CONTEXT, patience=4, waiting=8)
 # On a CPU, attention takes another path if each head has its own keys than if heads share keys.
 OWN_KEYS = "1 to 1, wide, window"
+ADAPTERS = ("one", "two")  # the adapters of the model OWN_KEYS
 MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4, windows=(5, None))}
 
 
@@ -34,24 +36,45 @@ class Served:
     params: Params
     programs: ServingPrograms
     sizes: ProgramSizes
+    adapters: Mapping[str, Adapter]
 
     def executor(self) -> JaxExecutor:
         """Create an executor with empty pages."""
-        return JaxExecutor(self.params, self.programs, self.config, sizes=self.sizes, eos=frozenset([EOS]))
+        ranks = {name: adapter.rank for name, adapter in self.adapters.items()}
+        return JaxExecutor(
+            self.params, self.programs, self.config, sizes=self.sizes, eos=frozenset([EOS]), adapters=ranks
+        )
 
 
 @cache
 def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
-    """Load a model of `MODELS` and compile its programs; the token POISON has an embedding of NaN."""
+    """Load a model of `MODELS` and compile its programs; the token POISON has an embedding of NaN.
+
+    The model OWN_KEYS has two adapters, of different ranks and matrices.
+    """
     config = replace(MODELS[name], tied=False)
     checkpoint = random_checkpoint(config, seed=0)
+    adapters: dict[str, Adapter] = {}
+    if name == OWN_KEYS:
+        drawn = random_adapter(config, rank=2), random_adapter(config, seed=1, rank=3, parts=("k", "v", "gate", "o"))
+        adapters |= zip(ADAPTERS, drawn, strict=True)
+        checkpoint = adapted(checkpoint, joined(drawn), merges=False)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
     params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore
-    sizes = ProgramSizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
+    sizes = ProgramSizes(
+        width,
+        CHUNK,
+        BURST,
+        LIMITS.pages,
+        PAGE,
+        LIMITS.blocks,
+        dtype,
+        sum(adapter.rank for adapter in adapters.values()),
+    )
     shapes = abstract_params(config, dtype=dtype, positions=CONTEXT + CHUNK, tensors=checkpoint.tensors)
     programs = compile_serving(shapes, config, ops=CPU, sizes=sizes, platform="cpu")
     assert jax.tree.structure(shapes) == jax.tree.structure(params)
-    return Served(config, params, programs, sizes)
+    return Served(config, params, programs, sizes, adapters)
 
 
 @dataclass
@@ -61,6 +84,7 @@ class Answer:
     tokens: list[int]
     reports: list[tuple]  # a log-probability and the likeliest tokens, for each token
     prompt: dict[int, tuple]  # likewise for the prompt's tokens, by position
+    pooled: dict[int, tuple]  # hidden states of the prompt's chunks, by the position where a chunk starts
     reason: FinishReason | None = None
 
 
@@ -68,14 +92,14 @@ class Server:
     """A scheduler with an executor that carries out its plans, one plan per `turn`."""
 
     def __init__(self, model: Served, limits: Limits = LIMITS):
-        self.executor, self.scheduler = model.executor(), Scheduler(limits)
+        self.executor, self.scheduler, self.adapters = model.executor(), Scheduler(limits), (*model.adapters,)
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, Answer] = {}
 
     def submit(self, request: Request) -> int:
         number = len(self.requests)
         self.scheduler.submit(number, request, now=0.0)
-        self.requests[number], self.answers[number] = request, Answer([], [], {})
+        self.requests[number], self.answers[number] = request, Answer([], [], {}, {})
         return number
 
     def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
@@ -94,6 +118,10 @@ class Server:
             reports = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
                 assert repr(reports.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
+        if plan.chunk and outcome.pooled:
+            pooled = tuple(part.tolist() for part in outcome.pooled)
+            known = self.answers[plan.chunk.number].pooled.setdefault(plan.chunk.start, pooled)
+            assert repr(known) == repr(pooled)
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens

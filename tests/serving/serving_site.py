@@ -27,6 +27,7 @@ from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import Prompts
 from llamaspec.serving.request import (
     Deliver,
+    Embedding,
     Engine,
     Finished,
     FinishReason,
@@ -74,6 +75,7 @@ class FakeEngine:
     def __init__(self, script: Script = words_of, *, seconds: float = 0.0, context: int = 128, most: int = 1000):
         self.context = context
         self.vocab = 1024
+        self.dim = 3
         self.failed: BaseException | None = None
         self.seconds = seconds  # pause before each token
         self.pause: int | None = (
@@ -143,6 +145,9 @@ class FakeEngine:
             deliver(
                 PromptLogprobs(tuple(-i / 8 for i, _ in enumerate(after)), tuple(_likeliest(t, top) for t in after))
             )
+        if request.embeds:
+            deliver(_embedding(request.prompt))
+            return "length", 0
         drawn = 0
         for token in self._script(request):
             if drawn == request.max_tokens:
@@ -163,6 +168,12 @@ class FakeEngine:
             if token in request.stop_ids:
                 return "stop", drawn
         return "length", drawn
+
+
+def _embedding(prompt: Sequence[int]) -> Embedding:
+    """Return an embedding that depends on the last token, and a mean that depends on all tokens."""
+    last, mean = ([number, 1.0, -2.0] for number in (prompt[-1], sum(prompt) / len(prompt)))
+    return Embedding(np.array(last, np.float32), np.array(mean, np.float32))
 
 
 def _likeliest(token: int, count: int) -> TopLogprobs:
@@ -255,10 +266,12 @@ def make_site(
     template: str | None = None,
     tokenizer: Tokenizer = TOKENIZER,
     sampling: SamplingOptions | None = None,
+    pooling: str = "last",
+    adapters: Sequence[str] = (),
 ) -> Site:
     """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None.
 
-    `sampling` has the defaults of requests; None: OpenAI's.
+    `sampling` has the defaults of requests; None: OpenAI's. `pooling` is the default for embeddings.
     """
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
@@ -266,7 +279,7 @@ def make_site(
     model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
-    api = Api(engine, prompts, model, Metrics(engine), **about, sampling=sampling)
+    api = Api(engine, prompts, model, Metrics(engine), **about, adapters=adapters, sampling=sampling, pooling=pooling)
     return Site(api, limits=limits, access=access or Access())
 
 

@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,18 @@ import pytest
 
 from llamaspec.commands.serve import _fingerprint
 from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.checkpoints.adapter import Adapter, write_adapter
+from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from tests.serving.serving_site import TOKENIZER
 from tests.support import tiny_tokenizers
 from tests.support.processes import REPOSITORY, run_llamaspec
+from tests.support.random_models import SMALL, random_adapter
 from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE, until
+
+PROVEN = REPOSITORY / "tests/goldens/proven_stories.json"
 
 ANSWERS = 500.0  # seconds: on a busy machine 20 long answers take minutes
 ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."}]
@@ -95,6 +101,20 @@ def test_a_request_has_the_same_text_alone_and_in_company(server):
         thread.join()
     assert [text(answers[i]) for i in range(24)] == [text(singles[i % 3]) for i in range(24)]
     assert all(answers[i]["usage"] == singles[i % 3]["usage"] for i in range(24))
+
+
+def test_a_script_compares_a_server_with_a_proven_text(server, tmp_path):
+    """The script of docs/proofs.md accepts our server, and says where another text differs."""
+    vectors = json.loads(PROVEN.read_text("utf-8"))
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(vectors | {"text": vectors["text"].replace("gentle", "greedy")}))
+    command = [sys.executable, str(REPOSITORY / "docs/check_vectors.py")]
+    right, wrong = (
+        subprocess.run([*command, str(file), server.url, "stories"], capture_output=True, text=True)
+        for file in (PROVEN, other)
+    )
+    assert (right.returncode, right.stderr) == (0, "") and right.stdout.startswith("right")
+    assert wrong.returncode == 1 and "expected 'reedy boy" in wrong.stdout and "got 'entle boy" in wrong.stdout
 
 
 def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
@@ -229,6 +249,10 @@ def request_count(server: Server) -> float:
         (["--api-key", ""], 2, "API key must not be empty"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),
+        (["--adapter", "folder"], 2, "--adapter NAME=DIR 'folder'"),
+        (["--adapter", "a=x", "--adapter", "a=y"], 2, "two adapters name a"),
+        (["--adapter", "stories=x"], 2, "--adapter stories the model has this name"),
+        (["--adapter", "a=nowhere"], 1, "nowhere/adapter_config.json"),
         (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),
         (["--host", "192.0.2.1", "--api-key", "k"], 1, "listen 192.0.2.1 port 8000"),
     ],
@@ -245,6 +269,45 @@ def test_a_missing_package_is_one_line():
 
     done = run_python(script, "serve")
     assert (done.code, done.err) == (1, "error: aiohttp is missing: pip install 'llamaspec[serve]'\n")
+
+
+ONE, TWO = (random_adapter(SMALL, seed=seed) for seed in range(2))
+ADAPTERS: list[dict[str, Adapter]] = [
+    {"a": ONE},
+    {"a": TWO},
+    {"b": ONE},
+    {"a": ONE, "b": TWO},
+    {"a": replace(ONE, alpha=1.0)},
+]
+
+
+@pytest.mark.slow  # 9 s
+def test_adapters_are_served_together(tmp_path):
+    """Requests with different adapters have the same texts together and one by one, and each adapter has its own."""
+    config = open_checkpoint("stories").config
+    for name, seed in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        write_adapter(random_adapter(config, seed=seed, parts=("q", "up")), tmp_path / name, config, base="stories")
+    arguments = ("--adapter", "one=one", "--adapter", "two=two", "--context", "128", "--max-batch", "3")
+    server = Server(tmp_path / "log", *arguments)
+    try:
+        models = [model["id"] for model in server.ask("/v1/models")["data"]]
+        assert models == ["stories", "one", "two"]
+        singles = {model: text(chat(server, 7, model=model)) for model in models}
+        assert len({*singles.values()}) == 3
+        answers: dict[str, str] = {}
+        threads = [
+            threading.Thread(target=lambda model=model: answers.update({model: text(chat(server, 7, model=model))}))
+            for model in models
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == singles
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 @pytest.mark.slow  # 13 s
@@ -264,6 +327,7 @@ def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
         _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b"), None),
         _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"}), None),
         _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"}), None),
+        *(_fingerprint("stories", options, TOKENIZER, template, None, adapters) for adapters in ADAPTERS),
     ]
     assert len({*prints}) == len(prints)
     # The fingerprint depends on the template's content, not on the name of its file.

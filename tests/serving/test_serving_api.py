@@ -19,6 +19,7 @@ from tests.serving.serving_site import (
     running,
     spelling,
 )
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
@@ -159,6 +160,25 @@ def test_options_reach_the_engine(site):
     assert site.ask("/v1/completions", {"prompt": "fox"}).status == 200
     request = site.engine.requests[-1]
     assert (request.temperature, request.top_p, request.top_k, request.stop_ids) == (1.0, 1.0, 0, {EOS})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("completions", {"prompt": "fox"}), ("chat/completions", {"messages": [{"role": "user", "content": "fox"}]})],
+)
+def test_the_models_name_chooses_an_adapter(path, body):
+    engine = FakeEngine()
+    with running(engine, adapters=("robot", "a/polite")) as site:
+        models = site.ask("/v1/models").json["data"]
+        assert [(model["id"], model.get("parent")) for model in models] == [
+            ("stories", None), ("robot", "stories"), ("a/polite", "stories")
+        ]  # fmt: skip
+        assert site.ask("/v1/models/a/polite").json == models[2]
+        for name, adapter in [("robot", "robot"), ("stories", ""), (None, ""), ("a/polite", "a/polite")]:
+            answer = site.ask(f"/v1/{path}", {**body, "model": name, "max_tokens": 1})
+            assert (answer.json["model"], engine.requests[-1].adapter) == (name or "stories", adapter)
+        refused = site.ask(f"/v1/{path}", {**body, "model": "polite"})
+        assert refused.status == 404 and mentions(refused.error["message"], "polite stories, robot, a/polite")
 
 
 def test_a_person_never_writes_special_tokens(site):

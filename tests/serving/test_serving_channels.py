@@ -45,7 +45,7 @@ def ids_of(text: str) -> list[int]:
 
 def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] = (), stop: str = "No stop"):
     """Read an answer in pieces that end at `cuts`; return its text, thoughts and calls, and the text of its tokens."""
-    channels = channels_of(TOKENIZER, tools=NAMES)
+    channels = channels_of(TOKENIZER, (), tools=NAMES)
     reader = TextReader(TOKENIZER, begins=False, begun=begun, stops=STOPS, stop_texts=[stop], channels=channels)
     pieces = []
     for first, last in pairwise((0, *sorted(cuts), len(ids))):

@@ -203,6 +203,7 @@ def test_an_answer_over_http_1_0_ends_with_its_connection(site, stream):
         {"top_p": 0.0, "temperature": 2},
         {"top_k": -1},
         {"top_k": -1.0},
+        {"logprobs": False, "top_logprobs": 0},
         {"max_tokens": 4.0, "n": 1.0, "seed": 3.0},
         {"logit_bias": {"5": 1}, "presence_penalty": 1, "stop": None, "logprobs": None},
     ],
@@ -280,6 +281,8 @@ def test_a_stream_says_that_it_is_utf_8_and_has_no_other_line_ends():
         ("/health/", "use /health"),
         ("/v1/chat/completion", "do you mean /v1/chat/completions?"),
         ("/v1/responses", "this server does not have that API; use /v1/chat/completions"),
+        ("/v1/models/", "use /v1/models"),
+        ("/v1/responses/resp_1/cancel", "this server does not have that API; use /v1/chat/completions"),
         ("/v1/responses/", "this server does not have that API; use /v1/chat/completions"),
         ("/api/generate", "this server does not have that API; use /v1/completions"),
     ],
@@ -292,4 +295,4 @@ def test_a_path_that_is_not_there_hints_at_one_that_is(site, path, hint):
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/nothing", "/" + "v1/" * 3000, "//"])
 def test_other_paths_get_no_hint(site, path):
     reply = site.ask(path, {})
-    assert reply.status in (400, 404) and ": it is at" not in reply.error["message"]
+    assert reply.status in (400, 404) and ": use" not in reply.error["message"]

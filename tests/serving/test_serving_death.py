@@ -57,7 +57,7 @@ class Dying:
 
 @pytest.fixture
 def site() -> Iterator[Running]:
-    engine = BatchingEngine(Dying(), LIMITS, vocab=1024, eos=frozenset([EOS]))
+    engine = BatchingEngine(Dying(), LIMITS, vocab=1024, dim=8, eos=frozenset([EOS]))
     with running(engine) as site:
         yield site
 
@@ -114,7 +114,7 @@ def test_probes_and_later_requests_learn_of_it(staying):
 
 def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     dying = Dying()
-    engine = BatchingEngine(dying, LIMITS, vocab=1024, eos=frozenset([EOS]))
+    engine = BatchingEngine(dying, LIMITS, vocab=1024, dim=8, eos=frozenset([EOS]))
     replies = []
 
     def ask(port: int) -> None:
@@ -140,7 +140,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
 
 def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
     hanging, lines, statuses = Dying(), [], []
-    engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
+    engine = BatchingEngine(hanging, LIMITS, vocab=1024, dim=8, eos=frozenset([EOS]))
 
     def hang(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
@@ -193,7 +193,7 @@ def hung(monkeypatch) -> Iterator[Any]:
     """An engine that hangs in its second step until the end of the test."""
     monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
-    yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
+    yield BatchingEngine(hanging, LIMITS, vocab=1024, dim=8, eos=frozenset([EOS]))
     hanging.dies.set()
 
 

@@ -2,13 +2,16 @@
 
 import threading
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
 
-from llamaspec.serving.engine import FAILED, NO_RULE, BatchingEngine
+from llamaspec.serving.engine import FAILED, NO_RULE, NOT_NUMBERS, BatchingEngine
 from llamaspec.serving.executor import PlanResult, Reports
+from llamaspec.serving.programs import Pooled
 from llamaspec.serving.request import (
+    Embedding,
     Engine,
     Event,
     Finished,
@@ -60,7 +63,11 @@ class Fake:
         prompt = None
         if plan.chunk and requests[plan.chunk.number].prompt_logprobs is not None:
             prompt = report(plan.chunk.tokens)
-        return PlanResult(draws, reports, prompt)
+        pooled = None
+        if plan.chunk and requests[plan.chunk.number].embeds:
+            states: Any = np.array([[token, 1.0 if token < 8 else np.nan] for token in plan.chunk.tokens])
+            pooled = Pooled(states[-1], states.sum(axis=0))
+        return PlanResult(draws, reports, prompt, pooled)
 
 
 def report(tokens) -> Reports:
@@ -98,7 +105,7 @@ def fake():
 
 @pytest.fixture
 def engine(fake):
-    engine = BatchingEngine(fake, LIMITS, vocab=VOCAB, eos=frozenset([EOS]))
+    engine = BatchingEngine(fake, LIMITS, vocab=VOCAB, dim=2, eos=frozenset([EOS]))
     assert isinstance(engine, Engine)
     yield engine
     fake.goes_on.set()
@@ -177,6 +184,27 @@ def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
     for i, neighbor in enumerate(neighbors):
         assert neighbor.wait().reason == "context" and neighbor.ids == single_answer(endless((1, i)), CONTEXT)[0]
     engine.cancel(number)
+
+
+def test_an_embedding_covers_all_chunks_of_its_prompt(engine):
+    texts, clients = [Client() for _ in range(3)], [Client() for _ in range(6)]
+    prompts = [tuple(1 + (i + j) % 7 for j in range(length)) for i, length in enumerate((1, 3, 4, 5, 11, CONTEXT))]
+    for i, client in enumerate(texts):
+        engine.submit(endless((1, i)), client)
+    for prompt, client in zip(prompts, clients, strict=True):
+        engine.submit(Request(prompt, 0, embeds=True), client)
+    for prompt, client in zip(prompts, clients, strict=True):
+        assert client.wait()[:3] == ("length", len(prompt), 0)
+        embedding, _ = client.events
+        assert isinstance(embedding, Embedding)
+        assert embedding.last.tolist() == [prompt[-1], 1]
+        assert embedding.mean.tolist() == [np.float32(np.mean(prompt)), 1]
+    broken = Client()
+    engine.submit(Request((1, 2, 8, 1, 1, 1), 0, embeds=True), broken)
+    assert (broken.wait().reason, broken.wait().message) == ("error", NOT_NUMBERS)
+    assert len(broken.events) == 1
+    with pytest.raises(ValueError, match="embeds needs max_tokens 0"):
+        Request((1,), 1, embeds=True)
 
 
 def test_a_deadline_passes(engine, fake):

@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from llamaspec.model.checkpoints.adapter import adapted
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import load_backend
 from llamaspec.model.options import RunOptions, SamplingOptions
@@ -23,7 +24,8 @@ from llamaspec.model.running.session import Session
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.loading import load_engine
 from llamaspec.serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
-from tests.serving.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
+from tests.serving.served_models import ADAPTERS, EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
+from tests.support.random_models import random_checkpoint
 from tests.support.strategies import share_of
 from tests.support.waiting import PATIENCE
 
@@ -64,7 +66,15 @@ requests = st.builds(
     prompt_logprobs=st.sampled_from([None, None, None, 2]),
     priority=st.integers(-1, 1),
     tenant=st.sampled_from(["", "", "b"]),
+    adapter=st.sampled_from(["", *ADAPTERS]),
     allowed=st.sampled_from([None, None, None, even_only]),
+) | st.builds(
+    Request,
+    prompt=prompts | st.just((1, POISON, 5)),
+    max_tokens=st.just(0),
+    priority=st.integers(-1, 1),
+    tenant=st.sampled_from(["", "b"]),
+    embeds=st.just(True),
 )
 
 
@@ -78,7 +88,7 @@ class LawMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.server.scheduler.waiting) < LIMITS.waiting)
     @rule(request=requests)
     def submit(self, request):
-        self.server.submit(request)
+        self.server.submit(request if self.model.adapters else replace(request, adapter=""))
 
     @rule(data=st.data(), burst=st.none() | st.integers(1, 3))
     def turn(self, data, burst):
@@ -115,11 +125,18 @@ def test_answers_are_the_same_alone_and_among_others():
 
 
 def company(server: Server, request: Request) -> Answer:
-    """Compute a request's answer on a server that also gets other requests, before and after this one."""
+    """Compute a request's answer on a server that also gets other requests, before and after this one.
+
+    The other requests use each of the server's adapters, or no adapter.
+    """
+    adapters = ("", *server.adapters)
     neighbors = [
-        Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
+        Request(
+            (*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True,
+            adapter=adapters[i % len(adapters)],
+        )
         for i in range(7)
-    ]
+    ]  # fmt: skip
     for neighbor in neighbors[:3]:
         server.submit(neighbor)
     server.turn()
@@ -139,7 +156,8 @@ def test_an_answer_is_the_same_among_preempting_requests(name, dtype):
     preempted = 0
     for seed in range(6):
         options = {"temperature": 0.9 * (seed % 2), "seed": seed, "logprobs": 2, "priority": seed % 3}
-        request = Request((*BEGINNINGS[0], 13, 5), 12, **options)
+        adapter = ("", *model.adapters)[seed % (1 + len(model.adapters))]
+        request = Request((*BEGINNINGS[0], 13, 5), 12, **options, adapter=adapter)
         single, together = Server(model), Server(model)
         single.submit(request)
         assert company(together, request) == single.finish()[0]
@@ -179,6 +197,35 @@ def test_a_prompt_that_is_found_gives_the_same_answer():
         number = warm.submit(request)
         assert warm.finish()[number] == cold.finish()[0]
         assert warm.scheduler.cached_tokens == (length - 1) // 4 * 4
+
+
+def test_a_prompt_is_not_found_by_a_request_with_another_adapter():
+    """Requests with different adapters have different answers, and find only pages of their own adapter."""
+    model = served(OWN_KEYS)
+    server, found, answers = Server(model), [], []
+    for adapter in ("", *ADAPTERS, "", *ADAPTERS):
+        before = server.scheduler.cached_tokens
+        number = server.submit(Request((*BEGINNINGS[0], 13, 5), 3, logprobs=3, temperature=0.0, adapter=adapter))
+        answers.append(server.finish()[number])
+        found.append(server.scheduler.cached_tokens - before)
+    assert found == [0, 0, 0, 8, 8, 8]
+    assert answers[:3] == answers[3:] and len({answer.reports[0] for answer in answers}) == 3
+
+
+@pytest.mark.parametrize("adapter", ["", *ADAPTERS])
+def test_an_answer_is_the_answer_of_the_model_with_only_this_adapter(adapter):
+    model = served(OWN_KEYS)
+    request = Request((*BEGINNINGS[0], 13, 5), 4, temperature=0.0, logprobs=3, ignore_eos=True, adapter=adapter)
+    server = Server(model)
+    server.submit(request)
+    answer = server.finish()[0]
+    checkpoint = random_checkpoint(model.config, seed=0)
+    if adapter:
+        checkpoint = adapted(checkpoint, model.adapters[adapter])
+    logits = load_backend(checkpoint, RunOptions(backend="reference")).logits([*request.prompt, *answer.tokens])
+    for (logprob, _), token, row in zip(answer.reports, answer.tokens, logits[len(request.prompt) - 1 :], strict=False):
+        expected = row - np.logaddexp.reduce(row)
+        assert token == expected.argmax() and abs(logprob - expected[token]) < 1e-4
 
 
 def test_a_poisoned_request_fails_alone():

@@ -128,6 +128,18 @@ def test_settings_reach_the_engine_and_history_is_kept(page, engine):
     assert page.locator(".turn").count() == 0
 
 
+@pytest.mark.slow  # 2 s
+def test_an_adapter_is_chosen_in_the_settings(browser, engine):
+    with running(engine, adapters=("robot",)) as site, silent_page(browser, site.url) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Model").select_option("robot")
+        page.get_by_role("heading", name="robot").wait_for()
+        ask(page)
+        finished(page)
+    assert [request.adapter for request in engine.requests] == ["robot"]
+
+
 def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
     thinks = ids_of("<|channel|>analysis<|message|>A <i>fox</i>?<|end|><|start|>assistant<|channel|>final<|message|>")
     engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")], context=1000)

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,23 @@ def test_values_beyond_2_to_the_53_are_refused(grammars, key, large):
     assert key in refused(grammars, {"anyOf": [{"$ref": "#/$defs/id"}], "$defs": {"id": {key: nested}}})
 
 
+# llguidance reads each of these numbers as another float64.
+@pytest.mark.parametrize("value", [97408.67753766531, 2.5495679789185846e-06, 4503599627370495.5, 1.079193197e-16])
+def test_fractions_that_would_come_back_as_others_are_refused(grammars, value):
+    for schema in ({"const": value}, {"enum": [{"a": [value]}]}):
+        assert "because other numbers are not exact" in refused(grammars, schema)
+
+
+@pytest.mark.parametrize("key", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+@pytest.mark.parametrize("bound", [97408.67753766531, -945997.3947885659, 31453720.764582146, 1.079193197e-16, 1e-30])
+def test_bounds_with_many_digits_move_inward(bound, key):
+    moved = Fraction(prepared({"type": "number", key: bound}, lambda *_: False)[key])
+    assert (moved <= Fraction(bound)) if "max" in key.lower() else (moved >= Fraction(bound))
+    assert abs(moved - Fraction(bound)) <= max(abs(Fraction(bound)) / 10**14, Fraction(1, 10**22))
+
+
 def test_exact_values_stay(grammars):
-    for value in (LARGEST_EXACT, -LARGEST_EXACT, 0.1, 1e-7, True):
+    for value in (LARGEST_EXACT, -LARGEST_EXACT, 0.1, 1e-7, 123456789012345e-22, 12345678901.2345, True):
         assert answers(grammars, {"const": value}, 1) == [value]
     # A huge number in a description or a default is neither a value nor a bound, so it is allowed.
     assert is_taken(grammars, closed({"const": INTEGER}, description=str(2**60), default=2**60), '{"const": 1}')
@@ -279,7 +295,7 @@ def test_a_dead_end_during_an_answer_is_an_invalid_schema():
             raise DeadEnd("nothing")
         return np.arange(VOCAB) == 5
 
-    engine, client = BatchingEngine(Fake(), LIMITS, vocab=VOCAB, eos=frozenset()), Client()
+    engine, client = BatchingEngine(Fake(), LIMITS, vocab=VOCAB, dim=2, eos=frozenset()), Client()
     try:
         engine.submit(Request((1, 2), 10, allowed=allowed), client)
         end = client.wait()

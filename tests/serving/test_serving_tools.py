@@ -275,7 +275,7 @@ def test_a_tool_never_writes_special_tokens(hermes):
     ],
 )
 def test_what_cannot_be_is_refused_by_name(hermes, change, param):
-    deep = '{"a": ' * 400 + "1" + "}" * 400
+    deep = '{"a": ' * 10_000 + "1" + "}" * 10_000
     named = {"CALL": "{}", "HALF": '{"a": "\\ud83d"}', "DEEP": deep}
     for message in change.get("messages", []):
         if (arguments := named.get(str(message["tool_calls"]))) is not None:

@@ -1,10 +1,13 @@
 """Random models in memory, with shapes that expose mistakes."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.adapter import Adapter, adaptable
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, LowRank, Tensor
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling
@@ -55,3 +58,18 @@ def random_checkpoint(
     arrays = {name: draw(name, shape) for name, shape in tensor_shapes(config).items()}
     tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+
+
+def random_adapter(
+    config: Config, *, seed: int = 0, rank: int = 3, parts: Iterable[str] = ("q", "v", "down"), **fields: Any
+) -> Adapter:
+    """Draw an adapter for the matrices `parts`, with a change about as large as the weights of `random_checkpoint`."""
+    draw = np.random.default_rng(seed).normal
+    pairs = {
+        name: LowRank(
+            draw(0, 1 / np.sqrt(weight.shape[1]), (rank, weight.shape[1])).astype(np.float32),
+            draw(0, 1 / rank, (weight.shape[0], rank)).astype(np.float32),
+        )
+        for name, weight in adaptable(config, parts).items()
+    }
+    return Adapter(rank, 6.0, pairs, **fields)

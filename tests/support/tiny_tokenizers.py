@@ -38,11 +38,14 @@ def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, A
     return {"config": config, "vocab": entries, **changes}
 
 
-def chatml(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> str:
-    """Build a tokenizer.json with the 256 bytes and the special tokens `special`."""
+def chatml(
+    special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), added: tuple[str, ...] = ()
+) -> str:
+    """Build a tokenizer.json with the 256 bytes, the special tokens `special`, and `added`, tokens that are text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in added])
     return tokenizer.to_str()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.model.checkpoints.adapter import merged, read_adapter
+from llamaspec.model.checkpoints.adapter import adapted, read_adapter
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.tensors import quantizable
@@ -94,7 +94,7 @@ def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
     assert losses[-1] < losses[0]
     base = open_checkpoint(command[1])
     if lora:
-        changed = merged(base, read_adapter(out, base.config)).tensors
+        changed = adapted(base, read_adapter(out, base.config)).tensors
     else:
         changed = open_checkpoint(out / "model").tensors
     name = "model.layers.0.mlp.up_proj.weight"

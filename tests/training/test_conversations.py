@@ -121,9 +121,12 @@ def test_a_bad_line_is_named(tokenizer, tmp_path, line, words):
     ("source", "words"),
     [
         (None, "holds a conversation, but the model has no chat template"),
-        (FORGETFUL + PROMPT, "writes the messages before it in another way than without it (message 5)"),
+        (FORGETFUL + PROMPT, "renders the messages before message 5 differently"),
         (CHATML, "writes <|im_start|> before message 3, but not in the prompt for it, so the model would learn to"),
-        (CHATML + "{% generation %}{% endgeneration %}", "has 0 {% generation %} blocks with text for 2 answers"),
+        (
+            CHATML + "{% generation %}{% endgeneration %}",
+            "has 0 {% generation %} blocks with text, expected one for each of 2 answers",
+        ),
         ("{{ raise_exception('no system message') }}", "no system message"),
     ],
 )

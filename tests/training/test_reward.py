@@ -130,7 +130,10 @@ def questions(folder: Path) -> Path:
 
 
 def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
-    """Rewards make the right answer certain. Before, the model is tuned to answer one of two letters."""
+    """Training with rewards makes the right answer certain.
+
+    The test first tunes the model to answer with one of two letters.
+    """
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"prompt": f"{i}", "completion": c}) for i in range(20) for c in "ab"))
     code, _, log = llamaspec(

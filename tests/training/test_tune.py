@@ -15,7 +15,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, merged, read_adapter
+from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, adapted, read_adapter
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
@@ -36,6 +36,7 @@ from llamaspec.training.ops import PACKED
 from llamaspec.training.optimizers import SCHEDULES, schedule
 from llamaspec.training.steps import compile_step
 from llamaspec.training.trainable import Trainable, adapters, all_weights
+from llamaspec.training.tune import check_examples
 from llamaspec.verify.bounds.running_error import gamma
 from tests.support import tiny_tokenizers
 from tests.support.random_models import random_checkpoint
@@ -248,7 +249,7 @@ def test_the_written_adapter_holds_the_trained_tensors(tuned, model):
         for letter, array in zip("ab", pair, strict=True):
             [stored] = [a for key, a in trained.items() if f"{name}.{letter}" in key and key.startswith("[0]")]
             assert np.array_equal(array, stored)
-    changed = merged(checkpoint, adapter).tensors
+    changed = adapted(checkpoint, adapter).tensors
     assert any(not np.array_equal(changed[name].read(), checkpoint.tensors[name].read()) for name in adapter.pairs)
     assert json.loads((tuned[0] / CONFIG).read_text())["base_model_name_or_path"] == str(model)
 
@@ -286,6 +287,14 @@ def test_the_notes_of_a_model_are_printed(model, data, tmp_path):
     code, _, log = llamaspec("tune", str(folder), "--data", str(data), "--show=1")
     assert code == 0
     assert log.splitlines() == [*open_checkpoint(folder).notes] and "v_head.weight" in log
+
+
+def test_examples_that_are_cut_are_counted():
+    examples = [Example([1] * length, [0.0] + [1.0] * (length - 1)) for length in (3, 4, 5)]
+    assert check_examples("chat.jsonl", examples, 5) is None
+    assert check_examples("chat.jsonl", examples, 3) == (
+        "chat.jsonl: 2 of 3 examples are longer than 3 tokens and are cut"
+    )
 
 
 @pytest.mark.parametrize(

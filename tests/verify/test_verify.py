@@ -22,12 +22,12 @@ from llamaspec.verify.contract import Expected
 from llamaspec.verify.draws.domain import choices
 from llamaspec.verify.draws.draw import KINDS, Values, integers, values
 from llamaspec.verify.draws.seeded import PROVIDERS, by_the_seed_alone
-from llamaspec.verify.judging.examination import examine
-from llamaspec.verify.judging.judge import judge
+from llamaspec.verify.judging.examination import Examination, examine
+from llamaspec.verify.judging.judge import Finding, judge
 from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.reports import replay
 from llamaspec.verify.reports.replay import Replay
-from llamaspec.verify.reports.report import as_json, as_junit, counterexample
+from llamaspec.verify.reports.report import WRONG, as_annotations, as_json, as_junit, counterexample
 
 FLOAT32 = precision("float32")
 RMSNORM = contract_for("rmsnorm")
@@ -125,6 +125,12 @@ def test_what_overflows_its_dtype_may_be_infinite():
     for infinite in (np.inf, -np.inf):  # up to the bound of sums that cancel
         assert judge((array([infinite], np.float16),), expected_exactly([0.0], bound=7e4), half).finding is None
         assert judge((array([infinite], np.float16),), expected_exactly([0.0], bound=6e4), half).finding is not None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_infinite_bound_allows_any_number(dtype: str):
+    expected = expected_exactly([1.0], bound=np.inf)
+    assert judge((array([2.0], np.float32),), expected, precision(dtype)).finding is None
 
 
 def test_one_rounding_on_the_way_out_is_allowed():
@@ -317,9 +323,25 @@ def test_reports_are_written_as_json_and_junit():
     summary = json.loads(json.dumps(as_json(reports), allow_nan=False))
     assert summary["outcome"] == "violated"
     assert [report["outcome"] for report in summary["reports"]] == ["within bounds", "violated"]
-    suite = ElementTree.fromstring(as_junit(reports, CONTRACTS))
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    assert len(suite.findall("testcase/failure")) == 1
+    lines = [
+        [*counterexample(report, CONTRACTS["rmsnorm"]), "  llamaspec verify --replay r.json"] for report in reports
+    ]
+    suite = ElementTree.fromstring(as_junit(reports, lines))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
+    (failure,) = suite.findall("testcase/failure")
+    assert failure.text and failure.text.endswith("llamaspec verify --replay r.json")
+
+
+def test_a_suspicious_result_fails_a_strict_run_and_no_other():
+    finding = Finding("suspicious", "at [0]: expected 1, got 1.1")
+    report = dataclasses.replace(run(right), worst=Examination({"dim": 3}, finding=finding))
+    skipped = dataclasses.replace(report, not_taken="it takes float32 only")
+    reports, lines, strict = [report, skipped], [["suspicious", "  dim=3"]] * 2, ("violated", "suspicious")
+    for wrong, failures, kind in ((WRONG, "0", "warning"), (strict, "1", "error")):
+        suite = ElementTree.fromstring(as_junit(reports, lines, wrong=wrong))
+        assert (suite.get("failures"), suite.get("skipped")) == (failures, "1")
+        assert len(suite.findall("testcase/skipped")) == 1
+        assert as_annotations(reports, lines, wrong=wrong)[0] == f"::{kind} title=suspicious%3A rmsnorm float32::dim=3"
 
 
 @pytest.mark.parametrize("text", ["3", "dim=", "=3"])

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from llamaspec.cli import llamaspec
 from llamaspec.verify.bounds.carried import Carried, Rounding
 from llamaspec.verify.bounds.precision import TINY, U, precision
-from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct, NoVerdict
 from llamaspec.verify.catalogue import in_file
 from llamaspec.verify.contract import Expected, with_rounding
 from llamaspec.verify.declare import declare, derived, sizes
+from llamaspec.verify.draws.draw import Values
 from llamaspec.verify.judging.mutation import trials
 from llamaspec.verify.judging.runner import verify
 from tests.support.processes import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "contracts"
-EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")
+EXAMPLES = ("layernorm", "group_norm", "gelu_gated_linear", "fused_cross_entropy")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -154,6 +155,31 @@ def test_a_declaration_that_leaves_something_open():
     wrong = Direct(lambda x, weight, *, factor: (x * weight * factor)[:1040])
     report = verify(contract, wrong, precision=precision("float32"), examples=200, seed=0, shrink=False)
     assert report.outcome == "violated" and report.worst.draw["rows"] > 1040
+
+
+def in_groups(x, *, groups):
+    return np.sum(x.reshape(groups, x.shape[0] // groups), axis=-1)
+
+
+def test_sizes_that_depend_on_each_other_are_products():
+    """All draws, also the large ones, keep the relation. An argument with the name of a size gets that size."""
+    contract = declare(
+        in_groups, arrays={"x": "groups*width"}, sizes={"groups": [1, 2, 3], "width": [2, 5]}, large={"groups": [99]}
+    )
+    report = verify(contract, Direct(in_groups), precision=precision("float32"), examples=60, seed=0)
+    assert report.outcome == "within bounds" and report.examples == 60
+    arguments = contract.arguments(precision=precision("float32"), groups=99, width=5, x=Values("normal"))
+    assert arguments["x"].shape == (495,) and arguments["groups"] == 99
+
+
+def test_the_error_names_sizes_that_do_not_fit_together():
+    contract = declare(in_groups, arrays={"x": "channels"}, sizes={"channels": [5], "groups": [2]})
+    with pytest.raises(NoVerdict, match=r"channels=5.*cannot reshape.*some of channels, groups depend.*groups\*width"):
+        verify(contract, Direct(in_groups), precision=precision("float32"), examples=3, seed=0)
+    with pytest.raises(ValueError, match=r"cannot read the dimension channels//groups: expected sizes"):
+        declare(in_groups, arrays={"x": "channels//groups"}, sizes={"channels": [5], "groups": [2]})
+    with pytest.raises(ValueError, match=r"shapes with width: not in `sizes`"):
+        declare(in_groups, arrays={"x": "2*width+groups"}, sizes={"groups": [2]})
 
 
 @pytest.mark.parametrize(

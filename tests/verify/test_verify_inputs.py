@@ -102,7 +102,7 @@ def test_a_replay_file_may_lack_a_draw_that_has_a_default():
 
 
 def test_arrays_that_are_not_contiguous_are_drawn_unless_the_candidate_wants_contiguous_ones():
-    """A kernel that reads rows one after the other from the first address is wrong for arrays with other strides."""
+    """A kernel that assumes contiguous rows is rejected, unless the user asks for contiguous arrays."""
 
     def packed(x, weight, *, eps):
         flat = np.lib.stride_tricks.as_strided(x, x.shape, (x.shape[1] * x.itemsize, x.itemsize))

@@ -14,7 +14,7 @@ from llamaspec.cli import llamaspec
 from llamaspec.verify.bounds.precision import PRECISIONS
 from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.contract import Claim, Large, Law, Trial
 from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.loose import loosened
 from llamaspec.verify.pytest import contract
@@ -139,6 +139,94 @@ def test_the_mutants_that_live_are_those_that_claim_less(op):
     assert {name for name, report in report_by_mutant.items() if report.outcome == "within bounds"} <= CLAIM_LESS[op]
 
 
+BITS = {"tf32x3": 11, "bf16x3": 8}  # significant bits of a part
+
+
+def part(x, bits: int, *, cut: bool):
+    """Round float32 numbers to `bits` significant bits, or cut off the other bits."""
+    words = x.astype(np.float32).view(np.uint32)
+    rest = np.uint32(24 - bits)
+    half = np.uint32(0) if cut else (np.uint32(1) << (rest - np.uint32(1)))
+    return ((words + half) >> rest << rest).view(np.float32)
+
+
+def chopped(x):
+    """Cut float64 numbers to float32."""
+    y = x.astype(np.float32)
+    return np.where(np.abs(y) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+
+
+def in_parts(bits: int, *, cut: bool, products: int = 3):
+    """Make a product of matrices [... n] and [n ...] that emulates matrix units with parts of `bits` bits."""
+
+    def product(a, b):
+        (big_a, small_a), (big_b, small_b) = (
+            (big := part(x, bits, cut=cut), part(x - big, bits, cut=cut)) for x in (a, b)
+        )
+        pairs = [(small_a, big_b), (big_a, small_b), (big_a, big_b)][-products:]
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+        for left, right in pairs:
+            for k in range(a.shape[-1]):
+                exact = left[..., k, None].astype(np.float64) * right[..., k, None, :]
+                total = chopped(total.astype(np.float64) + exact) if cut else (total + exact).astype(np.float32)
+        return total
+
+    return product
+
+
+def attention_by(product):
+    def attention(q, k, v, mask):
+        k, v = (np.repeat(a.transpose(0, 2, 1, 3), q.shape[2] // a.shape[2], axis=1) for a in (k, v))
+        scores = np.stack(
+            [
+                np.stack([product(q_row[:, h], k_row[h].T) for h in range(q.shape[2])])
+                for q_row, k_row in zip(q, k, strict=True)
+            ]
+        )
+        scores = scores / np.float32(np.sqrt(q.shape[-1])) + mask[:, None]
+        p = IMPLEMENTATIONS["softmax"].function(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape)
+        o = [[product(p_head, v_head) for p_head, v_head in zip(*row, strict=True)] for row in zip(p, v, strict=True)]
+        return np.array(o).reshape(*p.shape[:-1], v.shape[-1]).transpose(0, 2, 1, 3)
+
+    return attention
+
+
+FEW = {"precision": PRECISIONS["float32"], "examples": 20, "seed": 0, "shrink": False}
+SMALL = {"gemm": {"cols": [1, 8, 64, 257]}, "attention": {"keys": [1, 9], "batch": [1], "mask": ["causal", "none"]}}
+
+
+def outcome(candidate, examined) -> str:
+    only = SMALL[examined.name]
+    return verify(replace(examined, large=Large()), Direct(candidate), **FEW, only=only).outcome
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["rounded", "cut"])
+@pytest.mark.parametrize(("unit", "bits"), BITS.items())
+def test_products_of_parts_are_within_their_own_contract_alone(unit: str, bits: int, cut: bool):
+    """An emulation of three products of parts, with sums that are cut, passes; fewer products or bits do not."""
+
+    def gemm(bits: int, products: int):
+        product = in_parts(bits, cut=cut, products=products)
+        return lambda x, weight: product(x, weight.T)
+
+    weaker = loosened(CONTRACTS["gemm"], unit)
+    assert outcome(gemm(bits, products=3), weaker) == "within bounds"
+    assert outcome(gemm(bits, products=3), CONTRACTS["gemm"]) == "violated"
+    assert outcome(gemm(bits, products=1), weaker) == "violated"
+    assert outcome(gemm(bits - 3, products=3), weaker) == "violated"
+
+
+def test_attention_by_products_of_parts():
+    weaker = loosened(CONTRACTS["attention"], "tf32x3")
+    assert outcome(attention_by(in_parts(11, cut=True)), weaker) == "within bounds"
+    assert outcome(attention_by(in_parts(11, cut=True, products=1)), weaker) == "violated"
+
+
+def test_a_contract_without_products_of_matrices_refuses_parts():
+    with pytest.raises(ValueError, match="rmsnorm multiplies no matrices, so tf32x3 changes nothing"):
+        loosened(CONTRACTS["rmsnorm"], "tf32x3")
+
+
 def run(*arguments: str) -> None:
     llamaspec.main(["verify", *arguments], standalone_mode=False)
 
@@ -167,7 +255,7 @@ def test_the_command_says_that_the_contract_is_a_weaker_one(own_file, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--loose", "u=bf16"), "expected u=bfloat16 or u=float16, got u=bf16"),
+        (("--loose", "u=bf16"), "expected u=bfloat16, u=float16, u=tf32x3 or u=bf16x3, got u=bf16"),
         (
             ("--loose", "u=bfloat16", "--dtype", "float32"),
             "expected arrays of bfloat16 for a weaker contract in bfloat16, got float32",

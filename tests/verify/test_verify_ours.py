@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from llamaspec import pallas_kernels
+from llamaspec.model.candidates import kernels as kernel_candidates
 from llamaspec.model.candidates.table import CANDIDATES
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.bounds.running_error import TANH
@@ -91,7 +92,19 @@ def test_the_table_names_what_there_is():
         assert set(candidate.only) <= set(CONTRACTS[candidate.op].draws)
 
 
-def test_every_kernel_of_an_op_is_in_the_table():
-    files = {path.stem for path in Path(pallas_kernels.__path__[0]).glob("*.py")}
-    ops = files & set(CONTRACTS) | {"gemv_quantized", "gemv_fixed_point", "norm_linear", "linear_add"}
-    assert {candidate.op for candidate in KERNELS} == ops
+OPS_OF_KERNELS = {  # where the op does not have the name of the file
+    "coded_gemm": {"gemm_quantized"},
+    "gemv": {"gemv", "gemv_quantized", "gemv_fixed_point", "norm_linear", "linear_add"},
+}
+
+
+def test_every_kernel_file_has_contracts_and_candidates():
+    """Each file of `pallas_kernels` that defines a function of its own name is a kernel that can be called."""
+    folder = Path(pallas_kernels.__path__[0])
+    kernels = {path.stem for path in folder.glob("*.py") if f"\ndef {path.stem}(" in path.read_text(encoding="utf-8")}
+    assert {"coded_gemm", "rmsnorm", "attention_paged"} <= kernels
+    assert kernels == {path.stem for path in folder.glob("*.py")} - {"__init__", "unsupported"}
+    ops = {op for kernel in kernels for op in OPS_OF_KERNELS.get(kernel, {kernel})}
+    assert {candidate.op for candidate in KERNELS} == ops <= set(CONTRACTS)
+    text = Path(str(kernel_candidates.__file__)).read_text(encoding="utf-8")
+    assert {kernel for kernel in kernels if f"pallas_kernels.{kernel} import {kernel} as" in text} == kernels

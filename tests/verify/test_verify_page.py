@@ -1,5 +1,6 @@
 """`verify --html` writes a page that needs no other file, with a dot for each result, placed by its error."""
 
+import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -73,6 +74,38 @@ def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
     assert colors == [{svg.COLORS[0]}, {svg.COLORS[1]}]  # the other errors vanish next to one of 0.25
 
 
+def box(text: ElementTree.Element) -> tuple[float, float, float, float]:
+    """Estimate the left, top, right and bottom edge of a text: 8 pixels a letter, in the 14 pixels of the page."""
+    x, y, width = float(text.get("x", 0)), float(text.get("y", 0)), 8 * len(text.text or "")
+    left = x - {"start": 0, "middle": width / 2, "end": width}[text.get("text-anchor", "start")]
+    return left, y - 11, left + width, y + 3
+
+
+def test_no_texts_of_a_chart_overlap(pages):
+    for title, chart in [entry for text in pages for entry in charts(text).items()]:
+        texts = [text for text in chart.iter(f"{SVG}text") if text.text]
+        for first, second in itertools.combinations(texts, 2):
+            a, b = box(first), box(second)
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert apart, (title, first.text, second.text)
+
+
+def test_a_kind_beyond_its_bound_is_in_the_chart(pages):
+    """The bar of such a kind has the color of values beyond their bound, also if the result is not finite."""
+    _, violated = pages
+    not_finite = page_of(report(lambda x, y: np.full_like(x, np.nan)))
+    for text, label in ((violated, r"[\d,]+ %"), (not_finite, "\N{INFINITY} %")):
+        chart = charts(text)["Share of the bound by kind of array"]
+        assert svg.COLORS[1] in {bar.get("fill") for bar in chart.iter(f"{SVG}rect")}
+        assert any(re.fullmatch(label, text.text or "") for text in chart.iter(f"{SVG}text") if text.get("fill"))
+
+
+def test_a_page_fits_a_narrow_screen(pages):
+    for text in pages:
+        widths = [int(width) for width in re.findall(r"minmax\((\d+)px", text)]
+        assert not widths and text.count('<div class="wide"><table>') == text.count("<table>")
+
+
 def test_a_page_says_what_the_lines_say(pages):
     within, violated = pages
     assert '<td class="within">within bounds</td>' in within and "The draw nearest to its bound" in within
@@ -108,11 +141,12 @@ def test_what_a_candidate_is_called_is_no_markup():
 def test_a_result_without_an_error_has_no_plot_of_it():
     exact = verify(
         CONTRACTS["embedding"],
-        Direct(lambda table, tokens: table[tokens]),
+        Direct(lambda tokens, table: table[tokens]),
         precision=precision("float32"),
         examples=3,
         seed=0,
     )
+    assert exact.outcome == "within bounds"
     assert "<svg" not in page([exact], CONTRACTS, [["within bounds"]])
 
 

@@ -15,6 +15,7 @@ from llamaspec.verify.contract import Contract, Large
 from llamaspec.verify.declare import declare, sizes
 from llamaspec.verify.draws.domain import parsed
 from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.draws.published import GRID
 from llamaspec.verify.draws.reach import FAR, reaches
 from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.reports.listing import describe
@@ -46,6 +47,53 @@ def test_a_user_draws_the_largest_of_every_dimension():
         drawn = contract.large.narrowings({}, most=20)
         for name, larger in contract.large.sizes.items():
             assert any(shape.get(name) == [larger[-1]] for shape in drawn), (op, name)
+
+
+def test_every_published_use_is_drawn():
+    """Each dimension with a published use is drawn beyond that use, and beyond the 65,535 blocks of a grid."""
+    for op, contract in CONTRACTS.items():
+        for reach in reaches(contract):
+            if reach.use is not None:
+                assert reach.most > max(reach.use.size, 65_535 if reach.use.grid else 0), (op, reach.dimension)
+        known = {reach.dimension for reach in reaches(contract) if reach.use or reach.why}
+        assert set(contract.large.sizes) - known <= {"start", "page", "pairs", "spare"}, op
+        assert set(contract.large.widest) <= set(contract.draws)
+
+
+@pytest.mark.parametrize(("examples", "shapes", "drawn"), [(200, None, True), (200, 64, True), (67, 22, False)])
+def test_a_run_of_200_draws_includes_the_published_sizes(examples: int, shapes: int | None, drawn: bool):
+    """Draws of published sizes are extra: the report counts the numbers that we compare, but no more examples."""
+    seen = set()
+
+    def gemv(x, weight):
+        seen.add(weight.shape)
+        return CONTRACTS["gemv"].definition(x, weight).astype(x.dtype)
+
+    options = {"examples": examples, "shapes": shapes, "seed": 0, "shrink": False}
+    report = verify(CONTRACTS["gemv"], Direct(gemv), precision=precision("float32"), **options)
+    assert report.outcome == "within bounds" and report.examples == examples
+    assert {(266_241, 8), (9, 74_881)} <= seen if drawn else max(max(shape) for shape in seen) < GRID
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(lambda y: y[:65_535], "rows"), (lambda y: y, "cols")])
+def test_a_kernel_that_ends_at_a_grid_or_at_a_buffer_is_violated(kernel, name: str):
+    def gemv(x, weight):
+        cols = 12_288 if name == "cols" else None
+        y = CONTRACTS["gemv"].definition(x[:cols], weight[:, :cols])
+        y[len(kernel(y)) :] = 0
+        return y.astype(x.dtype)
+
+    contract = CONTRACTS["gemv"]
+    report = verify(contract, Direct(gemv), precision=precision("float32"), examples=200, seed=0, shrink=False)
+    assert report.outcome == "violated" and report.worst.draw[name] == contract.large.widest[name]
+    assert any("a large draw" in line for line in counterexample(report, contract))
+    only = {"rows": [9], "cols": [17]}
+    assert (
+        verify(
+            contract, Direct(gemv), precision=precision("float32"), examples=200, seed=0, shrink=False, only=only
+        ).outcome
+        == "within bounds"
+    )
 
 
 def test_a_dimension_that_ends_early_is_seen():

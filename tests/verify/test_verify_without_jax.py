@@ -82,7 +82,8 @@ def test_a_kernel_is_judged_with_numpy_arrays(verify, tmp_path):
     assert done.stdout.startswith("violated      softmax float32  mine.py:softmax")
     seed, annotation = done.stderr.splitlines()
     assert seed == "seed 1"
-    assert annotation.startswith("::error title=softmax float32,file=mine.py,line=5::law%3A broken law (")
+    assert annotation.startswith("::error title=violated%3A softmax float32,file=mine.py,line=5::rows=")
+    assert "%0Alaw: broken law (" in annotation and "--replay verify-replays/" in annotation
     assert ElementTree.parse(tmp_path / "out.xml").getroot().get("failures") == "1"
     done = verify("softmax", "--candidate", "right.py", "--seed", "1", "--examples", "20")
     assert done.stdout.count("within bounds softmax") == 3

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.model.device import default_device
 from llamaspec.training.loop import Work
-from llamaspec.training.steps import Tensors, untuned
+from llamaspec.training.steps import Tensors, reproducible
 
 
 class Objective(NamedTuple):
@@ -32,7 +32,7 @@ class HeldOut(NamedTuple):
 
 def evaluator(objective: Objective, examples: Sequence[Any], frozen: Any) -> Callable[[Tensors], HeldOut]:
     """Make a function that measures tensors on held-out examples."""
-    compiled, work = untuned(objective.loss, default_device().platform), objective.work(examples)
+    compiled, work = reproducible(objective.loss, default_device().platform), objective.work(examples)
 
     def evaluate(tensors: Tensors) -> HeldOut:
         totals = dict.fromkeys(objective.sums, 0.0)

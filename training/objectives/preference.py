@@ -21,7 +21,7 @@ from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import Objective
 from llamaspec.training.objectives.supervised import packed_logits
-from llamaspec.training.steps import Sums, Tensors, untuned
+from llamaspec.training.steps import Sums, Tensors, reproducible
 from llamaspec.training.trainable import Trainable
 
 
@@ -127,7 +127,7 @@ def scored(
         params = trainable.params(tensors, frozen)
         return answer_log_probabilities(params, ids, counted, config=config, ops=ops, dtype=dtype)
 
-    compiled = untuned(score, default_device().platform)
+    compiled = reproducible(score, default_device().platform)
     results: list[Scored] = []
     for ids, counted, _, real in side_by_side([Scored(pair, (0.0, 0.0)) for pair in pairs], rows=rows, length=length):
         values = np.asarray(compiled(trainable.tensors, trainable.frozen, ids, counted))

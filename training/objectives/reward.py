@@ -27,7 +27,7 @@ from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import HeldOut
 from llamaspec.training.objectives.preference import answer_log_probabilities
-from llamaspec.training.steps import Sums, Tensors, untuned
+from llamaspec.training.steps import Sums, Tensors, reproducible
 from llamaspec.training.trainable import Trainable
 
 
@@ -66,7 +66,7 @@ class Sampler:
             how = {"greedy": greedy, "burst": length, "config": config, "ops": XLA}
             return decode(params, state, cache, keys, sampling, ends, steps, **how)[0]
 
-        self._draw = untuned(draw, default_device().platform, static_argnames="greedy")
+        self._draw = reproducible(draw, default_device().platform, static_argnames="greedy")
 
     def answers(
         self, tensors: Tensors, questions: Sequence[Question], seeds: Sequence[tuple[int, int]], *, greedy: bool = False

@@ -412,7 +412,7 @@ def grow(w: World, topic: Topic) -> None:
 
 
 def learn(w: World, topic: Topic) -> None:
-    """The hero learns a skill with effort, and rescues somebody by it."""
+    """The hero learns a skill with effort, and then uses it to rescue an animal."""
     skill = topic.about
     assert isinstance(skill, Skill)
     w.set(verb=skill.verb, place=skill.place)
@@ -460,7 +460,10 @@ def fitting(thing: Thing, place: StoryPlace) -> list[str]:
 
 
 def before(options: Sequence[str], option: str) -> str:
-    """Return the element before `option` in `options`, or the last one for the first: a wrong option to ask about."""
+    """Choose a wrong option to ask about.
+
+    It is the option before `option` in `options`; before the first one comes the last.
+    """
     return options[options.index(option) - 1]
 
 

@@ -218,7 +218,8 @@ class Talk:
     def _not_in_it(self) -> None:
         """Add a question about a name or a thing that no story of this conversation contains.
 
-        Some of the wordings come from a story that contains it.
+        Some wordings of the question come from another story, told for this purpose, which contains the name or the
+        thing.
         """
         pick, told_text = self._choices.pick, " ".join(story.text for story in self.stories)
         facts = self.stories[-1].facts
@@ -283,7 +284,9 @@ def conversation(rng: random.Random) -> list[TalkMessage]:
 
 
 def request(choices: Choices) -> tuple[StoryRequest, str]:
-    """Choose what to ask for. Returns it, and the words for it after "a story", as in " about a fox and a red kite"."""
+    """Choose a story to ask for. Returns the request, and words that can follow "a story", such as " about a fox and a
+    red kite".
+    """
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
     plan, hero = StoryRequest(), ""
     if "hero" in named:

@@ -61,7 +61,10 @@ class World:
         self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))
 
     def ask_about(self, section: str, **replacements: str) -> None:
-        """Ask the questions in a section of questions.toml. `replacements` has a template for each further {name}."""
+        """Add the questions in a section of questions.toml.
+
+        `replacements` maps names in braces to the templates that replace them.
+        """
 
         def replaced(template: str) -> str:
             for name, replacement in replacements.items():

@@ -28,11 +28,35 @@ LARGEST_EXPONENT = 700.0  # e to a larger power overflows float64
 
 
 class Rounding(NamedTuple):
-    """The rounding of every operation: to float32, or to the narrower dtype of a weaker contract."""
+    """The rounding of every operation: to float32, or to the narrower dtype of a weaker contract.
+
+    With `part` > 0, code computes a product of float32 matrices as three products of matrices of a narrower dtype:
+    3xTF32 (Ootomo & Yokota, 2022, https://arxiv.org/abs/2203.03341), and bf16x3 (Henry, Tang &
+    Heinecke, 2019, https://arxiv.org/abs/1904.06376). It splits each factor into two parts, x = b + s + r: b is x in
+    the narrower dtype, and s is x - b in the narrower dtype. Then
+
+        x y ~ b b' + b s' + s b'        |s| <= h |x| (1 + h)        |r| <= h^2 |x|
+
+    where h = `part` bounds the relative error of a conversion. The products of parts are exact in float32. The result
+    lacks s s', r y and x r', so the error of x y is at most h^2 ((1 + h)^2 + 2 + h^2) |x y|. The sum has 3 n terms.
+    Matrix units cut off bits instead of rounding (Fasi, Higham, Mikaitis & Pranesh, 2021,
+    https://doi.org/10.7717/peerj-cs.330): they cut each term when they align it to the largest term, and they cut each
+    partial sum. So we count four roundings for each term.
+    """
 
     unit: float = U  # largest relative error
     smallest: float = TINY  # largest absolute error of a tiny number
     largest: float = LARGEST
+    part: float = 0.0  # largest relative error of a part of a factor of a matrix product; 0: factors are not split
+
+    @property
+    def dropped(self) -> float:
+        """Bound the relative error of a product of two split factors."""
+        return self.part**2 * ((1 + self.part) ** 2 + 2 + self.part**2)
+
+    def summed(self, terms: int) -> float:
+        """Bound the relative error of a sum of `terms` products in a matrix product."""
+        return gamma(4 * 3 * terms) if self.part else gamma(terms)
 
     @staticmethod
     def of(precision: Precision) -> "Rounding":
@@ -56,7 +80,7 @@ class Carried(NDArrayOperatorsMixin):
         self.error = np.broadcast_to(error, self.value.shape).astype(np.float64)
         self.size = np.abs(self.value) if size is None else np.broadcast_to(size, self.value.shape)
         self.rounding = rounding
-        self.unit, self.smallest, self.largest = rounding
+        self.unit, self.smallest, self.largest, _ = rounding
 
     shape = property(lambda self: self.value.shape)
     ndim = property(lambda self: self.value.ndim)
@@ -260,8 +284,12 @@ def _matmul(a: Carried, b: Carried) -> Carried:
     error = (
         sums
         - size
-        + gamma(terms) * sums
-        + TINY * (terms + np.sum(a.magnitude, axis=-1, keepdims=True)) * (2 + np.max(b.magnitude, initial=0))
+        + a.rounding.summed(terms) * (1 + a.rounding.dropped) * sums
+        + a.rounding.dropped * sums
+        + (3 if a.rounding.part else 1)  # parts may be flushed to zero, too
+        * TINY
+        * (terms + np.sum(a.magnitude, axis=-1, keepdims=True))
+        * (2 + np.max(b.magnitude, initial=0))
     )
     return _added_up(a, value, np.maximum(error, 0), size)
 
@@ -269,7 +297,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
 def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
     """Build the result of a sum in float32, which is rounded again if the declared dtype is narrower."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
-    return x.like(value, error, size) if x.rounding == FLOAT32 else x.rounded(value, error, size)
+    return x.like(value, error, size) if x.unit == U else x.rounded(value, error, size)
 
 
 def _sum(x: Carried, axis: Any = None, *, keepdims: bool = False, **_: Any) -> Carried:

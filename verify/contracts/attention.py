@@ -8,8 +8,10 @@ from jaxtyping import Float
 
 from llamaspec.reference.attention import attention, causal_mask
 from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
+from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import attended, exactly
+from llamaspec.verify.bounds.summation import Roundings, roundings
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -35,7 +37,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     """
     if not mask.size:
         zeros = np.zeros(q.shape)
-        return Expected(zeros, zeros, zeros, zeros, running=zeros, terms=zeros.astype(int))
+        return Expected(zeros, zeros, zeros, zeros, sums=Roundings(zeros, zeros, zeros.astype(int)))
     dtype = precision(v.dtype.name)
     unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
     exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit, smallest=smallest)
@@ -48,9 +50,19 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     # An error `off` of a score multiplies its weight by e^off. e^300 exceeds any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
-    running = len(k) * U * added  # half of it for the sum of the weighted values, half for the sum of the weights
-    terms = np.full(q.shape, len(k))
-    return Expected(exact.value, exact.error, alarm + underflow, added, running=running, terms=terms)
+    return Expected(exact.value, exact.error, alarm + underflow, added, sums=_sums(q, k, sizes[2], mask, added))
+
+
+def _sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, added: np.ndarray) -> Roundings:
+    """Return the errors that the model allows in the two sums over keys: of the weights, and of the weighted values.
+
+    `v` has the sizes of the values, and `added` is the exact sum of the weighted sizes.
+    """
+    keys, values = (np.repeat(as_float64(a), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
+    weights = softmax(np.einsum("ihd,jhd->hij", as_float64(q), keys) / np.sqrt(q.shape[-1]) + mask)
+    total = roundings(weights, lambda part: part.sum(axis=-1, keepdims=True)).map(lambda part: part.swapaxes(0, 1))
+    sums = roundings(weights, lambda part: part @ values.swapaxes(0, 1)).map(lambda part: part.swapaxes(0, 1))
+    return sums.plus(Roundings(total.running * added, total.blocked * added, total.terms))
 
 
 def _stacked(rows: list[Expected]) -> Expected:
@@ -59,8 +71,7 @@ def _stacked(rows: list[Expected]) -> Expected:
         hard=np.stack([row.hard for row in rows]),
         alarm=np.stack([row.alarm for row in rows]),
         size=np.stack([row.size for row in rows]),
-        running=np.stack([np.asarray(row.running) for row in rows]),
-        terms=np.stack([np.asarray(row.terms) for row in rows]),
+        sums=Roundings(*(np.stack(parts) for parts in zip(*(row.sums for row in rows), strict=True))),
     )
 
 
@@ -82,7 +93,8 @@ def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarr
     for query, keys, value_rows, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
         output = _bounded(query[None], keys[start:length], value_rows[start:length], np.zeros((1, length - start)))
-        rows.append(Expected(*(np.asarray(part)[0] for part in output[:6])))
+        sums = output.sums.map(lambda part: part[0])
+        rows.append(Expected(*(np.asarray(part)[0] for part in output[:4]), sums=sums))
     return _stacked(rows)
 
 
@@ -358,7 +370,8 @@ FEW_SEQUENCES = {
 BOUND = (
     "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
     "rounding of the weights to the dtype of v, 2^-25 each at least for float16; alarm: (e^a - 1) p |v|, a being "
-    "(64 + (8 + 4 sqrt(head_dim)) max |q| |k|) u + u_v, and n u p |v| more for running sums of n keys"
+    "(64 + (8 + 4 sqrt(head_dim)) max |q| |k|) u + u_v, and u A p |v| more for two running sums over keys, each with "
+    "A = n / 2 for equal terms (verify/bounds/summation.py)"
 )
 
 ATTENTION = Contract(

@@ -1,4 +1,4 @@
-"""Backward of the embedding: each row is the sum over the tokens that looked it up, or zero."""
+"""Backward of the embedding: the gradient of a row is a sum over the tokens that looked up the row, or 0."""
 
 import numpy as np
 from hypothesis import strategies as st

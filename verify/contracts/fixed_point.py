@@ -13,14 +13,14 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 from llamaspec.verify.bounds.precision import U
 from llamaspec.verify.bounds.running_error import exactly, fixed_point_product, gamma, in_fixed_point
 from llamaspec.verify.contract import Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.contracts.quantized import INTEGER, STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
+from llamaspec.verify.contracts.quantized import INTEGER, STORED, WEIGHTS, dequantize, expect_product, gemv_arguments
 from llamaspec.verify.draws.draw import sizes, values
 
 GROUP = 128  # columns that share an exponent, if a whole row has one scale
 
 
 def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
-    plain = expect_gemv(x, codes, scales, scheme=scheme)
+    plain = expect_product(x, codes, scales, scheme=scheme)
     weight, n = np.abs(dequantize(codes, scales, scheme=scheme)), x.shape[-1]
     group = SCHEMES[scheme].group or GROUP
     off = linear(in_fixed_point(exactly(x), group=group).error, weight)

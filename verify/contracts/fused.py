@@ -210,7 +210,7 @@ def _gate_of_zeros(trial: Trial) -> Claim | None:
 
 
 def _values_do_not_turn(trial: Trial) -> Claim:
-    """Repeat the call with all positions 0: the stored values must equal the values from the first call."""
+    """Repeat the call with all positions 0: the values (v) that it stores must equal those of the first call."""
     positions = trial.arguments["positions"]
     rows = np.arange(len(positions))
     again = trial.again(positions=np.zeros_like(positions))[2]

@@ -7,6 +7,7 @@ from llamaspec.reference.logsumexp import logsumexp
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma
+from llamaspec.verify.bounds.summation import roundings
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -46,7 +47,8 @@ def expect(x: np.ndarray) -> Expected:
     furthest = np.max(size, axis=-1)
     alarm = (16 + 2 * np.sqrt(n) + 8 * furthest + 4 * log_sum) * U + 2 * U * np.abs(value) + 4 * TINY
     size = np.abs(top[:, 0]) + log_sum
-    return Expected(value, hard, np.minimum(alarm, hard), size, running=np.full(value.shape, n * U / 2), terms=n)
+    sums = roundings(softmax(exact), lambda weights: weights.sum(axis=-1, keepdims=True))
+    return Expected(value, hard, np.minimum(alarm, hard), size, sums=sums.map(lambda part: part[..., 0]))
 
 
 def _shift(trial: Trial) -> Claim | None:
@@ -82,7 +84,7 @@ CONTRACT = Contract(
     domain="x [rows n], finite or -inf, and no row with only -inf",
     bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
     "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u, "
-    "and n u / 2 more for a running sum",
+    "and u A more for a running sum, with A = n / 2 for equal terms (verify/bounds/summation.py)",
     laws=[
         independent("a row", "x"),
         Law("logsumexp(x + 4) equals logsumexp(x) + 4", _shift),

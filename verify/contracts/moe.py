@@ -123,7 +123,8 @@ def expect_moe(
         renormalized=renormalized,
         unit=unit,
     )
-    sizes = linear(np.abs(as_float64(x)), np.abs(experts.down).max(axis=0) @ np.abs(experts.up).max(axis=0))
+    hidden = linear(np.abs(as_float64(x)), np.abs(experts.up).max(axis=0))  # [tokens ffn]
+    sizes = linear(hidden, np.abs(experts.down).max(axis=0))
     return Expected(y.value, y.error, y.error, sizes)
 
 

@@ -1,4 +1,4 @@
-"""Quantized weights: rounding them, packing them, and multiplying by them; each scheme by its name.
+"""Quantized weights: rounding them, packing them, and multiplying by them, in every scheme.
 
 A code must be exact, with one exception. A weight may be so close to the middle between two levels that the rounding of
 a scale, or of a quotient, decides which level is nearer; then both codes are right. We compare a product with the
@@ -13,6 +13,7 @@ from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.ops import (
     dequantize,
+    gemm_quantized,
     gemv_quantized,
     ggml_decode,
     ggml_encode,
@@ -23,7 +24,18 @@ from llamaspec.reference.quantizers.ops import (
 from llamaspec.reference.quantizers.schemes import SCHEMES
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import exactly, gamma, projected
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.linear import systematic
 from llamaspec.verify.draws.draw import Values, sizes, values
 
@@ -108,7 +120,14 @@ def gemv_arguments(*, precision: Precision, rows: int, cols: int, x: Values, w: 
     return {"x": x.array("x", cols, precision=precision), **stored}
 
 
-def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
+def gemm_arguments(
+    *, precision: Precision, batch: int, rows: int, cols: int, x: Values, w: Values, scheme: str
+) -> Arguments:
+    stored = stored_arguments(precision=precision, rows=rows, cols=cols, w=w, scheme=scheme)
+    return {"x": x.array("x", batch, cols, precision=precision), **stored}
+
+
+def expect_product(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
     weight, n = dequantize(codes, scales, scheme=scheme), x.shape[-1]
     size = linear(np.abs(as_float64(x)), np.abs(weight))
     y = projected(exactly(x), weight)
@@ -120,9 +139,9 @@ def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme:
 
 def _column(trial: Trial) -> Claim:
     unit = np.zeros_like(trial.arguments["x"])
-    unit[-1] = 1
+    unit[..., -1] = 1
     stored = {name: trial.arguments[name] for name in ("codes", "scales", "scheme")}
-    column = dequantize(**stored)[:, -1]
+    column = np.broadcast_to(dequantize(**stored)[:, -1], trial.outputs[0].shape)
     return Claim(trial.again(x=unit)[0], column, _rounding(trial) * np.abs(column) + TINY)
 
 
@@ -212,11 +231,22 @@ GEMV = Contract(
     shapes=SHAPES,
     values={"x": values(-8, 8), "w": WEIGHTS, "scheme": SCHEME},
     arguments=gemv_arguments,
-    expect=expect_gemv,
+    expect=expect_product,
     domain="x [cols]; " + STORED + "; summed in float32",
     bound="hard: gamma_(n + 3) |W| |x| with the dequantized W; alarm: (4 sqrt(n) + 4) u |W| |x|",
     laws=[Law("the last unit vector gives the last column", _column)],
     large=LARGE,
+)
+GEMM = Contract(
+    definition=gemm_quantized,
+    shapes={"batch": st.sampled_from([1, 2, 3, 7, 8, 9]), **SHAPES},
+    values=GEMV.values,
+    arguments=gemm_arguments,
+    expect=expect_product,
+    domain="x [batch cols]; " + STORED + "; summed in float32",
+    bound=GEMV.bound,
+    laws=[independent("a vector", "x"), *GEMV.laws],
+    large=Large({**LARGE.sizes, "batch": beyond(16, 64, 8192)}, beside={"batch": [2], **LARGE.beside}),
 )
 PACK = Contract(
     definition=pack,

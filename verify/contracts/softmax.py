@@ -1,4 +1,6 @@
-"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or all hidden."""
+"""Softmax, also for scores with a probability of 0, for scores at which exp overflows, and for rows of only hidden
+scores.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import softmaxed
+from llamaspec.verify.bounds.summation import Roundings, roundings
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -36,8 +39,8 @@ def expect(x: np.ndarray) -> Expected:
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
-    n = x.shape[-1]
-    return Expected(p, hard, alarm, p, running=n * U * p / 2, terms=n)
+    sums = roundings(p, lambda weights: weights.sum(axis=-1, keepdims=True))  # of weights with the sum 1
+    return Expected(p, hard, alarm, p, sums=Roundings(sums.running * p, sums.blocked * p, sums.terms))
 
 
 def _sums_to_one(trial: Trial) -> Claim:
@@ -80,7 +83,7 @@ CONTRACT = Contract(
     domain="x [rows n], finite or -inf; a row with only -inf gives zeros",
     bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
     "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p, and "
-    "n u p / 2 more for a running sum",
+    "u A p more for a running sum, with A = n / 2 for equal terms (verify/bounds/summation.py)",
     laws=[
         independent("a row", "x"),
         Law("probabilities sum to 1, or to 0 if every score is -inf", _sums_to_one),

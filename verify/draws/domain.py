@@ -1,8 +1,8 @@
-"""Values that each draw of a contract may take.
+"""The values that each variable of a contract's draws may take.
 
-A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value. A string
-must be one that the contract draws. A number may also lie between the numbers that the contract draws. An integer, such
-as a size, may also be larger than the drawn ones, up to `LARGEST_SIZE`.
+A user limits variables to values by hand, and a meaningless value would leave nothing to compare. So we check each
+value. A string must be one that the contract draws. A number may also lie between the numbers that the contract draws.
+An integer, such as a size, may also be larger than the drawn ones, up to `LARGEST_SIZE`.
 """
 
 import json
@@ -26,7 +26,7 @@ PRINTED = 200  # characters of a refused value that we print
 
 @dataclass(frozen=True)
 class Arrays:
-    """Kinds of array that a draw makes, with inclusive ranges of seeds and exponents."""
+    """Kinds of array that a variable may stand for, with inclusive ranges of seeds and exponents."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, int]
@@ -48,7 +48,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a user may set for a draw: the values that the contract draws, and similar ones."""
+    """Values to which a user may set a variable: the values that the contract draws, and similar ones."""
 
     drawn: tuple[Any, ...] = ()  # None, strings and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
@@ -70,13 +70,13 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """Return how many values, or kinds of array, the draw has; 0 for ranges and lists."""
+        """Return how many values, or kinds of array, the contract draws for the variable; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
-        """Convert `choice`, a Python value or a typed string, to a value of the draw.
+        """Convert `choice`, a Python value or a typed string, to a value of the variable.
 
-        Raises ValueError if the draw does not allow `choice`.
+        Raises ValueError if `choice` is not allowed.
         """
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)
@@ -169,7 +169,7 @@ def _as_number(text: str) -> int | float | None:
 
 
 def domain(strategy: st.SearchStrategy) -> Domain:
-    """Read the domain of a draw from its strategy."""
+    """Read the domain of a variable from its strategy."""
     strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
         return _union([domain(alternative) for alternative in alternatives])
@@ -240,10 +240,10 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Convert every value in `only` to a value of its draw.
+    """Convert the values in `only`, to which a user limits variables by name.
 
-    Raises ValueError, in one line with the allowed values, for a draw that the contract does not have, for a value
-    outside the domain of its draw, and for an empty list.
+    Raises ValueError, in one line with the allowed values, for a variable that the contract does not have, for a value
+    outside the variable's domain, and for an empty list.
     """
     chosen = {}
     for name, choices in only.items():
@@ -263,7 +263,7 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse the `--set` options that narrow draws. Raises ValueError.
+    """Parse the `--set` options, which limit variables to values. Raises ValueError.
 
     >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
     {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
@@ -286,7 +286,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
     """Parse the array descriptions, such as "normal(3)", that a contract's own narrowing gives as strings.
 
-    We do not check that values are in a draw's domain: the contract itself may use others.
+    We do not check that values are in a variable's domain: the contract itself may use others.
     """
 
     def read(choice: Any) -> Any:
@@ -299,9 +299,9 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Return for each draw in `only` how many values (or kinds of array) remain, and how many the contract draws.
+    """Return for each variable in `only` how many values (or kinds of array) remain, and how many the contract draws.
 
-    Draws with ranges or lists of values are left out.
+    Variables with ranges or lists of values are left out.
     """
     counts = {}
     for name, choices in narrowed(contract, only).items():

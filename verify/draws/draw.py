@@ -1,4 +1,4 @@
-r"""Draws: a few small, readable values, from which a contract makes all of its arrays.
+r"""Draws: a draw has a few variables with small, readable values, from which a contract makes all of its arrays.
 
 Hypothesis chooses, prints and shrinks these values, never the elements of an array. An array is `Values`: a kind, a
 seed and a power of two. SplitMix64 (Steele, Lea & Flood, 2014, https://doi.org/10.1145/2714064.2660195) computes its

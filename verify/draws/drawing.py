@@ -90,9 +90,10 @@ def narrowed_draws(
 
 
 def _values(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, st.SearchStrategy]:
-    """Make strategies for the draws that determine an array's numbers, and for the draw that chooses a law to check.
+    """Make strategies for the variables that determine the numbers in arrays, and for the choice of a law to check.
 
-    We leave out a law if it changes a draw in `only`, since the kernel may not support the draw's other values.
+    We leave out a law if it changes a variable in `only`, since the kernel may not support other values of the
+    variable.
     """
     laws = st.sampled_from([None, *(law.name for law in contract.laws if not only.keys() & set(law.sets)), AGAIN])
     return {**narrowed_draws(contract.values, only), LAW: laws}
@@ -103,7 +104,7 @@ def all_draws(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str
 
 
 def _ordered(contract: Contract, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort `drawn` into the order of the contract's draws."""
+    """Sort the variables of a draw into the order of the contract."""
     return {name: drawn[name] for name in [*contract.draws, *OF_THE_CALL] if name in drawn}
 
 
@@ -126,7 +127,7 @@ def uniform(
 ) -> Iterator[Draw]:
     """Yield random draws in which every value is equally likely. Shapes come from `shapes`; None allows every shape.
 
-    Every second draw, on average, has one of `layouts`. The layouts do not change the other draws of the same seed.
+    Every second draw, on average, has one of `layouts`. The choice of layouts does not change the other variables.
     """
     random, places = Random(seed), Random(seed)
     shape = draws_from(narrowed_draws(contract.shapes, only), random)

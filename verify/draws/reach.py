@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from llamaspec.verify.contract import Contract
+from llamaspec.verify.contract import Contract, Use
 from llamaspec.verify.draws.domain import LONGEST, domain, sampled, unwrapped
 
 FAR = 8192  # contracts draw a dimension beyond this unless it has a natural limit
@@ -23,6 +23,7 @@ class Reach(NamedTuple):
     usual: int  # the largest of most draws
     most: int  # the largest of all
     why: str  # why it ends before `FAR`, if it does
+    use: Use | None = None  # the largest published one, if we know it
 
 
 def reaches(contract: Contract) -> list[Reach]:
@@ -33,17 +34,20 @@ def reaches(contract: Contract) -> list[Reach]:
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
     """Yield the reach of the draw `name`. Yield nothing if the draw is not a size but, for example, a layout's name."""
-    strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
+    strategy, large = contract.draws[name], [*contract.large.sizes.get(name, ())]
+    if name in contract.large.widest:
+        large.append(contract.large.widest[name])
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:
-        return Reach(dimension, usual, max([usual, *larger]), contract.large.ends.get(dimension, ""))
+        ends, uses = contract.large.ends, contract.large.uses
+        return Reach(dimension, usual, max([usual, *larger]), ends.get(dimension, ""), uses.get(dimension))
 
     if domain(strategy).lists:
         most, entries = _lists(unwrapped(strategy))
         yield reach(name, most, [max(value) for value in large])
         yield reach(f"{name}, how many", entries, [len(value) for value in large])
     elif (usual := _usual(strategy)) is not None:
-        yield reach(name, usual, list(large))
+        yield reach(name, usual, large)
 
 
 def _usual(strategy: st.SearchStrategy) -> int | None:
@@ -67,14 +71,18 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
 
     >>> from llamaspec.verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]
-    '| rope_halves | pairs | 64 | 257 | heads of published models have at most 512 features |'
+    '| rope_halves | pairs | 64 | 257 |  | heads of published models have at most 512 features |'
     """
     lines = [
-        "| op | dimension | most draws, up to | large draws, up to | ends there because |",
-        "|---|---|---|---|---|",
+        "| op | dimension | most draws, up to | large draws, up to | largest published use | ends there because |",
+        "|---|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {op} | {reach.dimension} | {reach.usual:,} | {reach.most:,} | {reach.why} |"
+        f"| {op} | {reach.dimension} | {reach.usual:,} | {reach.most:,} | {_use_text(reach.use)} | {reach.why} |"
         for op, contract in contracts.items()
         for reach in reaches(contract)
     ]
+
+
+def _use_text(use: Use | None) -> str:
+    return f"{use.size:,}: {use.of}" if use else ""

@@ -110,6 +110,8 @@ def _prepared(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arg
     try:
         arguments = contract.arguments(precision=precision, **drawn)
         return arguments, contract.expected(arguments)
+    except MemoryError as error:
+        raise NotJudged("this machine has too little memory for the exact result") from error
     except Exception as error:
         written = ", ".join(f"{name}={value}" for name, value in drawn.items())
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.verify.bounds.precision import PRECISIONS, Precision
+from llamaspec.verify.bounds.summation import Roundings
 from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
 
 CANCELLING = 100.0  # terms this many times larger than their sum have canceled
@@ -87,8 +88,7 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
     with np.errstate(invalid="ignore"):
         error = np.where((got == exact) | overflow | np.isposinf(hard), 0.0, np.abs(got - exact))
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
-    running = alarm + np.broadcast_to(expected.running, value.shape) * (1 + returned.unit)
-    explained = (near > 1) & (error <= running)
+    explained = (near > 1) & (error <= alarm + expected.sums.running * (1 + returned.unit))
     unexplained = np.where(explained, 0.0, near)
     at = _worst(over)
     finding = None
@@ -100,23 +100,18 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
         at = _worst(unexplained)
         finding = Finding("suspicious", _difference(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
-    why = _running_sum(near, expected.terms) if np.any(explained) else ""
+    why = _running_sum(np.where(explained, near, 0), expected.sums) if np.any(explained) else ""
     points = _points(exact, error, hard, over)
     return Verdict(_largest(over), _largest(near), finding, compared, place, explained=why, points=points)
 
 
-def _running_sum(near: np.ndarray, terms: np.ndarray | int) -> str:
-    """Write the message that an error beyond the alarm comes from a running sum of `terms` terms.
-
-    A running sum of n terms has an error of up to n u. If code sums sqrt(n) blocks separately, the error is at most
-    about 2 sqrt(n) u.
-    """
+def _running_sum(near: np.ndarray, sums: Roundings) -> str:
+    """Write the message that a running sum explains the largest error. `near` has errors divided by their alarms."""
     at = _worst(near)
-    count = int(np.broadcast_to(terms, near.shape)[at])
-    times = max(2, round(np.sqrt(count) / 2))
+    running, blocked, terms = (np.broadcast_to(part, near.shape)[at] for part in sums)
     return (
-        f"{near[at]:.2g} times the alarm, explained by a running sum of {count:,} terms; a blocked sum would be about "
-        f"{times} times as exact"
+        f"{near[at]:.2g} times the alarm, which a running sum of {terms:,} terms explains; a sum in blocks would be "
+        f"{running / blocked:.2g} times as exact"
     )
 
 

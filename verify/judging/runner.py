@@ -20,7 +20,7 @@ from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.candidates.candidate import Candidate, NotJudged, NoVerdict
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed, parsed, shares
-from llamaspec.verify.draws.draw import OF_THE_CALL, Draw, Values
+from llamaspec.verify.draws.draw import LAW, OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
 from llamaspec.verify.draws.seeded import by_the_seed_alone
 from llamaspec.verify.judging.examination import NOT_TWICE, Examination, Unjudged, examine
@@ -28,6 +28,7 @@ from llamaspec.verify.judging.judge import Finding, Point
 from llamaspec.verify.judging.timing import Timing
 
 LARGE = 5  # every fifth shape is a large one
+FULL = 10  # a run with fewer large shapes leaves out the sizes of published models
 SIMPLE = 4  # Hypothesis, which prefers simple values, makes every fourth draw; the others are uniform
 SHRINKING = 20.0  # seconds allowed for the search for a smaller counterexample
 
@@ -101,16 +102,17 @@ def verify(
 
     With `deterministic`, two results for the same inputs with different bits are a fault; otherwise the report only
     mentions them. `shapes` limits the number of different shapes, for candidates that compile once per shape. `only`
-    gives the values that some draws may take.
+    limits some variables of a draw to values.
 
-    Raises ValueError for a draw that the contract does not have, and for a value outside its domain. Raises NoVerdict
-    if no number was compared, or if this machine or this Python lacks something that the candidate needs, such as a
-    library. Raises Unjudged if the judge fails.
+    Raises ValueError for a variable that the contract does not have, and for a value outside the variable's domain.
+    Raises NoVerdict if no number was compared, or if this machine or this Python lacks something that the candidate
+    needs, such as a library. Raises Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
     search = _Search(contract, candidate, precision, seconds, shrink, deterministic, progress)
-    large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
+    most = min(shapes or examples, examples // 2) // LARGE
+    large = contract.large.narrowings(only, most=most)
     remaining = examples - 2 * len(large)
     simple = -(-remaining // SIMPLE)
     pool = pool_of_shapes(narrowed_draws(contract.shapes, only), shapes, seed=seed) if shapes is not None else None
@@ -122,8 +124,12 @@ def verify(
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and random ones
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
+    if most >= FULL:  # without a law, which would need more calls
+        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in contract.large.widest_narrowings(only))
+        search.judge_more({**next(draws), LAW: None} for draws in drawn)
     if shapes is None:  # otherwise a shape with a size of 0 would be one more than the candidate may compile
-        search.call_with_nothing(only, seed=seed)
+        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in contract.large.empty_narrowings(only))
+        search.judge_more(next(draws) for draws in drawn)
     if search.may_shrink and shapes is not None:  # there may be a smaller one among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, deterministic, lambda examples: None)
         try:
@@ -218,21 +224,21 @@ class _Search:
             pass
         self._raise_fault()
 
-    def call_with_nothing(self, only: Mapping[str, Sequence[Any]], *, seed: int) -> None:
-        """Judge a draw with a size of 0 for each draw in `large.empty`.
-
-        Such a draw gives no numbers to compare, so it does not count as an example.
-        """
-        large = self.contract.large
-        for name in large.empty:
-            if name not in only and not self.smallest and not self.cut_short:
-                drawn = uniform(self.contract, None, parsed({**large.beside, **only, name: [0]}), seed=seed)
-                try:
-                    examination = self._judge(next(drawn))
-                except NotJudged as error:
-                    self.not_judged[str(error)] += 1
-                    continue
-                self.prefer(examination if examination.violated else None)
+    def judge_more(self, draws: Iterable[Draw]) -> None:
+        """Judge draws that do not count as examples: a size of 0, and the sizes of published models."""
+        for draw in draws:
+            if self.smallest or self.cut_short:
+                return
+            if monotonic() > self.end:
+                self.cut_short = True
+                return
+            try:
+                examination = self._judge(draw)
+            except NotJudged as error:
+                self.not_judged[str(error)] += 1
+                continue
+            self._record(examination)
+            self.prefer(examination if examination.violated else None)
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
         """Replace the counterexample by a wrong draw with one simpler value. Return whether there is one."""
@@ -290,12 +296,9 @@ class _Search:
         if not shrinking:
             self.examples += 1
             self.first = self.first or draw
-            self.compared += examination.compared
+            self.shapes.add(str([draw[name] for name in self.contract.shapes]))
             self.progress(self.examples)
-            self.worst = max(
-                self.worst, examination, key=lambda candidate: (candidate.finding is not None, candidate.alarm)
-            )
-            self._note(examination)
+            self._record(examination)
         if not examination.violated:
             return
         self.prefer(examination)
@@ -315,12 +318,15 @@ class _Search:
             left_out=self.left_out,
         )
 
-    def _note(self, examination: Examination) -> None:
+    def _record(self, examination: Examination) -> None:
         """Record what the report needs, such as the largest share of the bound that each kind of input array used."""
+        self.compared += examination.compared
+        self.worst = max(
+            self.worst, examination, key=lambda candidate: (candidate.finding is not None, candidate.alarm)
+        )
         self.differs = self.differs or examination.differs
         self.explained = self.explained or examination.explained
         self.points += examination.points
-        self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
         self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)
         for name, value in examination.draw.items():
             if isinstance(value, Values | str) and name not in OF_THE_CALL:

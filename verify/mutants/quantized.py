@@ -94,6 +94,18 @@ def gemv_quantized(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, sche
     return y.astype(x.dtype)
 
 
+def gemm_quantized(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> np.ndarray:
+    (batch, cols), rows = x.shape, len(codes)
+    y = np.zeros((batch, rows), np.float32)
+    for first in range(0, batch, 8):
+        vectors = slice(first, first + 8)
+        for g, span in enumerate(spans(cols, size(scheme, cols))):
+            scale = np.ldexp(np.float32(1), scales[:, g] - np.int32(127)) if scheme == "mxfp4" else scales[:, g]
+            levels = LEVELS[scheme][codes[:, span].view(np.uint8)]
+            y[vectors] += scale * (f32(x[vectors, span]) @ levels.T)
+    return y.astype(x.dtype)
+
+
 def pack(codes: np.ndarray, *, scheme: str) -> np.ndarray:
     bits = codes.view(np.uint8)
     if scheme in ("q8", "q8_row", "fp8"):
@@ -311,6 +323,56 @@ right up to 16 groups
 right up to 1,024 rows
     - for row in range(rows)
     + for row in range(min(rows, 1024))
+""",
+)
+GEMM = implementation(
+    gemm_quantized,
+    """
+scale of the group before
+    - y[vectors] += scale *
+    + y[vectors] += (scale if g == 0 or scheme == "mxfp4" else scales[:, g - 1]) *
+scale of the row after
+    - y[vectors] += scale *
+    + y[vectors] += np.roll(scale, -1) *
+scale squared
+    - scale * (f32
+    + scale * scale * (f32
+tail group left out
+    - spans(cols, size(scheme, cols))
+    + full_spans(cols, size(scheme, cols))
+vector of the first group for every group
+    - x[vectors, span]
+    + x[vectors, : span.stop - span.start]
+last group overwrites the others
+    - y[vectors] += scale
+    + y[vectors] = scale
+first tile of vectors for every tile
+    - f32(x[vectors, span])
+    + f32(x[: len(y[vectors]), span])
+last partial tile of vectors left out
+    - range(0, batch, 8)
+    + range(0, batch - batch % 8 if batch > 8 else batch, 8)
+codes without signs
+    - levels = LEVELS[scheme][codes[:, span].view(np.uint8)]
+    + levels = np.abs(LEVELS[scheme][codes[:, span].view(np.uint8)])
+vectors rounded to bfloat16
+    - f32(x[vectors, span])
+    + bf16(f32(x[vectors, span]))
+dequantized in float16
+    - y[vectors] += scale * (f32(x[vectors, span]) @ levels.T)
+    + y[vectors] += f32(x[vectors, span]) @ f32(f16(scale[:, None] * levels)).T
+summed in bfloat16
+    - y[vectors] += scale * (f32(x[vectors, span]) @ levels.T)
+    + y[vectors] = bf16(y[vectors] + scale * (f32(x[vectors, span]) @ levels.T))
+right up to 16 groups
+    - y[vectors] += scale *
+    + y[vectors] += (g < 16) * scale *
+right up to 64 vectors
+    - range(0, batch, 8)
+    + range(0, min(batch, 64), 8)
+right up to 1,024 rows
+    - y[vectors] += scale *
+    + y[vectors] += (np.arange(rows) < 1024) * scale *
 """,
 )
 PACK = implementation(

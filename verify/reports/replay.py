@@ -115,7 +115,7 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
 def _large(contract: Contract, name: str, value: Any) -> bool:
     """Return whether `value` is one of the contract's large draws, which may exceed the limits of `--set`."""
     large = contract.large
-    if name in large.empty and value == 0:
+    if (name in large.empty and value == 0) or (name in large.widest and value == large.widest[name]):
         return True
     return any(value in parsed(part).get(name, ()) for part in (large.sizes, large.beside, *large.closer.values()))
 

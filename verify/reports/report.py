@@ -45,7 +45,8 @@ def headline(report: Report) -> str:
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
     """Write the lines of a report.
 
-    For a right candidate: the verdict, and the share of the draws if they were narrowed.
+    For a right candidate: the verdict and, if the user limited variables of the draws, the share of values that
+    remained.
 
     For a counterexample, up to eight lines: verdict; draw; inputs, or a legend if there are many numbers; the fault;
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
@@ -105,7 +106,7 @@ def _nearness(report: Report) -> list[str]:
 
 
 def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
-    """Write which share of a contract's draws remains after narrowing.
+    """Write which share of a contract's draws remains if a user limits variables to some values.
 
     >>> coverage({"hidden": (1, 6), "n": (5, 25)})
     "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
@@ -128,9 +129,10 @@ def _convention(contract: Contract, report: Report) -> str:
     blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
     for name in ("hidden", "mask"):
         if blind and draw.get(name, "none") != "none":
-            return f"by convention, this contract expects zeros for a row of only -inf: --set {name}=none leaves it out"
+            expected = "by convention, this contract expects zeros for a row of only -inf"
+            return f"{expected}: --set {name}=none leaves out such rows"
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
-        return "the inputs hold NaN where a kernel must not read: --set padding=0 leaves it out"
+        return "the inputs hold NaN where a kernel must not read: --set padding=0 writes 0 there instead"
     return ""
 
 
@@ -139,11 +141,15 @@ def _large(contract: Contract, report: Report) -> str:
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {reach.dimension: reach.usual for reach in reaches(contract)}
-    for name, sizes in contract.large.sizes.items():
+    for name in {**contract.large.sizes, **contract.large.widest}:
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
-        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
+        if (
+            value in (*contract.large.sizes.get(name, ()), contract.large.widest.get(name))
+            and isinstance(value, int)
+            and value > usual.get(name, value)
+        ):
             return f"a large draw: earlier draws, with {name} up to {usual[name]:,}, were right"
     return ""
 
@@ -168,7 +174,7 @@ def _value_text(value: Any) -> str:
 
 
 def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
-    """List name, value and meaning of each draw."""
+    """List name, value and meaning of each variable of a draw."""
 
     def meaning(name: str, value: Any) -> str:
         if isinstance(value, Values):
@@ -255,11 +261,25 @@ def _finite(number: float) -> float | None:
     return number if np.isfinite(number) else None  # JSON has no infinity
 
 
-def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
-    """Write a JUnit file: a test case per op and dtype. A suspicious result passes; the finding is its output."""
-    violated = sum(report.outcome == "violated" for report in reports)
-    suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
-    for report in reports:
+WRONG = ("violated",)  # outcomes that fail a run; --strict adds "suspicious"
+
+
+def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG) -> str:
+    """Write a JUnit file: a test case per op and dtype. `lines` are the lines that `verify` prints for each report.
+
+    A report with an outcome in `wrong` fails. A report without a verdict is skipped. A suspicious result that does not
+    fail has the lines as its output.
+    """
+    outcomes = [report.outcome for report in reports]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="llamaspec verify",
+        tests=str(len(reports)),
+        failures=str(sum(outcome in wrong for outcome in outcomes)),
+        skipped=str(outcomes.count("not judged")),
+        time=f"{sum(report.seconds for report in reports):.3f}",
+    )
+    for report, printed in zip(reports, lines, strict=True):
         case = ElementTree.SubElement(
             suite,
             "testcase",
@@ -267,37 +287,40 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
             name=f"{report.op} {report.dtype}",
             time=f"{report.seconds:.3f}",
         )
-        if report.worst.finding is None:
-            continue
-        text = "\n".join(counterexample(report, contracts.get(report.op)))
-        if report.outcome == "violated":
-            ElementTree.SubElement(case, "failure", message=report.worst.finding.message).text = text
-        else:
+        finding, text = report.worst.finding, "\n".join(printed)
+        if report.outcome == "not judged":
+            ElementTree.SubElement(case, "skipped", message=report.not_taken)
+        elif finding and report.outcome in wrong:
+            ElementTree.SubElement(case, "failure", message=f"{finding.kind}: {finding.message}").text = text
+        elif finding:
             ElementTree.SubElement(case, "system-out").text = text
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def as_annotations(reports: Sequence[Report]) -> list[str]:
-    """Write annotations for GitHub Actions: an error for each violation, a warning for each suspicious result.
+def as_annotations(
+    reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG
+) -> list[str]:
+    """Write annotations for GitHub Actions: an error for each outcome in `wrong`, else a warning if it is suspicious.
 
-    If the candidate is named by its file, the annotation points at the line of its definition.
+    The message is what `verify` prints (`lines`), without the verdict. If the candidate is named by its file, the
+    annotation points at the line of its definition.
     """
-    lines = []
-    for report in reports:
-        finding = report.worst.finding
-        if finding is None:
+    annotations = []
+    for report, printed in zip(reports, lines, strict=True):
+        if report.worst.finding is None:
             continue
-        kind = "error" if report.outcome == "violated" else "warning"
-        fields = {"title": f"{report.op} {report.dtype}", **_defined(report.candidate)}
-        message = f"{finding.kind}: {finding.message}; for {_draw(report.worst.draw)}"
-        lines.append(f"::{kind} {','.join(f'{k}={_escaped(v)}' for k, v in fields.items())}::{_escaped(message)}")
-    return lines
+        kind = "error" if report.outcome in wrong else "warning"
+        fields = {"title": f"{report.outcome}: {report.op} {report.dtype}", **_defined(report.candidate)}
+        properties = ",".join(f"{name}={_escaped(value, also=':,')}" for name, value in fields.items())
+        message = "\n".join(line.strip() for line in printed[1:])
+        annotations.append(f"::{kind} {properties}::{_escaped(message)}")
+    return annotations
 
 
-def _escaped(text: str) -> str:
-    """Escape the characters that end a field or a command of GitHub Actions."""
-    for character in "%\r\n:,":
+def _escaped(text: str, *, also: str = "") -> str:
+    """Escape the characters that end a command of GitHub Actions, and those in `also`, which end a property of it."""
+    for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
 

@@ -1,4 +1,5 @@
-"""Times llamaspec as `generate` runs it: in bursts (calls that draw many tokens), with the work of the host between.
+"""Times llamaspec as `generate` runs it: in bursts (calls that draw many tokens), with the host's work after each
+burst.
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 

@@ -13,7 +13,7 @@ from llamaspec.benchmarks.suites.gpu.scale import Scale
 
 
 def time_start(scale: Scale, _: Deadline, *, label: str, began: float) -> Iterator[Row]:
-    """Yield a row with the time from the start of the process to the first token, without the drawing of weights.
+    """Yield a row with the time from process start to the first token, not counting the time to draw weights.
 
     `began` is `time.time()` at the start of the process.
     """

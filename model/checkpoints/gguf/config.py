@@ -43,7 +43,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 TOKENS = "tokenizer.ggml.tokens"
 BOS = "tokenizer.ggml.bos_token_id"
-STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+EOS = "tokenizer.ggml.eos_token_id"
+STOPS = (EOS, "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 def architecture_of(metadata: Metadata) -> Architecture:

@@ -250,10 +250,9 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
     """Read the table entry of a tensor; return it, and the position at which the next tensor must begin.
 
-    `end` is the position where the previous tensor ends; the tensor's data must begin there. Positions count from the
-    start of the data. `alignment` pads the end of each tensor. `title` names the tensor in error messages.
-
-    We count both positions from the start of the data, and pad the ends of tensors to `alignment`.
+    `end` is the position where the data of the previous tensor ends; this tensor's data must begin there. We count
+    positions from the start of the data, and pad the end of each tensor to a multiple of `alignment`. `title` names the
+    tensor in error messages.
     """
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:

@@ -175,7 +175,10 @@ def read_bitsandbytes(fields: Fields) -> Rule:
 
 
 def format_bitsandbytes(kind: Form = "nf4", *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model in NF4 or FP4; `plain` lists the linear modules that keep floats."""
+    """Format the quantization_config of a model in NF4 or FP4.
+
+    `plain` lists the linear modules that are not quantized.
+    """
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -248,7 +248,9 @@ def _read_group(group: Fields, fields: Fields) -> Rule:
         case "block":
             shared["rows_alike"], shared["group"] = _block(weights)
         case _:
-            raise refuse(f"strategy {short(strategy)} is not supported")
+            raise refuse(
+                f"weights with strategy {short(strategy)} are not supported (only group, channel, tensor and block)"
+            )
     match name, kind, bits:
         case "pack-quantized", "int", 4 | 8 if strategy in ("group", "channel"):
             return PackedIntegers("int4" if bits == 4 else "int8", **shared)
@@ -297,7 +299,10 @@ INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy":
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model in the layout `rule`; `plain` lists the linear modules with floats."""
+    """Format the quantization_config of a model in the layout `rule`.
+
+    `plain` lists the linear modules that are not quantized.
+    """
     weights = {
         "num_bits": rule.bits,
         "type": "int" if rule.form in ("int4", "int8") else "float",

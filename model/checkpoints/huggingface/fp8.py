@@ -7,7 +7,7 @@
     modelopt MXFP8                       weight, weight_scale: one exponent for each group of 32 columns of a row
 
 A weight is its code times its scale, even if the scale's name ends in _inv. We ignore the scales of inputs and of the
-KV cache: other programs need them to multiply in e4m3, and they do not change the weights. `nvfp4` reads Model
+KV cache, which do not change the weights: other programs use these scales to multiply in e4m3. `nvfp4` reads Model
 Optimizer's NVFP4. The formats W4A16_NVFP4 and W4A8_NVFP4_FP8 store weights in the same way as NVFP4. MIXED_PRECISION
 states the format of each module.
 """
@@ -86,7 +86,10 @@ def read_modelopt(fields: Fields) -> Rule:
         check_target(name, fields)
     rules = [([name], _read_format(Fields(layers.object(name), fields.path))) for name in layers.values]
     if not rules:
-        raise refused(fields.path, f"quantization_config: MIXED_PRECISION without quantized_layers; {INSTEAD}")
+        raise refused(
+            fields.path,
+            f"quantization_config: MIXED_PRECISION needs a list of layers, but quantized_layers is empty; {INSTEAD}",
+        )
     return ByTarget(rules)
 
 

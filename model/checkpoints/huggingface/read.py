@@ -36,6 +36,7 @@ from llamaspec.model.tensors import weights as weights_of
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
+BASE = "model."  # prefix of the names of all tensors except the head
 WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # prefix of names: who adds it
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # the beginning of the name of a tensor in a layer
 # Buffers that some programs store with the weights, and that every reader computes: RoPE's frequencies, causal masks.
@@ -83,6 +84,7 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     rule = read_rule(values, config_path)
 
     located = _locate(weights) if weights else _locate_all(directory, stem)
+    located, config, without_head = _with_causal_names(located, config, family, weights or directory)
     if rule is None and any(entry.dtype.name not in FLOATS for _, entry in located.values()):
         rule = read_rule_beside(directory)
     files = {file.path: file for file, _ in located.values()}
@@ -115,7 +117,28 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     }
     mapped = list(files.values())
     reading = {"release": partial(release_all, mapped), "scattered": partial(scattered_in_all, mapped)}
-    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, notes=notes, **reading)
+    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, notes=(*without_head, *notes), **reading)
+
+
+def _with_causal_names(
+    located: Located, config: Config, family: Family, path: Path | MappedFile
+) -> tuple[Located, Config, tuple[str, ...]]:
+    """Rename the tensors of a model that was saved without its head, as models of embeddings are.
+
+    Names in such files lack the prefix "model.". If the head is not the embedding, its tensor is missing. Then we use
+    the embedding in its place, because only logits need a head, and return a note that says so. Other files are
+    returned unchanged.
+    """
+    embedding, head = (f"{family.names[part]}.weight" for part in ("embedding", "head"))
+    bare = embedding.removeprefix(BASE)
+    if embedding in located or bare == embedding or bare not in located:
+        return located, config, ()
+    renamed = {name if name == head else f"{BASE}{name}": place for name, place in located.items()}
+    if head in located or config.tied:
+        return renamed, config, ()
+    what = f"has no {head}, so only its embeddings are right, and its texts have no meaning"
+    place = path.path if isinstance(path, MappedFile) else path
+    return renamed, replace(config, tied=True), (str(refused(place, what)),)
 
 
 def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:

@@ -41,7 +41,9 @@ def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) ->
         config_values["local_theta"] = stated.number("rope_theta" if stated is local else local_key, default)
         rope = Fields(rope.object(FULL), fields.path) if FULL in rope.values else rope
     elif any(isinstance(value, dict) for value in rope.values.values()):
-        raise fields.refused(f"{key} contains objects for different layers, which is not supported in this family")
+        raise fields.refused(
+            f"{key} has separate settings for kinds of layers, which is not supported for this family of models"
+        )
     stated = rope if "rope_theta" in rope.values else fields
     config_values["theta"] = stated.number("rope_theta", keys.theta)
     config_values |= _rotary_dim(fields, rope, keys, head_dim)

@@ -66,7 +66,7 @@ def read_targets(group: Fields) -> list[str]:
 def check_target(target: str, fields: Fields, *, patterns: bool = True) -> None:
     """Raise `CheckpointError` about the file of `fields` if `target` is a regular expression that we do not accept.
 
-    With `patterns` False, for a format in which modules have only names, we accept no regular expression.
+    With `patterns` False, we accept no regular expression at all, because in some formats a target is always a name.
     """
     if target.startswith(PREFIX) and not (patterns and _readable(target.removeprefix(PREFIX))):
         what = f"quantization_config: target {short(target)} is not supported"

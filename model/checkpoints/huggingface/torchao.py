@@ -16,7 +16,7 @@ Each row, each group of columns in a row, or the whole matrix has a scale. Older
 quant_type, are saved as pickles, which we do not read.
 
 FqnToConfig (older: ModuleFqnToConfig) states the quant_type of single modules. Its key `_default` applies to all other
-modules. A module with null is not quantized. Embeddings may be quantized, too.
+modules. A module with the value null is not quantized. Embeddings may be quantized, too.
 
 TILE_PACKED_TO_4D is the layout of PyTorch's kernel tinygemm (aten/src/ATen/native/cuda/int4mm.cu). Rows are padded to
 tiles of 8, and columns to a multiple of 1024. A tile of 8 rows and 128 columns has 4 words for each of 32 threads.

@@ -90,7 +90,10 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
 
 
 def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
-    """Return the shape of the first tensor that groups of `group` weights do not divide; None if there is none."""
+    """Return the shape of the first tensor that has no whole number of groups; None if there is none.
+
+    A group has `group` weights.
+    """
     for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
         if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
             return tensor.shape

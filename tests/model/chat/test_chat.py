@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from llamaspec.cli import llamaspec
 from llamaspec.commands.chat import named_values
 from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.marked_text import marked
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, find_template
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import Llama, load, load_backend
@@ -35,7 +36,15 @@ HARMONY = read_huggingface(
     tiny_tokenizers.chatml(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")).encode(),
     path="tokenizer.json",
 )
-STOPS = {"llama2": "</s>", "llama3": "<|eot_id|>", "harmony": "<|return|>"}
+THINK_TAGS = ("<think>", "</think>")
+MARKED = {  # tokenizers of models that mark their reasoning
+    "harmony": HARMONY,
+    "added tags": read_huggingface(tiny_tokenizers.chatml(("<|return|>",), THINK_TAGS).encode(), path="tokenizer.json"),
+    "control tags": read_huggingface(
+        tiny_tokenizers.chatml(("<|return|>", *THINK_TAGS)).encode(), path="tokenizer.json"
+    ),
+}
+STOPS = {"llama2": "</s>", "llama3": "<|eot_id|>", **dict.fromkeys(MARKED, "<|return|>")}
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -87,7 +96,7 @@ class Talk:
     """A chat with a `Script` as its backend."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
-        self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]
+        self.tokenizer: Any = (TOKENIZERS | MARKED)[kind]
         self.stop = self.tokenizer.special[STOPS[kind]]
         self.script = Script(capacity)
         vocab = self.tokenizer.vocab
@@ -421,6 +430,42 @@ def test_a_template_that_changes_earlier_turns_recomputes_the_rest():
     assert len(talk.script.fed) - before == len(talk.cached) - first.prompt_tokens
     assert second.prompt_tokens == len(rendered)
     assert talk.chat.messages[1]["content"] == "<think>Hm.</think>Yes"
+
+
+WITHOUT_THOUGHTS = "{% for m in messages %}{{ m.role + ': ' + m.content }}<|return|>{% endfor %}assistant: "
+LATEST_THOUGHTS = """
+{%- for m in messages %}{{ m.role + ': ' }}
+{%- if m.reasoning_content and loop.index > messages | length - 2 %}{{ '<think>' + m.reasoning_content + '</think>' }}
+{%- endif %}{{ m.content }}<|return|>{% endfor %}assistant: """
+
+
+@pytest.mark.parametrize("thoughts", ["Hm.", " Yes", ""])
+@pytest.mark.parametrize("template", [WITHOUT_THOUGHTS, LATEST_THOUGHTS, WITHOUT_THOUGHTS + "<think>"])
+@pytest.mark.parametrize("kind", MARKED)
+def test_thoughts_are_apart_and_the_template_decides_what_stays(kind, template, thoughts):
+    talk = Talk(kind, ChatTemplate("thinks", template))
+    if kind == "harmony":
+        written = f"<|channel|>analysis<|message|>{thoughts}<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+    else:
+        written = ("" if template.endswith("<think>") else "<think>") + f"{thoughts}</think>Yes"
+    answer = [*SpecialTokens(talk.tokenizer).encode(marked(written)), talk.stop]
+    generation = talk.ask("Hi", answer)
+    spoken = thoughts if kind == "harmony" else thoughts.strip()
+    assert (generation.completion, generation.thoughts) == ("Yes", spoken)
+    assert talk.chat.messages[1].get("reasoning_content", "") == spoken
+    final = [talk.tokenizer.special[name] for name in ("<|channel|>", "<|message|>")] if kind == "harmony" else []
+    plain = [*final[:1], *talk.tokenizer.encode("final"), final[1], *talk.answer("No")] if final else talk.answer("No")
+    talk.ask("And?", plain)
+    rendered = SpecialTokens(talk.tokenizer).encode(talk.template.render(talk.chat.messages[:-1]))
+    assert talk.cached == [*rendered, *plain[:-1]]
+
+
+def test_answers_without_thoughts_keep_their_ids():
+    """A model that can think, but does not, computes no token twice."""
+    talk = Talk("added tags", ChatTemplate("thinks", WITHOUT_THOUGHTS))
+    for question, answer in (("Hi", "Yes"), ("And?", "No"), ("So?", "Yes and no")):
+        assert talk.ask(question, talk.answer(answer)).completion == answer
+    assert talk.script.fed == talk.cached
 
 
 def test_a_template_that_refuses_or_makes_nothing_loses_nothing():

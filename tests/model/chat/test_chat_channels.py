@@ -59,7 +59,9 @@ def test_the_answer_is_the_final_channel(talk, written):
     tokens = list(answer := talk.chat.reply("Who?", **ends))
     assert ("".join(token.text for token in tokens), "".join(token.thoughts for token in tokens)) == CASES[written]
     assert answer.completion == CASES[written][0]
-    assert talk.chat.messages[1:] == [{"role": "assistant", "content": CASES[written][0]}]
+    text, thoughts = CASES[written]
+    kept = {"reasoning_content": thoughts} if thoughts else {}
+    assert talk.chat.messages[1:] == [{"role": "assistant", "content": text, **kept}]
 
 
 @pytest.mark.parametrize("end", ["", "<|end|>", "<|return|>"])
@@ -93,4 +95,4 @@ def test_thoughts_go_to_stderr_if_they_are_asked_for(talk, thoughts, capsys):
 
 
 def test_other_models_have_no_channels():
-    assert all(channels_of(tokenizer) is None for tokenizer in TOKENIZERS.values())
+    assert all(channels_of(tokenizer, ()) is None for tokenizer in TOKENIZERS.values())

@@ -5,6 +5,7 @@ Merging an adapter into a matrix gives the same products as applying the adapter
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +21,27 @@ from safetensors.numpy import load_file, save_file
 from llamaspec.model.checkpoints.adapter import (
     CONFIG,
     WEIGHTS,
-    Adapter,
-    LowRank,
-    adaptable,
+    adapted,
     merged,
     read_adapter,
+    with_adapter,
     write_adapter,
 )
-from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, LowRank
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.ops.products import cpu_product, dot
 from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.loading import load_params
 from llamaspec.model.weights.params import Linear, adapted_params
-from llamaspec.reference.config import Config
 from llamaspec.reference.lora import lora
 from llamaspec.verify.bounds.running_error import gamma
-from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
+from tests.support.random_models import CONFIGS, SMALL, random_adapter, random_checkpoint
 from tests.support.refusals import mentions
 from tests.support.strategies import assert_within, seeds
 
 FLOAT32 = np.dtype(np.float32)
 WIDE = CONFIGS["2 to 1, wide, tied"]
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-
-
-def random_adapter(config: Config, *, seed: int = 0, rank: int = 3, parts=("q", "v", "down"), **fields) -> Adapter:
-    draw = np.random.default_rng(seed).normal
-    pairs = {
-        name: LowRank(
-            draw(size=(rank, weight.shape[1])).astype(FLOAT32), draw(size=(weight.shape[0], rank)).astype(FLOAT32)
-        )
-        for name, weight in adaptable(config, parts).items()
-    }
-    return Adapter(rank, 6.0, pairs, **fields)
 
 
 @pytest.fixture
@@ -68,6 +56,34 @@ def test_an_adapter_is_read_as_it_was_written(folder):
     assert adapter.pairs.keys() == expected.pairs.keys() and len(adapter.pairs) == 3 * SMALL.layers
     for name, pair in adapter.pairs.items():
         assert all(np.array_equal(*both) for both in zip(pair, expected.pairs[name], strict=True)), name
+
+
+def test_the_files_may_be_in_the_subfolder_adapter(folder, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("tuned")
+    folder.rename(outside / "adapter")
+    assert read_adapter(outside, SMALL).pairs.keys() == random_adapter(SMALL).pairs.keys()
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "differs"),
+    [
+        ("a/model", "x/model", False),
+        ("a/model", "x/model-chat", True),  # a folder
+        ("./model.bin", "model.bin", False),
+        ("a/model", "models--a--model/snapshots/0f3", False),
+        ("a/Model", "model-Q4_K_M.gguf", False),
+        ("a/model", "other.gguf", True),
+        ("", "x/model", False),
+    ],
+)
+def test_an_adapter_of_another_base_gets_a_note(tmp_path, base, path, differs):
+    write_adapter(random_adapter(SMALL), tmp_path, SMALL, base=base)
+    if path.endswith((".gguf", ".bin")):
+        (tmp_path / path).touch()
+    checkpoint = replace(random_checkpoint(SMALL, seed=1), path=str(tmp_path / path), notes=("first",))
+    first, *notes = with_adapter(checkpoint, tmp_path).notes
+    assert first == "first" and len(notes) == differs
+    assert all(mentions(note, f"made for {base} fit {Path(path).name}") for note in notes)
 
 
 def test_the_files_have_pefts_names(folder):
@@ -131,7 +147,8 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(folder, damage, words
 @pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(ml_dtypes.bfloat16)])
 def test_merged_weights_are_rounded_once(dtype):
     checkpoint, adapter = random_checkpoint(SMALL, seed=1, dtype=dtype), random_adapter(SMALL)
-    sums = merged(checkpoint, adapter)
+    sums = merged(adapted(checkpoint, adapter))
+    assert not any(tensor.adapter for tensor in sums.tensors.values())
     for name, tensor in sums.tensors.items():
         plain = checkpoint.tensors[name].read()
         assert (tensor.shape, tensor.dtype) == (plain.shape, plain.dtype)

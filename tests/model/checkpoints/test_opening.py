@@ -31,7 +31,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
-        "adapter (LoRA) whole model merge base model 'meta/llama' first",
+        "adapter (LoRA) give base model 'meta/llama' --adapter",
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},

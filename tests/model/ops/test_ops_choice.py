@@ -249,7 +249,7 @@ def test_layers_of_different_forms_get_their_own_ops():
     reason = "in 1 of 2 layers: kernels multiply by fp8 weights with one scale per row, got one scale per 32 columns"
     assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
     assert choice.kernels == tuple(KERNELS)
-    assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
+    assert describe(choice) == f"kernels: {' '.join(KERNELS)}; without a kernel: norm_gate_up down_add ({reason})"
     has_wait = {True: set(), False: set()}
     for layer, by_kernel in zip(params.layers, (True, False), strict=True):
         for call in calls(WIDE, params._replace(layers=[layer]), batch=1, capacity=CAPACITY):
@@ -379,7 +379,9 @@ def test_what_cannot_be_chosen_is_refused():
     with pytest.raises(ValueError, match=r"need a GPU of compute capability 9\.0 .*NVIDIA A100: choose"):
         ops_for("pallas", TINY, shapes(TINY), **SIZES, device=Device("gpu", "NVIDIA A100", "8.0"))
     odd = replace(TINY, dim=264)
-    with pytest.raises(ValueError, match=r"do not support this whole model \(kernels: .*; plain: .* multiples of 256"):
+    with pytest.raises(
+        ValueError, match=r"do not support this whole model \(kernels: .*; without a kernel: .* multiples of 256"
+    ):
         ops_for("pallas", odd, shapes(odd), **SIZES, device=H200)
 
 

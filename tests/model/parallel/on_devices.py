@@ -47,6 +47,7 @@ class Walk(NamedTuple):
     quantize: str | None = None
     way: str = "tensor"
     stored: bool = False  # devices cut stored codes instead of making their own
+    adapter: bool = False
 
 
 # Models of `verify.judging.walk.BEYOND`, named after the family that has their switches.
@@ -56,7 +57,7 @@ WALKS = [
     Walk("broad", 2),
     Walk("broad", 8, "bfloat16"),
     Walk("experts", 4),
-    Walk("wide", 2, table="cpu", quantize="q4"),
+    Walk("wide", 2, table="cpu", quantize="q4", adapter=True),
     Walk("broad", 4, way="context"),
     Walk("even", 4, way="FSDP"),
     Walk(GPT_OSS, 2),
@@ -65,6 +66,10 @@ WALKS = [
 ]
 MORE = [
     Walk(GPT_OSS, 4),
+    Walk("wide", 2, table="cpu", quantize="q4"),
+    Walk("broad", 8, adapter=True),
+    Walk("wide", 2, quantize="q4", stored=True, adapter=True),
+    Walk("wide", 2, quantize="nf4", way="context", adapter=True),
     Walk(STABLELM_2, 4, "bfloat16"),
     Walk(STARCODER_2, 2),
     Walk(NEMOTRON, 4),
@@ -259,6 +264,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.checkpoints.adapter import adapted
     from llamaspec.model.checkpoints.codes import quantized
     from llamaspec.model.ops.cpu import CPU
     from llamaspec.model.ops.xla import XLA
@@ -266,6 +272,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.verify.bounds.precision import precision
     from llamaspec.verify.judging.walk import walk, weights
+    from tests.support.random_models import random_adapter
 
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
@@ -275,10 +282,12 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     options["sharding"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
-        checkpoint = random_checkpoint(config, arrays)
-        if case.stored and case.quantize:
-            return walkable_on(stored(quantized(checkpoint, case.quantize)), table, **options)
-        return walkable_on(checkpoint, table, **options, quantize=case.quantize)
+        checkpoint, quantize = random_checkpoint(config, arrays), case.quantize
+        if case.stored and quantize:
+            checkpoint, quantize = stored(quantized(checkpoint, quantize)), None
+        if case.adapter:
+            checkpoint = adapted(checkpoint, random_adapter(config, parts=("q", "v", "o", "up", "down")))
+        return walkable_on(checkpoint, table, **options, quantize=quantize)
 
     walkable = model(change(arrays, config, case.devices) if change else arrays)
     if change:

@@ -357,7 +357,9 @@ def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
 
 
 def test_letters_of_an_added_token_are_text(tmp_path):
-    """The letters of an added token decode as text: in a byte-level vocabulary, its "ö" would be the byte F6."""
+    """The letters of an added token decode as text, even in a byte-level vocabulary, in which "ö" stands for the byte
+    F6.
+    """
     keys = with_added(byte_level_keys(), {"Größe": USER_DEFINED, "<ö>": USER_DEFINED})
     tokenizer = load_tokenizer(gguf(tmp_path, keys))
     assert decode(tokenizer, tokenizer.encode("x Größe y <ö>")) == "x Größe y <ö>"

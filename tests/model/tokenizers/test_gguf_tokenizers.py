@@ -107,6 +107,19 @@ def test_a_text_begins_as_llama_cpp_has_it(tmp_path, pre, stated, bos):
     assert load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf")).bos == bos
 
 
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_models_of_embeddings_end_a_text_with_eos(tmp_path, kind):
+    _, keys = byte_level(LLAMA3, "llama-bpe") if kind == "byte level" else sentencepiece()
+    keys["tokenizer.ggml.eos_token_id"] = (U32, 2)
+    assert load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf")).appended == ()
+    keys["tokenizer.ggml.add_eos_token"] = (BOOL, True)
+    tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "y.gguf"))
+    assert tokenizer.appended == (2,) and 2 not in tokenizer.encode("she")
+    keys["tokenizer.ggml.eos_token_id"] = (U32, 99_999)
+    with pytest.raises(CheckpointError, match="add_eos_token is true, but"):
+        load_tokenizer(File(keys, {}).write(tmp_path / "z.gguf"))
+
+
 def test_without_a_key_a_text_begins_with_sentencepieces_bos(tmp_path):
     _, keys = sentencepiece()
     del keys["tokenizer.ggml.bos_token_id"]

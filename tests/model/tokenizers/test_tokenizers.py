@@ -16,6 +16,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import Decoder, decode
 from llamaspec.reference.byte_bpe import LLAMA3
@@ -220,6 +221,23 @@ def test_llama3s_control_tokens_follow_the_ranks(folder):
     assert [tokenizer.special[f"<|{name}|>"] - 450 for name in names] == [0, 1, 6, 7, 8, 9, 10]
     assert tokenizer.special["<|reserved_special_token_245|>"] == 450 + 255
     assert len(tokenizer.special) == 256
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_ids_after_a_text_come_from_the_template(begins):
+    spec = json.loads(tiny_tokenizers.chatml())
+    special = {
+        id: {"id": id, "ids": [256 + i], "tokens": [id]} for i, id in enumerate(("<|endoftext|>", "<|im_start|>"))
+    }
+    end, start = ({"SpecialToken": {"id": id, "type_id": 0}} for id in special)
+    single = [*([start] if begins else []), {"Sequence": {"id": "A", "type_id": 0}}, end]
+    spec["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special}
+    tokenizer = read_huggingface(json.dumps(spec).encode(), path="tokenizer.json")
+    assert (tokenizer.appended, tokenizer.bos) == ((256,), 257 if begins else None)
+    assert (
+        256 not in tokenizer.encode("she")
+        and read_huggingface(tiny_tokenizers.chatml().encode(), path="t").appended == ()
+    )
 
 
 def test_bos_is_what_the_template_says_or_else_tokenizer_config(folder, tmp_path):

@@ -68,7 +68,7 @@ def test_symmetric_integers(top, reaches, negative):
 @example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
 @given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
 def test_affine_integers(top, below, reaches):
-    """More bits do not increase the error if the other weights are uniform between zero and a point within the range.
+    """More bits do not increase the error of weights that are uniform between zero and a point within the range.
 
     The proof for symmetric integers applies to each side of zero: z is an integer, so zero is on the grid. If z is
     rounded, the grid leaves out at most half a step at one end. Again s' < s / 2.

@@ -1,0 +1,80 @@
+"""`prove`: the text that a checkpoint defines as mathematics."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import click
+
+from llamaspec.commands.loading import open_with_tokenizer
+from llamaspec.commands.options import Verb, combined, json_option, max_new_tokens, model_option, tokenizer_option
+from llamaspec.commands.output import say, write, write_json
+
+
+@click.command(cls=Verb)
+@click.argument("text")
+@click.option("--out", metavar="FILE", help="Write known-answer vectors to this JSON file. It must not exist.")
+@combined(max_new_tokens(25), model_option, tokenizer_option, json_option)
+def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer: str | None, as_json: bool):
+    """Prove how TEXT continues, with an interval around each exact logit.
+
+    Each token is the one with the largest logit. It is proven if its interval, computed by ball arithmetic, lies above
+    all others. The proof ends at a token that cannot be decided.
+
+    --out writes the tokens and the intervals of the largest logits, to check other engines.
+
+    \b
+    llamaspec prove "Once upon a time"
+    llamaspec prove "Once upon a time" --out vectors.json
+    """
+    if max_new_tokens < 1:
+        raise click.BadParameter("expected at least 1", param_hint="--max-new-tokens")
+    from llamaspec.model.checkpoints.staging import new_file
+    from llamaspec.model.options import check_length
+    from llamaspec.model.system import available_bytes
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.tokenizers.tokenizer import Decoder, decode, encode_text
+
+    try:
+        from llamaspec.verify.proof import check_supported, needed_bytes, prove, vectors
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[prove]'") from None
+    checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
+    prompt = encode_text(vocabulary, text)
+    config = checkpoint.config
+    check_length(prompt, config.context)
+    check_supported(config)
+    weights = sum(rows * cols for rows, *rest in tensor_shapes(config).values() for cols in [rest[0] if rest else 1])
+    if (needed := needed_bytes(config, weights)) > (free := available_bytes()):
+        raise click.ClickException(
+            f"a proof with {weights:,} weights needs about {needed / 2**30:,.1f} GiB of memory, and "
+            f"{free / 2**30:,.1f} GiB are free"
+        )
+    with new_file(out) if out else nullcontext() as staged:
+        from llamaspec.model.running.reference_backend import load_reference_params
+
+        params = load_reference_params(checkpoint)
+        decoder, tokens = Decoder(vocabulary), []
+        shown = "".join(map(decoder.feed, prompt))
+        if not as_json:
+            write(shown)
+        most = min(max_new_tokens, config.context - len(prompt))
+        for token in prove(params, prompt, config=config, stops=checkpoint.stops, max_new_tokens=most):
+            tokens.append(token)
+            if not as_json and token.decided and token.id not in checkpoint.stops:
+                write(decoder.feed(token.id))
+        proven = [token.id for token in tokens if token.decided and token.id not in checkpoint.stops]
+        result = vectors(params, text, prompt, tokens, decode(vocabulary, proven, start=False))
+        if as_json:
+            write_json(result)
+        else:
+            write("\n")
+        if staged:
+            staged.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    decided = sum(token.decided for token in tokens)
+    radius = max((token.radius for token in tokens), default=0.0)
+    say(
+        f"{decided} of {len(tokens)} tokens are proven; every logit is known to {radius:.1e}, "
+        f"with {result['bits']} bits"
+    )

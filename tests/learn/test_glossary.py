@@ -1,0 +1,79 @@
+"""The glossary: its links lead to the lines that define the terms, and the site's search finds every term."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llamaspec.learn.site.line_links import LINE_LINK, anchor, line_of, renumbered
+from tests.learn.test_site_page import SITE
+from tests.support.browser import silent_page
+from tests.support.processes import REPOSITORY
+
+GLOSSARY = REPOSITORY / "docs/glossary.md"
+DOCUMENTS = sorted(path for path in (REPOSITORY / "docs").glob("*.md") if LINE_LINK.search(path.read_text()))
+TYPED = {"nucleus": "Top-p: nucleus sampling", "flash attention": "FlashAttention (Flash Attention)"}
+# Types each text into the search, and returns the addresses of its first results.
+SEARCH = """async (texts) => {
+  const input = document.querySelector(".md-search__input");
+  const list = document.querySelector(".md-search-result__list");
+  const found = [];
+  for (const text of texts) {
+    const before = list.innerHTML;
+    input.value = text;
+    input.dispatchEvent(new KeyboardEvent("keyup"));
+    const start = performance.now();
+    while (list.innerHTML === before && performance.now() - start < 5000) await new Promise((go) => setTimeout(go, 10));
+    found.push([...list.querySelectorAll("a.md-search-result__link")].slice(0, 6).map((link) => link.href));
+  }
+  return found;
+}"""
+
+
+def entries() -> dict[str, str]:
+    """Map the terms of the glossary to what is written about them."""
+    parts = re.split(r"^### (.*)$", GLOSSARY.read_text(encoding="utf-8"), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_a_term_has_one_sentence_and_one_link():
+    assert len(entries()) >= 80
+    for term, text in entries().items():
+        sentence, links = LINE_LINK.sub("", text.partition("\n## ")[0]).strip(), LINE_LINK.findall(text)
+        assert len(links) == 1 and sentence.endswith(".") and not re.search(r"[.] [A-Z]", sentence), term
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_lines_that_a_document_links_to_exist(document: Path):
+    """Lines move with every change, so the site renumbers its links; the numbers in a document may be older."""
+    assert LINE_LINK.findall(renumbered(document, REPOSITORY))
+
+
+def test_a_line_that_is_gone_is_reported(tmp_path: Path):
+    (tmp_path / "page.md").write_text("[`f`](code.py#L7) [`h`](code.py#L1)")
+    (tmp_path / "code.py").write_text("g = 1\n\ndef f(): pass\n")
+    with pytest.raises(ValueError, match=r"page\.md: code\.py: no line contains 'h'"):
+        renumbered(tmp_path / "page.md", tmp_path)
+    (tmp_path / "page.md").write_text("[`f`](code.py#L7), [`g`](https://example.org/code.py#L7)")
+    assert renumbered(tmp_path / "page.md", tmp_path) == "[`f`](code.py#L3), [`g`](https://example.org/code.py#L7)"
+
+
+def test_a_link_to_a_line_leads_to_its_function_or_to_the_line_of_a_listing():
+    source = '"""Doc."""\nA = 1\ndef f():\n    """F."""\n    return A\ndef G():\n    """G."""'
+    assert [anchor(source, "reference/a.py", line) for line in (2, 5, 6)] == ["page", "f", "g"]
+    assert anchor(source, "model/a.py", 5) == "__span-0-5"
+    assert anchor(source.replace('    """G."""', "    pass"), "reference/a.py", 5) == "page"
+    assert line_of(source, "A") == 2 and line_of(source, "return A") == 5
+
+
+def test_the_search_finds_every_term(browser):
+    if not (SITE / "index.html").is_file():
+        pytest.skip("needs the built site: make docs")
+    texts = TYPED | {part.strip(): term for term in entries() for part in re.split(r": |[(),]", term) if part.strip()}
+    with silent_page(browser, (SITE / "index.html").as_uri(), offline=True) as page:
+        page.locator(".md-search__input").focus()
+        page.locator(".md-search-result__meta", has_text="Type to start").wait_for(state="attached")
+        for (text, term), addresses in zip(texts.items(), page.evaluate(SEARCH, list(texts)), strict=True):
+            name = re.sub(r"[^\w\s-]", "", term.lower()).strip()
+            goal = f"docs/glossary.html#{re.sub(r'[-\s]+', '-', name)}"
+            assert any(goal in re.sub(r"\?[^#]*", "", address) for address in addresses), (text, addresses)

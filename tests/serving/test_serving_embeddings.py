@@ -1,0 +1,168 @@
+"""`/v1/embeddings`: the vectors are the model's final hidden states, by themselves and among other requests."""
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.reference import llama
+from llamaspec.serving.embeddings import MOST_AT_ONCE, unit
+from llamaspec.serving.request import Request
+from tests.serving.served_models import CHUNK, MODELS, Server, served
+from tests.serving.serving_site import TOKENIZER, FakeEngine, running
+from tests.support.random_models import random_checkpoint
+
+PATH = "/v1/embeddings"
+TEXTS = ["the fox", "a red kite", "the old tree"]
+
+
+@pytest.fixture(scope="module")
+def site():
+    with running(FakeEngine(context=64)) as site:
+        yield site
+
+
+def vectors(site, body) -> list[Any]:
+    reply = site.ask(PATH, body)
+    assert reply.status == 200, reply.body
+    assert [entry["index"] for entry in reply.json["data"]] == [*range(len(reply.json["data"]))]
+    return [entry["embedding"] for entry in reply.json["data"]]
+
+
+def test_every_form_of_input_gives_the_same_vectors(site):
+    ids = [[TOKENIZER.bos, *TOKENIZER.encode(text)] for text in TEXTS]
+    expected = vectors(site, {"input": TEXTS})
+    assert len(expected) == len(TEXTS) and len({tuple(vector) for vector in expected}) > 1
+    assert vectors(site, {"input": ids}) == expected
+    assert vectors(site, {"input": [*TEXTS[:1], *ids[1:]]}) == expected
+    for text, tokens, vector in zip(TEXTS, ids, expected, strict=True):
+        assert vectors(site, {"input": text}) == vectors(site, {"input": tokens}) == [vector]
+    reply = site.ask(PATH, {"input": TEXTS, "model": "stories", "user": "a"}).json
+    count = sum(map(len, ids))
+    assert reply["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert (reply["object"], reply["model"], reply["data"][0]["object"]) == ("list", "stories", "embedding")
+
+
+def test_base64_has_the_same_numbers(site):
+    expected = vectors(site, {"input": TEXTS, "encoding_format": "float"})
+    for vector, encoded in zip(expected, vectors(site, {"input": TEXTS, "encoding_format": "base64"}), strict=True):
+        assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == vector
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("dimensions", [None, 1, 2, 3])
+def test_vectors_are_pooled_cut_and_of_length_one(site, pooling, dimensions):
+    ids = [7, 30, 500]
+    stated = {} if dimensions is None else {"dimensions": dimensions}
+    (vector,) = vectors(site, {"input": ids, "pooling": pooling, **stated})
+    full = np.array([500 if pooling == "last" else sum(ids) / 3, 1.0, -2.0])[:dimensions]
+    assert np.allclose(vector, full / np.linalg.norm(full), rtol=1e-6, atol=0)
+    assert len(vector) == (dimensions or 3)
+
+
+def test_zeros_stay_zeros():
+    assert unit(np.zeros(3, np.float32), None).tolist() == [0, 0, 0]
+
+
+def test_many_inputs_come_back_in_order(site):
+    inputs = [[1 + i % 900, 5 + i % 1000] for i in range(3 * MOST_AT_ONCE + 1)]
+    expected = [unit(np.array([tokens[-1], 1.0, -2.0]), None).tolist() for tokens in inputs]
+    assert vectors(site, {"input": inputs}) == expected
+    assert site.engine.open == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "input", "missing_required_parameter"),
+        ({"input": None}, "input", "invalid_type"),
+        ({"input": []}, "input", "invalid_type"),
+        ({"input": [[]]}, "input", None),
+        ({"input": ["a", 5]}, "input", None),
+        ({"input": [5000]}, "input", None),
+        ({"input": ["a"] * 2049}, "input", None),
+        ({"input": [5] * 65}, "input", "context_length_exceeded"),
+        ({"input": "a", "dimensions": 4}, "dimensions", "out_of_range"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "invalid_type"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "unsupported_value"),
+        ({"input": "a", "pooling": "cls"}, "pooling", "unsupported_value"),
+        ({"input": "a", "temperature": 1}, "temperature", "unknown_parameter"),
+        ({"input": "a", "model": "other"}, "model", "model_not_found"),
+    ],
+)
+def test_wrong_requests_name_the_field(site, body, param, code):
+    reply = site.ask(PATH, body)
+    assert reply.status in (400, 404)
+    assert (reply.error["param"], reply.error["code"]) == (param, code), reply.error
+    assert site.engine.open == 0
+
+
+def test_an_input_may_be_as_long_as_the_context(site):
+    assert len(vectors(site, {"input": [5] * 64})) == 1
+
+
+def test_one_failing_input_fails_the_request_and_cancels_the_others():
+    engine = FakeEngine(context=64)
+    with running(engine) as site:
+        engine.poison = 900
+        reply = site.ask(PATH, {"input": [[5], [900], [6]]})
+        assert (reply.status, reply.error["type"]) == (500, "server_error")
+        assert engine.open == 0
+
+
+def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company():
+    """Bit for bit the same by itself and among texts, and as `reference.llama` defines it."""
+    for name in MODELS:
+        model, draw = served(name), np.random.default_rng(0)
+        checkpoint = random_checkpoint(replace(MODELS[name], tied=False), seed=0)
+        params, config = load_reference_params(checkpoint), model.config
+        for length in (1, CHUNK, 3 * CHUNK + 2):
+            prompt = tuple(int(token) for token in draw.integers(5, 50, length))
+            single, together = Server(model), Server(model)
+            single.submit(Request(prompt, 0, embeds=True))
+            alone = single.finish()[0]
+            together.submit(Request((*prompt, 7), 1))
+            together.finish()  # now the prefix cache has the prompt's pages
+            for seed in range(3):
+                together.submit(Request((*prompt[: 4 * seed + 1], 7), 9, seed=seed, temperature=1.0))
+            together.turn()
+            number = together.submit(Request(prompt, 0, embeds=True))
+            together.submit(Request((1, 2, 5, 6, 7, 8, 9, 10, 11), 5))
+            assert together.finish()[number] == alone
+            assert sorted(alone.pooled) == [*range(0, length, CHUNK)] and alone.reason == "length"
+            x, _ = llama.hidden_states(params, np.array(prompt), llama.empty_cache(config), config=config)
+            exact = llama.apply_norm(x, params.norm, params.norm_bias, config=config)
+            last = alone.pooled[max(alone.pooled)][0]
+            total = np.sum([pooled[1] for pooled in alone.pooled.values()], axis=0)
+            size = np.abs(exact).max()
+            assert np.abs(last - exact[-1]).max() < 1e-4 * size
+            assert np.abs(total - exact.sum(axis=0)).max() < 1e-4 * size * length
+
+
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [
+        (None, "last"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False, "include_prompt": True}, "mean"),
+        ({"pooling_mode_cls_token": True}, "cls_token"),
+    ],
+)
+def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches, expected):
+    if switches is not None:
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8} | switches))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
+
+
+def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():
+    with running(FakeEngine(), pooling="cls_token") as site:
+        reply = site.ask(PATH, {"input": "a"})
+        assert (reply.status, reply.error["param"]) == (400, "pooling") and "cls_token" in reply.error["message"]
+        assert site.ask(PATH, {"input": "a", "pooling": "mean"}).status == 200

@@ -1,0 +1,226 @@
+"""Proves the text of a model: evaluates the definition in ball arithmetic, so that each logit is a proven interval.
+
+The text of a model is what its weights and the definition in `reference` say as mathematics: each token has the largest
+logit, computed without rounding. If the interval of one token lies above all others, this token is proven. Otherwise we
+compute again with twice as many bits. A token that `MOST_BITS` do not decide ends the text.
+
+All weights are exact: a file's codes are decoded without rounding. Of the constants, RoPE's frequencies and 1 /
+sqrt(head_dim) are computed as balls, and the numbers of the config (eps, theta, caps, scales) are float64 numbers.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from flint import arb, ctx
+
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import Cache, Layer, Linear, Params, empty_cache, hidden_states, unembed
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Rotation
+from llamaspec.verify.bounds.balls import Balls, UndecidedError
+
+BITS = 256
+MOST_BITS = 2048
+DIGITS = 30  # after the decimal point, in the text of an interval
+LISTED = 20  # logits of a token to list
+BYTES_PER_WEIGHT = 96  # main memory, measured: the float64 number, and a ball at `BITS`
+
+
+class Interval(NamedTuple):
+    """A logit: a number between `low` and `high`, both decimal and rounded outwards."""
+
+    id: int
+    low: str
+    high: str
+
+
+class ProvenToken(NamedTuple):
+    """A token of the text, and what is proven about it."""
+
+    id: int  # the token with the largest logit
+    decided: bool  # whether its logit is proven to be the largest; otherwise it has the largest midpoint
+    logits: tuple[Interval, ...]  # the largest, in order of their midpoints
+    radius: float  # largest radius of a logit
+    bits: int  # precision
+
+
+class UnsupportedError(ValueError):
+    """A switch of the model that proofs do not support."""
+
+
+@dataclass(frozen=True)
+class ExactConfig(Config):
+    """A config whose constants are balls where float64 would round them."""
+
+    def rotation(self, layer: int | None = None) -> Rotation:
+        """Return RoPE's rotation like `Config.rotation`, with frequencies in balls."""
+        if layer is not None and not self.uses_rope(layer):
+            return super().rotation(layer)
+        local = self.local_theta is not None and layer is not None and self.is_local(layer)
+        theta = self.local_theta if local and self.local_theta is not None else self.theta
+        return Rotation(_frequencies(self.rotary_features, theta, None if local else self.scaling))
+
+
+def prove(
+    params: Params, prompt: Sequence[int], *, config: Config, stops: frozenset[int], max_new_tokens: int
+) -> Iterator[ProvenToken]:
+    """Yield the tokens that follow `prompt`, until a token in `stops`, or one that cannot be decided.
+
+    Raises ValueError for a prompt without tokens, and UnsupportedError for a model with a switch that is not supported.
+    """
+    if not prompt:
+        raise ValueError("a proof needs at least one token to start from")
+    check_supported(config)
+    exact, precision = _exact_params(params, config), ctx.prec
+    bits, tokens = BITS, list(prompt)
+    start: Cache = empty_cache(config)
+    try:
+        cache, done = start, 0
+        while len(tokens) - len(prompt) < max_new_tokens:
+            ctx.prec = bits
+            token = None
+            try:
+                x, extended = hidden_states(exact, np.array(tokens[done:]), cache, config=_exact_config(config))
+                token = _token(unembed(exact, x[-1], config=config), bits)
+            except UndecidedError:
+                extended = cache
+            if (token is None or not token.decided) and bits < MOST_BITS:
+                bits, cache, done = 2 * bits, start, 0
+                continue
+            if token is None:
+                raise UnsupportedError(f"{bits} bits do not decide a comparison in the definition")
+            yield token
+            if not token.decided or token.id in stops:
+                return
+            cache, done = extended, len(tokens)
+            tokens.append(token.id)
+    finally:
+        ctx.prec = precision
+
+
+def check_supported(config: Config) -> None:
+    """Raise UnsupportedError for a model whose definition has constants or functions without a form in balls."""
+    unsupported = {
+        "experts": config.experts > 0,
+        f"the activation {config.activation}": config.activation != "silu" or not config.gated,
+        "LayerNorm": config.layer_norm or config.head_qk_norm,
+        "attention sinks": config.sinks,
+        f"RoPE scaled by {type(config.scaling).__name__}": not isinstance(
+            config.scaling, LinearScaling | Llama3Scaling | None
+        ),
+    }
+    if reasons := [name for name, is_used in unsupported.items() if is_used]:
+        raise UnsupportedError(f"a proof does not support {', '.join(reasons)}")
+
+
+def vectors(
+    params: Params, prompt: str, prompt_ids: Sequence[int], tokens: Sequence[ProvenToken], text: str
+) -> dict[str, Any]:
+    """Make known-answer vectors, the content of a JSON file: the proven text, and intervals of its logits.
+
+    `text` is the text of the proven tokens. A token that is not decided can only be the last.
+    """
+    return {
+        "format": "llamaspec known-answer vectors, version 1",
+        "checkpoint": digest(params),
+        "prompt": prompt,
+        "prompt_ids": list(prompt_ids),
+        "tokens": [token.id for token in tokens],
+        "text": text,
+        "decided": [token.decided for token in tokens],
+        "logits": [[logit._asdict() for logit in token.logits] for token in tokens],
+        "bits": max((token.bits for token in tokens), default=BITS),
+    }
+
+
+def digest(params: Params) -> str:
+    """Return the SHA-256 digest of all weights as little-endian float64 numbers, in the order of `Params`."""
+    total = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, np.ndarray):
+            total.update(np.ascontiguousarray(part, "<f8"))
+        elif isinstance(part, tuple | list):
+            for each in part:
+                add(each)
+
+    add(params)
+    return total.hexdigest()
+
+
+def needed_bytes(config: Config, weights: int) -> int:
+    """Estimate the main memory for a proof with a model of `weights` weights."""
+    return BYTES_PER_WEIGHT * weights + (300 << 20)
+
+
+def _exact_params(params: Params, config: Config) -> Params:
+    """Convert all weights to `Balls`."""
+
+    def exact(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return Balls(part)
+        return type(part)(*map(exact, part)) if isinstance(part, Layer | Linear | tuple) and part else part
+
+    embedding = Balls(params.embedding)
+    head = embedding if config.tied else Balls(params.head)
+    return Params(
+        embedding=embedding,  # type: ignore[arg-type]  # `Balls` takes the place of an array
+        layers=[exact(layer) for layer in params.layers],
+        norm=exact(params.norm),
+        head=head,  # type: ignore[arg-type]
+    )
+
+
+def _exact_config(config: Config) -> ExactConfig:
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    if config.attention_scale is None:
+        values["attention_scale"] = Balls(_objects([1 / arb(config.head_dim).sqrt()]))[0]
+    return ExactConfig(**values)
+
+
+def _frequencies(features: int, theta: float, scaling: LinearScaling | Llama3Scaling | Any) -> Any:
+    """Compute `reference.rope.frequencies` in balls."""
+    fast = [arb(theta) ** (arb(-2 * i) / features) for i in range(features // 2)]
+    match scaling:
+        case LinearScaling(factor):
+            fast = [f / factor for f in fast]
+        case Llama3Scaling(factor, low, high, original_context):
+            turns = [original_context * f / (2 * arb.pi()) for f in fast]
+            keep = [((turn - low) / (high - low)).max(arb(0)).min(arb(1)) for turn in turns]
+            fast = [k * f + (1 - k) * f / factor for k, f in zip(keep, fast, strict=True)]
+    return Balls(_objects(fast))
+
+
+def _objects(balls: Sequence[arb]) -> np.ndarray:
+    array = np.empty(len(balls), object)
+    array[:] = balls
+    return array
+
+
+def _token(logits: Any, bits: int) -> ProvenToken:
+    balls = list(logits.balls)
+    order = sorted(range(len(balls)), key=lambda i: -balls[i].mid())
+    first = balls[order[0]]
+    decided = all(first > balls[i] for i in order[1:])
+    listed = tuple(Interval(i, *_decimal(balls[i])) for i in order[:LISTED])
+    return ProvenToken(order[0], decided, listed, max(float(ball.rad()) for ball in balls), bits)
+
+
+def _decimal(ball: arb) -> tuple[str, str]:
+    """Write the ends of a ball's interval as decimal numbers, rounded outwards.
+
+    >>> _decimal(arb(0.5))
+    ('0.500000000000000000000000000000', '0.500000000000000000000000000000')
+    """
+    return _rounded(ball.lower(), up=False), _rounded(ball.upper(), up=True)
+
+
+def _rounded(end: arb, *, up: bool) -> str:
+    """Write an exact ball as a decimal number with `DIGITS` digits, rounded up or down."""
+    mantissa, exponent = (int(part) for part in end.mid().man_exp())
+    top, bottom = mantissa * 10**DIGITS * 2 ** max(exponent, 0), 2 ** max(-exponent, 0)
+    units = -(-top // bottom) if up else top // bottom
+    sign, digits = "-" * (units < 0), str(abs(units)).rjust(DIGITS + 1, "0")
+    return f"{sign}{digits[:-DIGITS]}.{digits[-DIGITS:]}"
