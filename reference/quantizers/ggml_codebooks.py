@@ -79,9 +79,8 @@ class NonLinear:
             of_columns = importance.astype(np.float32).reshape(-1, BLOCK)
             c = ggml_search.importances(blocks, of_columns, count=BLOCK // 2)
         zero = np.abs(first) < SMALLEST
-        d = _step(
-            *(np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c)), np.where(zero, 1, first)
-        )
+        columns, c = (np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c))
+        d = _step(columns, c, np.where(zero, 1, first))
         d = np.where(zero, 0, d)
         reciprocal = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d))
         return Quantized(nearest_level(blocks * reciprocal[..., None]).astype(np.uint8), in_float16(d))

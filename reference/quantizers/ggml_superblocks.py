@@ -121,7 +121,8 @@ class Superblock:
         step, floor = step.reshape(-1), floor.reshape(-1)
         codes = ggml_search.nearest((w + floor) / np.where(step == 0, 1, step)).clip(self.lowest, self.highest)
         codes = np.where(step == 0, fit.codes, codes).T.reshape(blocks.shape)
-        return Superblocks(*(array.astype(np.int8) for array in (codes, scales, minima)), d, e)
+        codes, scales, minima = (array.astype(np.int8) for array in (codes, scales, minima))
+        return Superblocks(codes, scales, minima, d, e)
 
     def dequantize(self, q: Superblocks) -> Float64[np.ndarray, "*batch cols"]:
         groups = q.codes.astype(np.float64).reshape(*q.scales.shape, -1)
