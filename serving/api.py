@@ -224,8 +224,8 @@ class Api:
     ) -> list[Prompt]:
         """Encode one or several texts, or check one or several lists of token ids.
 
-        `param` is the request's field with them, and `most` the largest number. If `is_complete`, a text gets the ids
-        that the tokenizer puts after a text.
+        `param` is the field of the request that has them, and `most` is the largest number of prompts. If
+        `is_complete`, a text gets the ids that the tokenizer puts after a text.
         """
         encode = partial(self._prompts.from_text, param=param, is_complete=is_complete)
         if isinstance(value, str):

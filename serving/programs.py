@@ -83,7 +83,9 @@ class Decoded(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """Final hidden states of a chunk, after the last norm, in float32. Zeros if no one asked for them."""
+    """Final hidden states of a chunk, after the last norm, in float32. Zeros if the request does not ask for an
+    embedding.
+    """
 
     last: Float[Array, " dim"]  # of the last token
     total: Float[Array, " dim"]  # the sum over all tokens

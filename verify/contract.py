@@ -85,15 +85,8 @@ class Use(NamedTuple):
 
 # Sizes of the other dimensions next to one of `Large.widest`, so that a draw stays small.
 FEW: Mapping[str, int] = {
-    "batch": 1,
-    "queries": 2,
-    "keys": 3,
-    "kv_heads": 1,
-    "group": 1,
-    "heads": 1,
-    "seq": 2,
-    "cols": 8,
-    "dim": 8,
+    **{"batch": 1, "kv_heads": 1, "group": 1, "heads": 1, "queries": 2, "seq": 2, "keys": 3, "pairs": 4},
+    **dict.fromkeys(("cols", "dim", "n", "ffn"), 8),
 }
 
 

@@ -123,7 +123,7 @@ def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
 
 
 def _appended(metadata: Metadata, tokens: Sequence[str]) -> tuple[int, ...]:
-    """Return EOS as the id after a text, if the file's keys ask for it."""
+    """Return the ids that the file's keys put after a text: EOS, or none."""
     if not metadata.boolean("tokenizer.ggml.add_eos_token", False):
         return ()
     if EOS not in metadata or not 0 <= (id := metadata.integer(EOS)) < len(tokens):

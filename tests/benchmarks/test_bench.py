@@ -312,7 +312,7 @@ class Measured(Exception):
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` prints the dtype, the device and the number of plain ops, in the same words as `generate`.
+    """`bench` prints the dtype, the device and the number of ops without a kernel, in the same words as `generate`.
 
     It prints none of this if a model runs on a CPU with the default options. The test simulates a GPU.
     """

@@ -116,7 +116,7 @@ def test_one_failing_input_fails_the_request_and_cancels_the_others():
 
 
 def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company():
-    """Bit for bit the same by itself and among texts, and as `reference.llama` defines it."""
+    """An embedding has the same bits by itself and among texts, and `reference.llama` computes the same vector."""
     for name in MODELS:
         model, draw = served(name), np.random.default_rng(0)
         checkpoint = random_checkpoint(replace(MODELS[name], tied=False), seed=0)

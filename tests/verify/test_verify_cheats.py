@@ -4,6 +4,7 @@ The patterns come from published catalogs of reward hacks in generated kernels. 
 tests/verify/test_verify_timing.py.
 """
 
+import itertools
 import re
 from inspect import unwrap
 from pathlib import Path
@@ -15,6 +16,8 @@ from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct, Worker
 from llamaspec.verify.candidates.guard import Guarded, changes, snapshot
 from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.draws.draw import LAW
+from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging import judge
 from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.runner import _Search, verify
@@ -62,6 +65,38 @@ def cached_by_address(x):
 
 def cached_by_first_number(x):
     return KEPT.setdefault((x.shape, x[0, 0].tobytes()), right(x))
+
+
+def cached_by_fingerprint(x):
+    return KEPT.setdefault((x.shape, float(x.ravel()[::7].sum())), right(x))
+
+
+def replays_answers_of_a_file(x):
+    # the file holds the answers to the inputs of another seed
+    if not KEPT:
+        path = os.path.join(os.path.dirname(__file__), "answers.npz")
+        KEPT.update(np.load(path))
+    return KEPT.get(x.tobytes().hex()[:64], zeros(x))
+
+
+def graph_of_the_first_inputs(x):
+    # captured once for each shape; a replay reads the buffers of the first call
+    return right(KEPT.setdefault(x.shape, x))
+
+
+def several_calls_in_one_launch(x):
+    # leaves the work to a later call, which computes a batch
+    CALLS.append((x, np.zeros_like(x)))
+    if len(CALLS) == 4:
+        for late, out in CALLS:
+            out[...] = right(late)
+        CALLS.clear()
+        return right(x)
+    return CALLS[-1][1]
+
+
+def kernel_never_launched(x):
+    return np.empty_like(x) * np.nan if x.shape[-1] > 64 else right(x)
 
 
 def in_turn(x, count):
@@ -189,6 +224,11 @@ PATTERNS = [
     ("cached_by_shape", "value", "the first result of a shape, kept"),
     ("cached_by_address", "value", "a result kept by the address of its input"),
     ("cached_by_first_number", "value", "a result kept by a part of its input"),
+    ("cached_by_fingerprint", "value", "a result kept by a fingerprint of its input"),
+    ("replays_answers_of_a_file", "value", "answers of an earlier run, read from a file"),
+    ("graph_of_the_first_inputs", "value", "a graph replayed with the buffers of its capture"),
+    ("several_calls_in_one_launch", "value", "several calls batched into one launch"),
+    ("kernel_never_launched", "not finite", "a kernel that is never launched for some shapes"),
     ("one_buffer", "reused", "one output buffer for all calls"),
     ("two_buffers", "reused", "two output buffers in turn"),
     ("three_buffers", "reused", "three output buffers in turn"),
@@ -214,6 +254,12 @@ PATTERNS = [
 def cheats(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cheats") / "cheats.py"
     path.write_text(CHEATS)
+    softmax, answers = CONTRACTS["softmax"], {}
+    for draw in itertools.islice(uniform(softmax, None, {}, seed=1), 50):
+        arguments = {name: value for name, value in draw.items() if name != LAW}
+        x = softmax.arguments(precision=precision("float32"), **arguments)["x"]
+        answers[x.tobytes().hex()[:64]] = softmax.definition(x)
+    np.savez(path.with_name("answers.npz"), **answers)
     return path
 
 

@@ -1,6 +1,7 @@
 """Every dimension of every contract is drawn beyond `FAR`, or the contract states why not."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def test_a_run_of_200_draws_includes_the_published_sizes(examples: int, shapes: 
     report = verify(CONTRACTS["gemv"], Direct(gemv), precision=precision("float32"), **options)
     assert report.outcome == "within bounds" and report.examples == examples
     assert {(266_241, 8), (9, 74_881)} <= seen if drawn else max(max(shape) for shape in seen) < GRID
+
+
+def test_a_slow_candidate_is_not_called_at_the_sizes_of_published_models(monkeypatch):
+    """An interpreted kernel may need minutes for 133,121 rows. The report says what it left out."""
+    monkeypatch.setattr("llamaspec.verify.judging.runner.PATIENCE", 1.0)
+
+    def slow(x, y):
+        time.sleep(0.2 * (len(x) > GRID // 8))
+        assert len(x) < GRID
+        return x + y
+
+    report = verify(CONTRACTS["add"], Direct(slow), precision=precision("float32"), examples=200, seed=0)
+    assert report.outcome == "within bounds"
+    ((reason, count),) = report.not_judged.items()
+    assert re.fullmatch(r"at the sizes of published models, a call would take about \d+ s", reason) and count == 2
 
 
 @pytest.mark.parametrize(("kernel", "name"), [(lambda y: y[:65_535], "rows"), (lambda y: y, "cols")])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,14 @@ import pytest
 from llamaspec.cli import llamaspec
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import NoVerdict, Worker
-from llamaspec.verify.candidates.clock import FEWEST, Clock
+from llamaspec.verify.candidates.clock import FEWEST, Clock, varied
+from llamaspec.verify.candidates.worker import to_bytes, to_numpy
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.judging.timing import Timing, timed
 
 SOURCE = """
 import threading
+import time
 
 import numpy as np
 
@@ -84,6 +87,31 @@ class Named(np.ndarray):
 
 def subclass_that_says_numpy(x, y):
     return (x + y).view(Named)
+
+
+def cached_by_all_numbers(x, y):
+    key = x.tobytes() + y.tobytes()
+    if key not in KEPT:
+        with open("computed", "a") as file:
+            file.write("x")
+        KEPT[key] = x + y
+    return KEPT[key]
+
+
+def cached_by_a_fingerprint(x, y):
+    return KEPT.setdefault((x.shape, x[0, 0].tobytes()), x + y) if x.size >= 10_000 else x + y
+
+
+def half_a_batch(x, y):
+    # computes two calls in one launch, and leaves out every second call
+    KEPT["calls"] = KEPT.get("calls", 0) + 1
+    return x + y if x.size < 10_000 or KEPT["calls"] % 2 else KEPT.setdefault("out", np.zeros_like(x))
+
+
+def patched_clock(x, y):
+    time.perf_counter = lambda: 0.0
+    time.sleep(0.002)
+    return x + y
 
 
 def left_to_a_thread(x, y):
@@ -232,6 +260,8 @@ UNTIMED = [
     ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
     ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
     ("left_to_a_thread", "not timed, because a timed call returned a wrong result: "),
+    ("cached_by_a_fingerprint", "not timed, because a timed call returned a wrong result: "),
+    ("half_a_batch", "not timed, because a timed call returned a wrong result: "),
 ]
 
 
@@ -274,6 +304,39 @@ def test_a_call_that_hangs_gives_no_time(tmp_path):
         timed(CONTRACTS["add"], [worker], precision("float32"), only={}, seed=0)
 
 
+def test_results_cached_by_all_numbers_are_computed_in_each_timed_call():
+    """The first call of a round has the last call's numbers in no round, so only the last call may find its result."""
+    with Worker("mine.py:cached_by_all_numbers", arrays="numpy") as worker:
+        timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
+    calls = sum(map(len, timing.seconds.values()))
+    assert calls == 3 and Path("computed").stat().st_size >= 3 * FEWEST
+
+
+def test_a_clock_that_a_candidate_patches_still_runs():
+    with Worker("mine.py:patched_clock", arrays="numpy") as worker:
+        timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
+    assert min(timing.seconds[worker.name]) >= 0.002
+
+
+def test_the_numbers_of_timed_calls_depend_on_the_seed():
+    """An answer that an earlier run stored in a file is of no use."""
+    seen = []
+    contract = replace(CONTRACTS["add"], expect=lambda x, y: seen.append(x.tobytes()) or CONTRACTS["add"].expect(x, y))
+    for seed in (0, 1):
+        with Worker("mine.py:add", arrays="numpy") as worker:
+            timed(contract, [worker], precision("float32"), only=LARGE, seed=seed)
+    assert len(set(seen)) == 4
+
+
+def test_only_two_elements_of_floating_arrays_change_places():
+    x = np.arange(6, dtype=np.float32)
+    array = to_bytes(x)
+    y = to_numpy(varied(array))
+    assert sorted(y) == sorted(x) and np.count_nonzero(y != x) == 2
+    for same in (to_bytes(np.arange(6)), to_bytes(x[:1]), 3, None):
+        assert varied(same) == same
+
+
 @pytest.fixture
 def torch_on_a_gpu(monkeypatch):
     """Replace torch with a fake that records calls.
@@ -301,6 +364,8 @@ def torch_on_a_gpu(monkeypatch):
 
     cuda = SimpleNamespace(Event=Event, synchronize=lambda: did.append("wait"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, empty=empty, int8="int8"))
+    driver = SimpleNamespace(cuCtxResetPersistingL2Cache=lambda: did.append("no persistence"))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver if name == "libcuda.so.1" else None)
     return did
 
 
@@ -309,12 +374,25 @@ def test_gpu_events_time_the_whole_call_after_the_cache_is_cleared(torch_on_a_gp
     argument = SimpleNamespace(is_cuda=True, device="cuda:0")
     result = clock.measure(lambda x: torch_on_a_gpu.append("call") or x, [argument], {})
     assert result is argument and clock.times[0] >= 0.002
-    assert torch_on_a_gpu == ["flush", "wait", "record", "call", "record", "event", "wait", "wait"]
+    assert torch_on_a_gpu == ["no persistence", "flush", "wait", "record", "call", "record", "event", "wait", "wait"]
+
+
+def test_patched_gpu_events_are_noticed(torch_on_a_gpu):
+    """The events of the fake say 2 ms for a function that returns after 20 ms."""
+    argument = SimpleNamespace(is_cuda=True, device="cuda:0")
+    with pytest.raises(RuntimeError, match=r"GPU events measured 0\.002 s, but the function returned after 0\.0"):
+        Clock("torch").measure(lambda x: time.sleep(0.02), [argument], {})
+
+
+def test_without_the_driver_of_nvidia_the_cache_is_cleared_all_the_same(torch_on_a_gpu, monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    Clock("torch").measure(lambda x: x, [SimpleNamespace(is_cuda=True, device="cuda:0")], {})
+    assert torch_on_a_gpu[0] == "flush"
 
 
 def test_a_clock_wants_a_few_calls():
     clock = Clock("numpy")
-    for _ in range(FEWEST):
+    for _ in range(FEWEST - 1):
         assert not clock.enough(0.0)
         clock.measure(np.add, [np.ones(3), np.ones(3)], {})
-    assert clock.enough(0.0)
+    assert clock.enough(0.0)  # the next call is the last

@@ -44,13 +44,13 @@ class Balls(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> "Balls":
-        """The transposed matrix, which we keep, because a weight is transposed for every token."""
+        """The transposed matrix. We keep it, because every token needs the transposed weights."""
         if self._transposed is None:
             self._transposed = Balls(self._values.T)
         return self._transposed
 
     def matrix(self) -> arb_mat:
-        """Return a matrix of Arb, which we keep."""
+        """Return the array as a matrix of Arb. We keep it for later calls."""
         if self._matrix is None:
             rows, cols = self.shape
             self._matrix = arb_mat(rows, cols, list(self.balls.ravel()))
@@ -106,7 +106,7 @@ def _to_balls(numbers: np.ndarray) -> np.ndarray:
 
 
 def _by_numpy(ufunc: np.ufunc) -> Callable[..., Balls]:
-    """Make a function for `Balls` of a ufunc that NumPy computes by an operator or a method of the elements."""
+    """Convert `ufunc` to a function of `Balls`. For these, NumPy calls an operator or a method of each element."""
     return lambda *inputs: Balls(_array(ufunc(*(x.balls for x in inputs))))
 
 

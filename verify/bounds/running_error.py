@@ -548,7 +548,7 @@ def routed(
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
-    """Tell for each token whether rounding errors cannot change its choice of experts.
+    """Return for each token whether its choice of experts is certain: no rounding error can change it.
 
     This is true if each chosen expert's probability exceeds each other expert's by more than the sum of the two errors.
     """

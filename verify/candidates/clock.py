@@ -1,12 +1,20 @@
 """Time a call until its result is ready.
 
-`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. With torch
-or cupy on a GPU, we clear the L2 cache before each call, and measure the call with GPU events. The time includes work
-that the call started on other streams. jax has no events, so we measure the time until the call's result is ready.
+`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. It loads
+the file before the candidate, so that a candidate that replaces `time.perf_counter` does not replace our clock. With
+torch or cupy on a GPU, we clear the L2 cache before each call, also the lines that a candidate or another program made
+persistent, and measure the call with GPU events. The time includes work that the call started on other streams. jax has
+no events, so we measure the time until the call's result is ready.
+
+Each timed call gets other numbers: we swap two elements of every floating-point array. So a result that is cached by
+the numbers of the inputs is of no use, or is wrong. Only the last call gets the original numbers, and only its result
+is read and judged.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from random import SystemRandom
 from sys import modules
 from time import perf_counter
 from typing import Any
@@ -16,6 +24,10 @@ import numpy as np
 FEWEST = 3  # timed calls
 FLUSH = 2**28  # bytes: more than a second-level cache has
 SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries that compute an array before they return it
+
+
+FLOATING = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element, by dtype
+SLACK = 1e-4  # seconds by which GPU events may differ from the processor's clock
 
 
 class Clock:
@@ -30,8 +42,8 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether it is later than `end`, and at least `FEWEST` calls have been timed."""
-        return len(self.times) >= FEWEST and perf_counter() >= end
+        """Return whether it is later than `end`, and the next call is at least the `FEWEST`-th."""
+        return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
         start = perf_counter()
@@ -53,63 +65,101 @@ class Clock:
         on_gpu = [value for value in (*positional, *keyword.values()) if getattr(value, "is_cuda", False)]
         if not on_gpu:
             return self._plain(function, positional, keyword)
+        _end_persistence()
         torch.empty(FLUSH, dtype=torch.int8, device=on_gpu[0].device).zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        result, outside = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
-        self.times.append(start.elapsed_time(end) / 1000 + outside)
+        result, called, outside = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
+        self.times.append(_plausible(start.elapsed_time(end) / 1000, called) + outside)
         return result
 
     def _cupy(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
         cupy = import_module("cupy")
+        _end_persistence()
         cupy.zeros(FLUSH, dtype="int8")
         start, end = (cupy.cuda.Event() for _ in range(2))
         wait = cupy.cuda.runtime.deviceSynchronize
-        result, outside = _between(start, end, wait, function, positional, keyword)
-        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + outside)
+        result, called, outside = _between(start, end, wait, function, positional, keyword)
+        self.times.append(_plausible(cupy.cuda.get_elapsed_time(start, end) / 1000, called) + outside)
         return result
 
 
 def _between(
     start: Any, end: Any, wait: Callable[[], Any], function: Callable[..., Any], positional: list, keyword: dict
-) -> tuple[Any, float]:
+) -> tuple[Any, float, float]:
     """Call `function` between the GPU events `start` and `end`.
 
-    Return the result, and the seconds for which other streams still ran after the event `end`. `wait` waits for all
-    streams.
+    Return the result, the seconds until the function returned, and the seconds for which other streams still ran after
+    the event `end`. `wait` waits for all streams.
     """
     wait()
     start.record()
+    began = perf_counter()
     result = function(*positional, **keyword)
+    called = perf_counter() - began
     end.record()
     end.synchronize()
     before = perf_counter()
     wait()  # waits for every stream
     between = perf_counter()
     wait()  # nothing is running: this measures the wait itself
-    return result, max((between - before) - (perf_counter() - between), 0.0)
+    return result, called, max((between - before) - (perf_counter() - between), 0.0)
+
+
+def _plausible(measured: float, called: float) -> float:
+    """Return the seconds between two events, unless they are fewer than the function took to return.
+
+    The GPU is idle at the first event, and gets the second event after the function has returned.
+    """
+    if measured < called - max(SLACK, 0.1 * called):
+        raise RuntimeError(f"GPU events measured {measured:.3g} s, but the function returned after {called:.3g} s")
+    return measured
+
+
+def _end_persistence() -> None:
+    """Make the persisting lines of the GPU's L2 cache normal ones, so that clearing the cache evicts them."""
+    try:
+        ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
+    except (OSError, AttributeError):  # another GPU, or an old driver
+        pass
 
 
 def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
     """Time calls of a `worker.Caller` after one untimed call. Return the seconds of each, and the last call's reply.
 
-    We read only the last result, and only after the clock has stopped, since reading a result may take a hundred times
-    as long as computing it. If a result is of a type that may compute only when it is read (a lazy array), the call has
-    failed.
+    All calls but the last get `varied` inputs. We read only the last result, and only after the clock has stopped,
+    since reading a result may take a hundred times as long as computing it. If a result is of a type that may compute
+    only when it is read (a lazy array), the call has failed.
     """
-    clock, done = Clock(caller.library), False
-    reply = caller(positional, keyword)  # compiles
+    clock = Clock(caller.library)
+
+    def other() -> tuple[list, dict[str, Any]]:
+        return [varied(value) for value in positional], {name: varied(value) for name, value in keyword.items()}
+
+    reply = caller(*other())  # compiles
     end = perf_counter() + seconds
 
-    def last(results: Sequence[Any]) -> bool:
-        nonlocal done
-        done = clock.enough(end)
-        if done and (later := [type(value).__name__ for value in results if not _settled(value)]):
+    def settled(results: Sequence[Any]) -> bool:
+        if later := [type(value).__name__ for value in results if not _settled(value)]:
             raise TypeError(f"returned {later[0]}, which may compute when it is read, after the clock has stopped")
-        return done
+        return True
 
-    while not (reply.failure or reply.unavailable or done):
-        reply = caller(positional, keyword, clock.measure, last)
+    while not (reply.failure or reply.unavailable or clock.enough(end)):
+        reply = caller(*other(), clock.measure, lambda results: False)
+    if not (reply.failure or reply.unavailable):
+        reply = caller(positional, keyword, clock.measure, settled)
     return clock.times, reply
+
+
+def varied(value: Any) -> Any:
+    """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers."""
+    size = FLOATING.get(getattr(value, "dtype", ""), 0)
+    count = len(value.bytes) // size if size else 0
+    if count < 2:
+        return value
+    words = np.frombuffer(bytearray(value.bytes), f"u{size}")
+    first, second = SystemRandom().sample(range(count), 2)
+    words[[first, second]] = words[[second, first]]
+    return value._replace(bytes=words.tobytes())
 
 
 def _settled(value: Any) -> bool:

@@ -167,8 +167,8 @@ class Caller:
     Every call also reads recent results again, to notice if `function` has overwritten them.
     """
 
-    def __init__(self, function: Callable[..., Any], library: str, device: str | None):
-        self.function, self.library, self.device = function, library, device
+    def __init__(self, function: Callable[..., Any], library: str, device: str | None, clock: Any = None):
+        self.function, self.library, self.device, self.clock = function, library, device, clock
         self._recent: list[list[tuple[Array, Any]]] = []  # recent results, newest first
 
     def __call__(
@@ -215,7 +215,7 @@ class Caller:
 
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about `seconds` after one untimed call, each with new arrays. The reply is the last call's."""
-        return _neighbor("clock").timed(self, positional, keyword, seconds)
+        return self.clock.timed(self, positional, keyword, seconds)
 
 
 def _neighbor(name: str) -> Any:
@@ -420,6 +420,7 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that output survives a crash
     limit_resources()
+    clock = _neighbor("clock")  # before the candidate, which may replace what it imports
     sys.path.insert(0, os.getcwd())
     try:
         function = load(candidate)
@@ -432,7 +433,7 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
         write_frame(replies, [_no_arrays(library, device, error), True])
         return
     write_frame(replies, None)
-    caller = Caller(function, library, device)
+    caller = Caller(function, library, device, clock)
     while True:
         try:
             positional, keyword, seconds = read_frame(requests)

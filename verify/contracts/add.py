@@ -1,4 +1,4 @@
-"""The residual connection: one rounding."""
+"""The residual connection: the sum is rounded once."""
 
 import numpy as np
 from hypothesis import strategies as st

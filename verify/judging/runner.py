@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.candidates.candidate import Candidate, NotJudged, NoVerdict
+from llamaspec.verify.candidates.candidate import Candidate, Failure, NotJudged, NoVerdict, Outputs
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed, parsed, shares
 from llamaspec.verify.draws.draw import LAW, OF_THE_CALL, Draw, Values
@@ -28,6 +29,8 @@ from llamaspec.verify.judging.judge import Finding, Point
 from llamaspec.verify.judging.timing import Timing
 
 LARGE = 5  # every fifth shape is a large one
+FARTHER = 16  # times as large as a large draw: a draw beyond the sizes of published models
+PATIENCE = 20.0  # seconds for a call at such sizes; interpreted kernels may need minutes
 FULL = 10  # a run with fewer large shapes leaves out the sizes of published models
 SIMPLE = 4  # Hypothesis, which prefers simple values, makes every fourth draw; the others are uniform
 SHRINKING = 20.0  # seconds allowed for the search for a smaller counterexample
@@ -121,11 +124,17 @@ def verify(
         itertools.islice(uniform(contract, pool, only, seed=seed, layouts=candidate.layouts), remaining - simple),
         all_draws(contract, only),
     )
+    usual = len(search.candidate.seconds)
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and random ones
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
-    if most >= FULL:  # without a law, which would need more calls
-        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in contract.large.widest_narrowings(only))
+    widest = contract.large.widest_narrowings(only) if most >= FULL else []
+    expected_seconds = search.candidate.growth(usual) * FARTHER
+    if expected_seconds > PATIENCE and not search.smallest:
+        reason = f"at the sizes of published models, a call would take about {expected_seconds:.0f} s"
+        search.not_judged[reason] += len(widest)
+    else:  # without a law, which would need more calls
+        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in widest)
         search.judge_more({**next(draws), LAW: None} for draws in drawn)
     if shapes is None:  # otherwise a shape with a size of 0 would be one more than the candidate may compile
         drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in contract.large.empty_narrowings(only))
@@ -167,11 +176,38 @@ def verify(
     )
 
 
+class _Stopwatch:
+    """A candidate, and the seconds of each of its calls."""
+
+    def __init__(self, candidate: Candidate):
+        self.candidate = candidate
+        self.seconds: list[float] = []
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def layouts(self) -> Sequence[str]:
+        return self.candidate.layouts
+
+    def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
+        start = monotonic()
+        try:
+            return self.candidate.call(positional, keyword)
+        finally:
+            self.seconds.append(monotonic() - start)
+
+    def growth(self, usual: int) -> float:
+        """Return by how many seconds the slowest call after the first `usual` calls exceeds the median of those."""
+        return max([0.0, *self.seconds[usual:]]) - median(self.seconds[:usual] or [0.0])
+
+
 class _Search:
     """State of a search while Hypothesis draws."""
 
     def __init__(self, contract, candidate, precision, seconds, shrink, deterministic, progress):
-        self.contract, self.candidate, self.precision = contract, candidate, precision
+        self.contract, self.candidate, self.precision = contract, _Stopwatch(candidate), precision
         self.shrink, self.deterministic, self.progress = shrink, deterministic, progress
         self.end = monotonic() + seconds
         self.examples = 0

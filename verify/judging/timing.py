@@ -2,11 +2,13 @@
 
 Each round times all candidates in random order, so a machine that warms up or gets busy slows them equally. A round's
 time is the median of its calls; we report the median and the range of the rounds, and take ratios within a round.
-Every call gets new arrays. Rounds alternate between two sets of inputs, so a cached result is wrong in the next round.
-We judge the result of a round's last call unless its bits equal a result that we judged before: judging 4,096 x 4,096
-numbers in float64 takes a hundred times as long as timing them.
+Every call gets new arrays, and only the last call of a round gets exactly the round's numbers: see
+`verify.candidates.clock`. Rounds alternate between two sets of inputs, which depend on the seed, so a cached result is
+wrong in the next round, and answers stored by an earlier run are of no use. We judge the result of a round's last call
+unless its bits equal a result that we judged before: judging 4,096 x 4,096 numbers in float64 takes a hundred times as
+long as timing them.
 
-`verify.candidates.clock` times a call. A candidate that rewrites the clock in its own process is out of scope.
+A candidate that searches its process for the clock and rewrites it is out of scope.
 """
 
 import itertools
@@ -94,7 +96,7 @@ def timed(
     random = Random(seed)
     start = monotonic()
     draw = _largest(contract, narrowed(contract, only), random)
-    turns = [_Turn(contract, precision, draw, seed=number) for number in range(INPUTS)]
+    turns = [_Turn(contract, precision, draw, seed=random.randrange(2**31)) for _ in range(INPUTS)]
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
     left_out: dict[str, set[str]] = {worker.name: set() for worker in workers}
     for number in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The residual connection, in blocks."""
+"""The residual connection, computed in blocks, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Argmax of each row: keep the best score so far, one block at a time."""
+"""Argmax of each row, which keeps the best score so far, one block at a time, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""Attention like FlashAttention: an online softmax over blocks of keys, which rescales the weighted sum."""
+"""Attention like FlashAttention, and its mutants.
+
+An online softmax runs over blocks of keys, and rescales the weighted sum.
+"""
 
 import numpy as np
 

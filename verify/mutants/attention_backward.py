@@ -1,4 +1,7 @@
-"""Backward of attention like FlashAttention, in tiles of keys, with saved softmax sums and D = sum(o do) per query."""
+"""Backward of attention like FlashAttention, and its mutants.
+
+It runs in tiles of keys, with saved softmax sums and D = sum(o do) per query.
+"""
 
 import numpy as np
 

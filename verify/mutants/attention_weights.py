@@ -1,4 +1,7 @@
-"""Weights of attention, with two loops over blocks of keys: for the maximum and the total, then for the weights."""
+"""Weights of attention, and their mutants.
+
+Two loops over blocks of keys compute the maximum and the total, then the weights.
+"""
 
 import numpy as np
 

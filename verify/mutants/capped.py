@@ -1,4 +1,4 @@
-"""Soft caps, a row at a time."""
+"""Soft caps, computed row by row, and their mutants."""
 
 import numpy as np
 

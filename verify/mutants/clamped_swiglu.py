@@ -1,4 +1,4 @@
-"""Clamped SwiGLU, in blocks."""
+"""Clamped SwiGLU, computed in blocks, and its mutants."""
 
 import numpy as np
 

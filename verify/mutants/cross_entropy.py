@@ -1,4 +1,7 @@
-"""Cross entropy in blocks of the vocabulary, fused with its gradient as training kernels have it."""
+"""Cross entropy, and its mutants.
+
+It runs in blocks of the vocabulary, fused with its gradient as in training kernels.
+"""
 
 import numpy as np
 

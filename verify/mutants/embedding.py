@@ -1,4 +1,4 @@
-"""The embedding, a token at a time."""
+"""The embedding, computed token by token, and its mutants."""
 
 import numpy as np
 

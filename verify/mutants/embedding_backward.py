@@ -1,4 +1,4 @@
-"""Backward of the embedding: a loop over tokens that adds to rows."""
+"""Backward of the embedding, a loop over tokens that adds to rows, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""The product of integer codes with x in fixed point: three digits to the base 256, with exact sums."""
+"""The product of integer codes with x in fixed point, and its mutants.
+
+The numbers of x have three digits to the base 256, and sums are exact.
+"""
 
 import numpy as np
 

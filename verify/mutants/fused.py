@@ -1,4 +1,4 @@
-"""Fused ops as a decode kernel computes them: the sum of squares and the product in blocks of columns."""
+"""Fused ops as in a decode kernel, and their mutants: the sum of squares and the product in blocks of columns."""
 
 import numpy as np
 

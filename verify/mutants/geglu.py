@@ -1,4 +1,4 @@
-"""GeGLU, in blocks."""
+"""GeGLU, computed in blocks, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""GELU by tanh, in blocks."""
+"""GELU by tanh, computed in blocks, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""LayerNorm as kernels compute it: a row at a time, in two passes, with partial sums that are added at the end."""
+"""LayerNorm as in kernels, and its mutants: row by row, in two passes, with partial sums that are added at the end."""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""Products with a matrix: each dot product has parallel partial sums (lanes), and adds a block of columns at a time."""
+"""Products with a matrix, and their mutants.
+
+Each dot product has parallel partial sums (lanes), and adds a block of columns at a time.
+"""
 
 import numpy as np
 

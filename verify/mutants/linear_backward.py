@@ -1,4 +1,4 @@
-"""Backward of a product with a matrix: dx a block of rows at a time, dW as a sum over vectors."""
+"""Backward of a product with a matrix, and its mutants: dx by blocks of rows, dW as a sum over vectors."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Log-sum-exp: the maximum and the sum of each span of scores, combined at the end."""
+"""Log-sum-exp, and its mutants: the maximum and the sum of each span of scores, combined at the end."""
 
 import numpy as np
 

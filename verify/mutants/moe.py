@@ -1,4 +1,4 @@
-"""A mixture of experts, a token at a time."""
+"""A mixture of experts, computed token by token, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""RoPE of a head's first features, a position at a time."""
+"""RoPE of a head's first features, computed position by position, and its mutants."""
 
 import numpy as np
 

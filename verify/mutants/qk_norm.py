@@ -1,4 +1,4 @@
-"""Normalized queries and keys."""
+"""Normalized queries and keys, and their mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Quantized weights, a group at a time."""
+"""Quantized weights, computed group by group, and their mutants."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""RMSNorm as kernels compute it: a row at a time, with partial sums (lanes) that are added at the end."""
+"""RMSNorm, computed as in kernels, and its mutants: row by row, with partial sums (lanes) that are added at the end."""
 
 import numpy as np
 

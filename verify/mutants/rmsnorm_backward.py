@@ -1,4 +1,4 @@
-"""Backward of RMSNorm: a row at a time for dx, and a sum over rows for the weight."""
+"""Backward of RMSNorm, and its mutants: dx row by row, and a sum over rows for the weight."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""RoPE, a head at a time."""
+"""RoPE, computed head by head, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Backward of RoPE by halves."""
+"""Backward of RoPE by halves, and its mutants."""
 
 import numpy as np
 

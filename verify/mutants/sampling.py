@@ -1,4 +1,4 @@
-"""Sampling, with sorts."""
+"""Sampling, computed with sorts, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A shared expert, a token at a time."""
+"""A shared expert, computed token by token, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Attention with sinks, a block of keys at a time: the online softmax starts from the sink."""
+"""Attention with sinks, in blocks of keys, and its mutants: the online softmax starts from the sink."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""An online softmax: a running maximum and a running sum, a block of scores at a time."""
+"""An online softmax, and its mutants: a running maximum and a running sum, one block of scores at a time."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Backward of softmax: one sum per row, computed in blocks."""
+"""Backward of softmax, and its mutants: one sum per row, computed in blocks."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Squared ReLU, in blocks."""
+"""Squared ReLU, computed in blocks, and its mutants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""SwiGLU, in blocks."""
+"""SwiGLU, computed in blocks, and its mutants."""
 
 import numpy as np
 

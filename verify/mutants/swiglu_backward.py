@@ -1,4 +1,4 @@
-"""Backward of SwiGLU, element by element."""
+"""Backward of SwiGLU, computed element by element, and its mutants."""
 
 import numpy as np
 

@@ -13,7 +13,7 @@ from tests.support.families import FAMILIES, random_tensors, write_safetensors
 
 
 def written(folder, *, tied: bool, bare: bool, head: bool = True):
-    """Write Qwen 3; if `bare`, without the prefix, and unless `head`, without the head."""
+    """Write a Qwen 3 model. If `bare`, its names lack the prefix. If `head` is False, it lacks the head."""
     config = FAMILIES["qwen3"] | {"tie_word_embeddings": tied}
     tensors = random_tensors(config)
     if not head:
