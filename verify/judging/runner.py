@@ -188,7 +188,7 @@ class _Stopwatch:
         return self.candidate.name
 
     @property
-    def layouts(self) -> Sequence[str]:
+    def layouts(self) -> tuple[str, ...]:
         return self.candidate.layouts
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
