@@ -101,7 +101,7 @@ def in_memory(checkpoint: Checkpoint) -> Checkpoint:
         values, codes = old.read(), old.codes
         if codes:
             parts = list(codes.parts())
-            codes = codes._replace(parts=lambda: iter(parts))
+            codes = codes._replace(parts=lambda: iter(parts), blocks=None)
         return old._replace(read=lambda: values, codes=codes)
 
     return replace(checkpoint, tensors={name: tensor(old) for name, old in checkpoint.tensors.items()})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Integer
+from jaxtyping import Float32, Integer, UInt8
 
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.affine import Affine
@@ -59,6 +59,18 @@ class CodesWithMinima(NamedTuple):
 Part = Quantized | Affine | CodesWithMinima
 
 
+class Blocks(NamedTuple):
+    """The bytes of a quantized matrix as a GGUF file stores them. A device can unpack these bytes itself.
+
+    `rows` yields consecutive rows of the matrix, a few megabytes at a time; these may be read-only views of the file.
+    """
+
+    type: str  # ggml's name for the type of the blocks
+    row_bytes: int
+    rows: Callable[[], Iterator[UInt8[np.ndarray, "rows row_bytes"]]]
+    are_finite: Callable[[UInt8[np.ndarray, "rows row_bytes"]], bool]  # whether all scales and minima are finite
+
+
 class Codes(NamedTuple):
     """A quantized matrix: small codes, and a scale for each group of columns in a row.
 
@@ -78,6 +90,8 @@ class Codes(NamedTuple):
     # If `parts` quantizes a tensor of floats when called: the name of the quantization scheme, and this tensor.
     scheme: str = ""
     source: "Tensor | None" = None
+    # The same matrix as `parts`, in the file's own bytes; None if only `parts` can read it.
+    blocks: Blocks | None = None
 
 
 class LowRank(NamedTuple):

@@ -122,7 +122,8 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
         return CodesWithMinima(levels, scales, lowest)
 
     form: Form = "int8_min" if minima else "int8"
-    return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()), scheme="", source=None)
+    parts = {"parts": lambda: map(widened, codes.parts()), "blocks": None}
+    return codes._replace(form=form, group=group, scheme="", source=None, **parts)
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
+from jaxtyping import UInt8
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, LowRank, Part, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Blocks, Checkpoint, Codes, LowRank, Part, Tensor, refused
 from llamaspec.model.parallel.share import Cut, cut, share, weights_on
 from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.ggml import READABLE
 
 
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
@@ -119,7 +121,31 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
     # `source` is None, so that we cut a share from the codes of the complete matrix: a scale may belong to a complete
     # row.
     cut = columns if part.axis else rows
-    return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
+    blocks = codes.blocks and _blocks_part(codes.blocks, part)
+    return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None, blocks=blocks)
+
+
+def _blocks_part(blocks: Blocks, part: Cut) -> Blocks | None:
+    """Cut a matrix in the bytes of its file; None if the part has padding, or if the cut would split a block."""
+    kind = READABLE[blocks.type]
+    if part.stop - part.start < part.size or (part.axis and (part.start % kind.weights or part.stop % kind.weights)):
+        return None
+
+    def rows() -> Iterator[UInt8[np.ndarray, "rows row_bytes"]]:
+        start = 0
+        for packed in blocks.rows():
+            own = packed[max(part.start - start, 0) : max(part.stop - start, 0)]
+            start += len(packed)
+            if len(own):
+                yield own
+
+    def columns() -> Iterator[UInt8[np.ndarray, "rows row_bytes"]]:
+        first, last = (column // kind.weights * kind.bytes for column in (part.start, part.stop))
+        return (packed[:, first:last] for packed in blocks.rows())
+
+    if not part.axis:
+        return blocks._replace(rows=rows)
+    return blocks._replace(rows=columns, row_bytes=part.size // kind.weights * kind.bytes)
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:

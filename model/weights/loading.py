@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, no_pair
+from llamaspec.model.checkpoints.checkpoint import Blocks, Checkpoint, Tensor, no_pair
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import in_common_form
 from llamaspec.model.device import Device, default_device
@@ -22,6 +22,7 @@ from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
 from llamaspec.model.weights.forms.table import CLASS_OF_FORM
+from llamaspec.model.weights.gguf_blocks import blocks_of, matrix_of_blocks
 from llamaspec.model.weights.gpu_codes import Stacked, in_runs_of_a_form, to_kernel_layout
 from llamaspec.model.weights.groups import can_multiply
 from llamaspec.model.weights.params import Names, Params, Rope, array_names, assemble, rope_table
@@ -99,7 +100,8 @@ def load_params(
             result = quantized_whole(tensors, names, note)
             if result.exact:
                 return to_kernel_layout(result.matrix, device)
-        shapes = _shapes(tensors, dtype)
+        blocks = blocks_of(tensors) if device.platform != "cpu" else None
+        shapes = _shape_of_blocks(tensors, blocks) if blocks else _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
         for name, tensor in zip(names, tensors, strict=True):
@@ -110,7 +112,11 @@ def load_params(
                 start += rows
                 if readers == 1:
                     checkpoint.release()
-        placed = to_kernel_layout(jax.device_put(buffers, may_alias=True), device)
+        uploaded = jax.device_put(buffers, may_alias=True)
+        if blocks:
+            placed = matrix_of_blocks(uploaded, type=blocks[0].type, for_kernels=device.has_kernels)
+        else:
+            placed = to_kernel_layout(uploaded, device)
         # Each of several readers waits for its copy to the device, so it keeps only one array in main memory.
         return placed if readers == 1 else jax.block_until_ready(placed)
 
@@ -181,7 +187,11 @@ def _shared(
 def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
     """Yield the rows of a tensor, some at a time, in the layout of `shapes`; call `note` with each part read."""
     codes = tensor.codes
-    if not isinstance(shapes, QuantizedMatrix):
+    if codes and codes.blocks and not isinstance(shapes, QuantizedMatrix):
+        for packed in codes.blocks.rows():
+            note(packed)
+            yield packed
+    elif not isinstance(shapes, QuantizedMatrix):
         for part in in_parts(tensor.read()):
             note(part)
             yield part
@@ -239,25 +249,48 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
     return jax.ShapeDtypeStruct((rows, *row), dtype)
 
 
+def _shape_of_blocks(tensors: Sequence[Tensor], blocks: Sequence[Blocks]) -> Any:
+    """Return the shape of the array for the file's bytes of all tensors."""
+    return jax.ShapeDtypeStruct((sum(tensor.shape[0] for tensor in tensors), blocks[0].row_bytes), np.uint8)
+
+
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
     """Read all tensors, and raise `CheckpointError` if a tensor contains NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, adapted_tensor in checkpoint.tensors.items():
         tensor = adapted_tensor.stored  # the adapter was checked when it was read
-        for part in tensor.codes.parts() if tensor.codes else in_parts(tensor.read()):
+        for part in _parts_to_check(tensor):
             _check_part(name, tensor, part, checkpoint.path)
             checkpoint.release()
             done += tensor.bytes * len(jax.tree.leaves(part)[0]) / tensor.shape[0]
             progress("checking weights", done / total)
 
 
+def _parts_to_check(tensor: Tensor) -> Iterator[Any]:
+    """Yield the rows of a tensor, some at a time, in the form that we can check fastest."""
+    codes = tensor.codes
+    if not codes:
+        return in_parts(tensor.read())
+    return codes.blocks.rows() if codes.blocks else codes.parts()
+
+
 def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
-    """Raise CheckpointError if a weight, scale or minimum in `part`, some rows of the tensor `name`, is not finite."""
+    """Raise CheckpointError if a weight, scale or minimum in `part`, some rows of the tensor `name`, is not finite.
+
+    `part` has floats, codes or, as bytes, blocks. If a block has a scale that is not finite, we unpack the whole matrix
+    to say which scale.
+    """
+    codes = tensor.codes
+    if isinstance(part, np.ndarray) and part.dtype == np.uint8:
+        assert codes and codes.blocks
+        for unpacked in () if codes.blocks.are_finite(part) else codes.parts():
+            _check_part(name, tensor, unpacked, path)
+        return
     if isinstance(part, np.ndarray):
         check_finite(name, part, path=path)
         return
-    assert tensor.codes
-    CLASS_OF_FORM[tensor.codes.form].check(part, name, path)
+    assert codes
+    CLASS_OF_FORM[codes.form].check(part, name, path)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -119,12 +119,12 @@ def quantized_on_device(weights: Float[Array | np.ndarray, "rows cols"], codes: 
     with jax.enable_x64(True):
         # `largest` is an argument, because XLA replaces division by a constant with a product that rounds differently.
         largest = np.float64(CLASS_OF_FORM[codes.form].largest)
-        return _quantized(weights, largest, codes=codes._replace(bytes=0, parts=_no_parts, source=None))
+        return _quantized(weights, largest, codes=codes._replace(bytes=0, parts=no_parts, source=None))
 
 
-def _no_parts() -> Any:
+def no_parts() -> Any:
     """Stand in for `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
-    raise AssertionError("these codes are computed from float weights, so they have no stored parts")
+    raise AssertionError("these codes are computed on the device, so they have no stored parts")
 
 
 @partial(jax.jit, static_argnames=("codes",))
@@ -140,15 +140,24 @@ def _quantized(weights: Float[Array, "rows cols"], largest: Float64[Array, ""], 
     encode = CLASS_OF_FORM[codes.form].encode
     assert encode, f"no scheme has codes of {codes.form}"
     codes_of_weights, scales = encode(blocks, lax.bitcast_convert_type(tops, jnp.float32), largest)
-    return OnDevice(_stored(codes_of_weights.reshape(rows, -1)[:, :cols], scales, codes), exact)
+    return OnDevice(stored_on_device(codes_of_weights.reshape(rows, -1)[:, :cols], scales, None, codes), exact)
 
 
-def _stored(bits: Shaped[Array, "rows cols"], scales: Shaped[Array, "rows groups"], codes: Codes) -> QuantizedMatrix:
-    """Arrange codes and scales as `QuantizedMatrix.stored` does, for codes without zero points and minima."""
+def stored_on_device(
+    bits: Shaped[Array, "rows cols"],
+    scales: Shaped[Array, "rows groups"],
+    minima: Float[Array, "rows groups"] | None,
+    codes: Codes,
+) -> QuantizedMatrix:
+    """Arrange codes, scales and minima as `QuantizedMatrix.stored` does, for codes without zero points."""
     (rows, cols), kind = bits.shape, CLASS_OF_FORM[codes.form]
     shapes, copies = kind.shapes(rows, cols, codes), repeats_of_scales(codes, cols)
-    scales = jnp.repeat(scales, copies, axis=1)[:, : shapes.scales.shape[1]]
-    scales = jnp.pad(scales, [(0, 0), (0, shapes.scales.shape[1] - scales.shape[1])])
+    groups = shapes.scales.shape[1]
+
+    def spread(numbers: Array) -> Array:
+        spread = jnp.repeat(numbers, copies, axis=1)[:, :groups]
+        return jnp.pad(spread, [(0, 0), (0, groups - spread.shape[1])])
+
     if kind.middle and kind.packed:
         bits = bits + jnp.int8(kind.middle)
     bits = jnp.pad(lax.bitcast_convert_type(bits, jnp.uint8), [(0, 0), (0, shapes.cols - cols)])
@@ -156,5 +165,10 @@ def _stored(bits: Shaped[Array, "rows cols"], scales: Shaped[Array, "rows groups
         # Without the barrier, XLA on a CPU would compute each code twice: for the low and for the high half of a byte.
         pairs = lax.optimization_barrier(bits).reshape(rows, -1, 2, LANES)
         bits = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
-    arrays: Any = (lax.bitcast_convert_type(bits, kind.dtype), scales.astype(kind.scale_dtype), None, None)
+    arrays: Any = (
+        lax.bitcast_convert_type(bits, kind.dtype),
+        spread(scales).astype(kind.scale_dtype),
+        None,
+        None if minima is None else spread(minima),
+    )
     return kind(*arrays)

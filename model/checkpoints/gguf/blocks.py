@@ -1,12 +1,13 @@
 """Reads quantized tensors of a GGUF file: decoded to float32, or as codes."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float16, Float32, Integer, UInt8
 
-from llamaspec.model.checkpoints.checkpoint import Codes, CodesWithMinima, Form, Part
+from llamaspec.model.checkpoints.checkpoint import Blocks, Codes, CodesWithMinima, Form, Part
 from llamaspec.model.checkpoints.codes import WITH_MINIMA
 from llamaspec.model.checkpoints.gguf.file import GGUFEntry
 from llamaspec.model.checkpoints.mapped import MappedFile
@@ -17,6 +18,7 @@ from llamaspec.reference.quantizers.ggml_superblocks import Superblocks
 from llamaspec.reference.rope import interleaved_to_halves
 
 AT_ONCE = 1 << 20  # number of weights that we decode at a time, in float64
+BYTES_AT_ONCE = 2 << 20  # number of bytes that we yield at a time, if we do not decode them; a core's cache holds them
 
 
 class FormOfBlocks(NamedTuple):
@@ -51,6 +53,15 @@ FORMS = {
     "IQ4_XS": FormOfBlocks("iq4_nl", 32),
 }
 
+# The types whose blocks a device can unpack (`model.weights.gguf_blocks`): the bytes of a block at which its float16
+# numbers begin. The first of them is the scale d, the second is the minimum or its unit.
+FLOAT16_AT = {
+    "Q8_0": (0,), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_0": (0,), "Q4_1": (0, 2), "IQ4_NL": (0,), "MXFP4": (),
+    "Q6_K": (208,), "Q5_K": (0, 2), "Q4_K": (0, 2), "Q3_K": (108,), "Q2_K": (80, 82),
+}  # fmt: skip
+EXPONENT = np.uint8(0x7C)  # in the second byte of a float16: all bits of the exponent, set for infinity and NaN
+NAN_EXPONENT = 0xFF  # MXFP4 has a byte as scale instead, and this byte means NaN
+
 
 def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."]:
     """Decode all weights of a tensor to float32 and round each once, as ggml does; NaN and infinity are kept."""
@@ -84,8 +95,30 @@ def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
                 part = type(part)(*(interleaved_to_halves(array, heads=count) for array in part))
             yield part
 
+    def stored_rows() -> Iterator[UInt8[np.ndarray, "rows row_bytes"]]:
+        packed = _packed(file, entry)
+        step = max(1, BYTES_AT_ONCE // packed.shape[1] // head_dim) * head_dim
+        for begin in range(0, rows, step):
+            part = packed[begin : begin + step]
+            yield interleaved_to_halves(part, heads=len(part) // head_dim) if heads else part
+
     form, group = FORMS[entry.type]
-    return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
+    blocks = None
+    if entry.type in FLOAT16_AT:
+        blocks = Blocks(entry.type, entry.bytes // rows, stored_rows, partial(_are_finite, type=entry.type))
+    return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts, blocks=blocks)
+
+
+def _are_finite(packed: UInt8[np.ndarray, "rows row_bytes"], *, type: str) -> bool:
+    """Tell whether all scales and minima are finite in some rows of blocks.
+
+    A scale or minimum is finite if the float16 number is finite that we multiply by an integer to get it.
+    """
+    blocks = packed.reshape(-1, ggml.READABLE[type].bytes)
+    if type == "MXFP4":
+        return not np.any(blocks[:, 0] == NAN_EXPONENT)
+    # The second byte of a little-endian float16 has all bits of the exponent.
+    return not any(np.any(blocks[:, at + 1] & EXPONENT == EXPONENT) for at in FLOAT16_AT[type])
 
 
 def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes"]:
