@@ -65,7 +65,8 @@ OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/embed": "/v1/embeddings",
     "/embedding": "/v1/embeddings",
 }
-OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
+SCRIPTS = ("page.js", "markdown.js", "marked.js")
+OPEN = {"/health", "/ready", "/", "/page.css", *(f"/{name}" for name in SCRIPTS)}  # paths that need no key
 BACKLOG = 1024  # connections that the operating system queues until we accept them
 IN_A_ROW = 8  # connections that asyncio accepts before our code can refuse one
 FLUSH = 5.0  # seconds for sending the last answers, after the engine has ended all requests
@@ -85,7 +86,7 @@ class Site:
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": self._file("index.html", "text/html")},
             "/page.css": {"GET": self._file("page.css", "text/css")},
-            "/page.js": {"GET": self._file("page.js", "text/javascript")},
+            **{f"/{name}": {"GET": self._file(name, "text/javascript")} for name in SCRIPTS},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},

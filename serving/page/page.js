@@ -1,5 +1,7 @@
 // The chat page: a conversation with the model of this server. Text goes into the page through textContent alone.
 
+import { rendered } from "./markdown.js";
+
 const LIKELIEST = 10; // tokens beside each drawn one
 const KEPT = "llamaspec"; // the name under which the browser keeps the conversation
 const EXAMPLES = [
@@ -173,7 +175,8 @@ function draw() {
       turn.folded = element("details", { kind: "thoughts", hidden: true }, element("summary"), element("div"));
       section.prepend(turn.folded);
       turn.place = said;
-      Object.assign(turn, { drawn: 0, seen: 0, decoder: new TextDecoder() });
+      said.classList.toggle("markdown", at("markdown").checked);
+      Object.assign(turn, { drawn: 0, seen: 0, ends: [], decoder: new TextDecoder() });
       said.tabIndex = turn.tokens.length ? 0 : -1;
       said.onkeydown = (event) => walk(event, turn);
       grow(turn);
@@ -219,13 +222,51 @@ function grow(turn) {
   for (; turn.drawn < turn.tokens.length; turn.drawn++) {
     const bytes = Uint8Array.from(turn.tokens[turn.drawn].bytes);
     const text = turn.decoder.decode(bytes, { stream: true }).slice(0, turn.content.length - turn.seen);
-    const rest = text.trimStart() || text; // space in front stays without color, so that lines end cleanly
-    if (turn.seen) turn.place.append(text.slice(0, text.length - rest.length));
-    turn.place.append(span(turn, turn.drawn, rest));
+    if (!at("markdown").checked) turn.place.append(...marked(turn, turn.drawn, text));
     turn.seen += text.length;
+    turn.ends.push(turn.seen);
   }
+  if (at("markdown").checked) paint(turn);
   speak(turn);
   follow(false);
+}
+
+function paint(turn) {
+  // Draw an answer as Markdown: at once if it is complete, and otherwise with the browser's next frame.
+  if (running && turn === turns.at(-1)) {
+    turn.frame ||= requestAnimationFrame(() => {
+      paintNow(turn);
+      follow(false);
+    });
+  } else paintNow(turn);
+}
+
+function paintNow(turn) {
+  cancelAnimationFrame(turn.frame);
+  turn.frame = 0;
+  let index = 0; // of the token at the latest piece of text
+  const write = (text, start) => {
+    if (start < 0) return [text];
+    const nodes = [];
+    const end = start + text.length;
+    while (index && turn.ends[index - 1] > start) index--;
+    for (let from = start; from < end; index++) {
+      if (index >= turn.ends.length) return [...nodes, turn.content.slice(from, end)];
+      const to = Math.min(turn.ends[index], end);
+      if (to > from) nodes.push(...marked(turn, index, turn.content.slice(from, to)));
+      from = Math.max(from, to);
+      if (to === end) break;
+    }
+    return nodes;
+  };
+  turn.place.replaceChildren(rendered(turn.content, write));
+  if (shown?.turn === turn) for (const mark of marks(turn, shown.index)) mark.classList.add("shown");
+}
+
+function marked(turn, index, text) {
+  // Space in front stays without color, so that lines end cleanly.
+  const rest = text.trimStart() || text;
+  return [text.slice(0, text.length - rest.length), span(turn, index, rest)];
 }
 
 function textOf(tokens) {
@@ -233,12 +274,13 @@ function textOf(tokens) {
   return tokens.map(({ bytes }) => decoder.decode(Uint8Array.from(bytes), { stream: true })).join("");
 }
 
-function spans(turn) {
-  return turn.place.querySelectorAll(".token");
+function marks(turn, index) {
+  return turn.place.querySelectorAll(`[data-token="${index}"]`);
 }
 
 function span(turn, index, text) {
   const made = element("span", { text, kind: "token" });
+  made.dataset.token = index;
   made.style.setProperty("--doubt", 1 - Math.exp(turn.tokens[index].logprob));
   made.onmouseenter = () => open(turn, index);
   made.onclick = () => open(turn, index);
@@ -262,10 +304,10 @@ function speak(turn) {
 function open(turn, index) {
   close();
   const token = turn.tokens[index];
-  const mark = spans(turn)[index];
+  const [mark, ...others] = marks(turn, index);
   if (!mark) return;
   shown = { turn, index };
-  mark.classList.add("shown");
+  for (const part of [mark, ...others]) part.classList.add("shown");
   const odds = at("odds");
   // An answer cannot go on from another token where thoughts came before it, since only its own tokens are known.
   const last = turn === turns.at(-1) && !running && !turn.thoughts;
@@ -296,7 +338,7 @@ function open(turn, index) {
 }
 
 function close() {
-  document.querySelector(".token.shown")?.classList.remove("shown");
+  for (const part of document.querySelectorAll(".token.shown")) part.classList.remove("shown");
   at("odds").hidden = true;
   shown = null;
 }
@@ -305,7 +347,11 @@ function walk(event, turn) {
   // Arrow keys go from token to token; Enter or the arrow down enters the list.
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   const index = shown?.turn === turn ? shown.index : -1;
-  if (step) open(turn, Math.min(Math.max(index + step, 0), turn.tokens.length - 1));
+  if (step) {
+    let next = index + step;
+    while (next in turn.tokens && !marks(turn, next).length) next += step; // a token of markup alone is not shown
+    if (next in turn.tokens) open(turn, next);
+  }
   else if (index >= 0 && (event.key === "Enter" || event.key === "ArrowDown")) at("odds").querySelector("button")?.focus();
   else return;
   event.preventDefault();
@@ -351,9 +397,9 @@ function save() {
 }
 
 function keep() {
-  const kept = turns.map(({ place, folded, drawn, seen, decoder, spoken, ...turn }) => turn);
-  const settings = Object.fromEntries(["system", ...numbers].map((name) => [name, at(name).value]));
-  const all = { turns: kept, settings, colors: at("colors").checked };
+  const kept = turns.map(({ place, folded, drawn, seen, ends, frame, decoder, spoken, ...turn }) => turn);
+  const stated = Object.fromEntries(["system", ...numbers].map((name) => [name, at(name).value]));
+  const all = { turns: kept, stated, colors: at("colors").checked, markdown: at("markdown").checked };
   try {
     localStorage.setItem(KEPT, JSON.stringify(all));
     sessionStorage.setItem(`${KEPT}-key`, at("key").value);
@@ -366,8 +412,9 @@ function restore() {
   try {
     const kept = JSON.parse(localStorage.getItem(KEPT));
     turns = kept.turns;
-    for (const [name, value] of Object.entries(kept.settings)) at(name).value = value;
+    for (const [name, value] of Object.entries(kept.stated ?? {})) at(name).value = value;
     at("colors").checked = kept.colors;
+    at("markdown").checked = kept.markdown ?? true;
     at("key").value = sessionStorage.getItem(`${KEPT}-key`) ?? "";
   } catch {
     turns = []; // Nothing was kept, or by an older page.
@@ -426,6 +473,7 @@ at("settings").onchange = () => {
   keep();
 };
 at("choice").onchange = () => head(at("choice").value);
+at("markdown").onchange = draw;
 at("key").onchange = () => {
   keep();
   begin();

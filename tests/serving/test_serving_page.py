@@ -55,6 +55,104 @@ def test_an_answer_streams_and_markup_in_it_stays_text(page, engine):
     picture(page, "answered")
 
 
+HOSTILE = r"""# Head <img src=x onerror=alert(1)>
+
+<script>window.hit = 1</script>
+
+<img src="http://127.0.0.1:9/x.png" onerror="window.hit = 1"> and <b>bold</b> &lt;i&gt;
+
+[a](javascript:window.hit=1) [b](data:text/html,x) [c](vbscript:x) [d](//evil.example) [e](https://good.example/p?q=1)
+[f](https://good.example "t\" onclick=window.hit=1 x=\"") ![picture](https://evil.example/x.png)
+<https://auto.example> [g](JaVaScRiPt:window.hit=1) [h](java&#115;cript:window.hit=1)
+
+- **one** `co<de>`
+  1. two *three* ~~four~~
+- [x] done
+
+| a | b |
+|---|--:|
+| 1 | <iframe src=x></iframe> |
+
+> quote **deep**
+
+```html
+<script>window.hit = 1</script>
+```
+
+[ref]: javascript:window.hit=1
+"""
+LINKS = ["https://good.example/p?q=1", "https://good.example/", "https://evil.example/x.png", "https://auto.example/"]
+
+
+def test_markdown_becomes_elements_and_hostile_markup_stays_text(browser):
+    """Nothing in an answer runs, loads anything, or links to a script; the elements are the ones that we make."""
+    requested: list[str] = []
+    with (
+        running(FakeEngine(spelling(HOSTILE), context=4000)) as site,
+        silent_page(browser, site.url, viewport={"width": 900, "height": 900}) as page,
+    ):
+        page.on("request", lambda request: requested.append(request.url))
+        ask(page)
+        said = finished(page)
+        picture(page, "markdown")
+        assert page.evaluate("window.hit") is None
+        assert all(url.startswith(site.url) for url in requested)
+        names = said.evaluate("(place) => [...new Set([...place.querySelectorAll('*')].map((made) => made.localName))]")
+        assert {*names} == {
+            *("a", "blockquote", "br", "code", "del", "em", "h3", "hr", "input", "li", "ol", "p", "pre", "span"),
+            *("strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+        } - {"hr"}
+        links = said.locator("a").evaluate_all("(links) => links.map((link) => [link.href, link.rel, link.target])")
+        assert [href for href, *_ in links] == LINKS
+        assert {tuple(rest) for _, *rest in links} == {("noopener noreferrer nofollow", "_blank")}
+        attributes = said.evaluate(
+            "(place) => [...new Set([...place.querySelectorAll('*')].flatMap((made) => made.getAttributeNames()))]"
+        )
+        assert {*attributes} <= {
+            *("class", "style", "data-token", "href", "title", "rel", "target", "type", "disabled"),
+            "start",
+        }
+        text = said.inner_text()
+        for part in (
+            "<script>window.hit = 1</script>",
+            "<img src=x onerror=alert(1)>",
+            "<iframe src=x></iframe>",
+            "co<de>",
+        ):
+            assert part in text
+        assert said.locator("h3").inner_text().startswith("Head") and said.locator("strong").first.inner_text() == "one"
+        # Every token that is shown is where its text is, and shows its distribution.
+        spelled = said.locator(".token").evaluate_all(
+            "(marks) => marks.map((mark) => [mark.dataset.token, mark.textContent])"
+        )
+        pieces = [decode(TOKENIZER, [token], start=False) for token in TOKENIZER.encode(HOSTILE)]
+        assert len(spelled) > 100 and all(part.strip() in pieces[int(index)] for index, part in spelled)
+        assert [int(index) for index, _ in spelled] == sorted(int(index) for index, _ in spelled)
+        said.locator("strong .token").first.hover()
+        page.locator("#odds").wait_for()
+        page.mouse.move(0, 0)
+        said.focus()
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+            assert page.locator(".token.shown").count() > 0
+        # The answer itself, as the model wrote it.
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Render Markdown").uncheck()
+        assert page.locator(".turn.assistant .said").inner_text().strip() == HOSTILE.strip()
+        assert page.locator(".said strong").count() == 0
+        page.reload()
+        assert finished(page).locator("strong").count() == 0 and not page.get_by_label("Render Markdown").is_checked()
+
+
+def test_markdown_grows_while_it_streams(page, engine):
+    engine._script = spelling("Some **bold words** and\n\n- an item\n- and another one")
+    engine.pause = 14
+    ask(page)
+    page.locator(".busy .said strong").wait_for()
+    engine.pause = None
+    assert finished(page).locator("li").count() == 2
+
+
 def test_stop_ends_the_request_in_the_engine(page, engine):
     engine.pause = 8
     ask(page)
@@ -106,6 +204,16 @@ def test_regenerate_edit_and_the_same_seed(page, engine):
     page.get_by_role("button", name="Edit").click()
     assert page.get_by_label("Message").input_value() == "Tell me a story about a fox."
     assert page.locator(".turn").count() == 0
+
+
+def test_the_page_sends_only_the_options_that_are_set(page, engine, site):
+    """An empty field leaves the choice to the server, which knows the model's own defaults."""
+    bodies: list[dict] = []
+    page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+    ask(page)
+    finished(page)
+    (body,) = [body for body in bodies if "seed" in body]
+    assert {*body} - {"model"} == {"messages", "seed", "stream", "logprobs", "top_logprobs"}
 
 
 @pytest.mark.slow  # 3 s

@@ -30,7 +30,8 @@ SUPPORTED = {
     "caps and scales": replace(
         PLAIN, attention_cap=2.0, logit_cap=3.0, embedding_scale=2.5, residual_scale=0.5, attention_scale=0.2
     ),
-    "norms after each half": replace(PLAIN, post_norms=True),
+    "norms after each half (OLMo 2)": replace(PLAIN, pre_norms=False, post_norms=True, wide_qk_norm=True),
+    "a layer without RoPE (SmolLM3)": replace(PLAIN, rotary_layers=(True, False)),
 }
 PROMPT = [1, 5, 2, 8, 3]
 PROVEN = REPOSITORY / "tests/goldens/proven_stories.json"  # written by `llamaspec prove "Once upon a time"`

@@ -1,10 +1,10 @@
 """Time a call until its result is ready.
 
-`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. It loads
-the file before the candidate, so that a candidate that replaces `time.perf_counter` does not replace our clock. With
-torch or cupy on a GPU, we clear the L2 cache before each call, also the lines that a candidate or another program made
-persistent, and measure the call with GPU events. The time includes work that the call started on other streams. jax has
-no events, so we measure the time until the call's result is ready.
+`verify.candidates.worker` loads this file in the candidate's process, so the file imports nothing of this project. The
+worker loads it before the candidate: a candidate that replaces `time.perf_counter` then does not replace our clock.
+With torch or cupy on a GPU, we clear the L2 cache before each call, including lines that a candidate or another program
+made persistent. We measure the call with GPU events. The time includes work that the call started on other streams. jax
+has no events, so we measure the time until the call's result is ready.
 
 Each timed call gets other numbers: we swap two elements of every floating-point array. So a result that is cached by
 the numbers of the inputs is of no use, or is wrong. Only the last call gets the original numbers, and only its result
@@ -42,7 +42,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether it is later than `end`, and the next call is at least the `FEWEST`-th."""
+        """Return whether it is later than `end`, and the next call is at least call number `FEWEST`."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -106,9 +106,10 @@ def _between(
 
 
 def _plausible(measured: float, called: float) -> float:
-    """Return the seconds between two events, unless they are fewer than the function took to return.
+    """Return `measured`, the seconds between two GPU events. Raises RuntimeError if the function took longer to return.
 
-    The GPU is idle at the first event, and gets the second event after the function has returned.
+    `called` is the seconds until the function returned. The GPU is idle at the first event, and gets the second event
+    after the function has returned.
     """
     if measured < called - max(SLACK, 0.1 * called):
         raise RuntimeError(f"GPU events measured {measured:.3g} s, but the function returned after {called:.3g} s")

@@ -199,7 +199,7 @@ class _Stopwatch:
             self.seconds.append(monotonic() - start)
 
     def growth(self, usual: int) -> float:
-        """Return by how many seconds the slowest call after the first `usual` calls exceeds the median of those."""
+        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first ones."""
         return max([0.0, *self.seconds[usual:]]) - median(self.seconds[:usual] or [0.0])
 
 
