@@ -97,7 +97,7 @@ class Result(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The matrix, its inputs for the texts that the methods see, and for others."""
+    """The matrix, its inputs for the texts that the methods see, and its inputs for other texts."""
 
     params: Params
     config: Config
@@ -130,7 +130,7 @@ def stories() -> list[str]:
 
 
 def inputs_of_down(params: Params, ids: np.ndarray, config: Config) -> Float64[np.ndarray, "seq cols"]:
-    """Compute what the down projection of `LAYER` multiplies, for every token of a text."""
+    """Compute the inputs of the down projection of `LAYER`, for every token of a text."""
     x = params.embedding[ids].astype(np.float64)
     for block, cache in zip(params.layers[: LAYER + 1], empty_cache(config), strict=False):
         y, _ = attend(x, block, cache, window=None, config=config)
@@ -178,7 +178,7 @@ def results(of: Layer) -> Iterator[Result]:
 
 
 def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
-    """Judge a rounded matrix. With `factors`, its inputs are divided by them and rounded to int8."""
+    """Judge a rounded matrix. With `factors`, the inputs are divided by these factors and rounded to int8."""
     if factors is None:
         errors = [_relative(x @ rounded.T, x @ of.weight.T) for x in (of.seen, of.others)]
         return Result(name, bits, _relative(rounded, of.weight), *errors, divergence(of, rounded))
