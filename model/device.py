@@ -1,15 +1,18 @@
 """Describes the device that programs run on. We ask JAX once, and pass the description on."""
 
 import os
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 
 from llamaspec.model.system import available_bytes, cuda_memory, nvidia_memory
+from llamaspec.pallas_kernels.parts.card import Card, card_of
 
 # Phrases in JAX's error messages for a GPU without free memory.
 FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-HOPPER = "9.0"  # the compute capability that the kernels are made for
+HOPPER = "9.0"  # the compute capability on which we have measured the kernels
+CHOSEN = (9,)  # major compute capabilities of the GPUs on which models run with kernels
 
 
 class Device(NamedTuple):
@@ -18,11 +21,30 @@ class Device(NamedTuple):
     platform: str  # cpu, gpu, tpu
     kind: str  # JAX's name for the device, such as "NVIDIA H200"
     capability: str | None = None  # the compute capability of an NVIDIA GPU, such as 9.0
+    processors: int = 132  # streaming multiprocessors of a GPU
+    others: tuple[str, ...] = ()  # other compute capabilities of this process's GPUs
 
     @property
     def has_kernels(self) -> bool:
-        """True if the kernels of `pallas_kernels` are made for this device."""
-        return self.capability == HOPPER
+        """True if models run on this device with the kernels of `pallas_kernels`."""
+        return self.card.capability[0] in CHOSEN if self.capability else False
+
+    @property
+    def kernels(self) -> str:
+        """Say what we know of the kernels on this device.
+
+        >>> Device("gpu", "NVIDIA H200", "9.0").kernels, Device("gpu", "NVIDIA T4", "7.5").kernels
+        ('measured', 'none')
+        """
+        if not self.has_kernels:
+            return "none"
+        measured = self.capability == HOPPER
+        return "measured" if measured else "compiled and verified, speed not measured on this card"
+
+    @property
+    def card(self) -> Card:
+        """The device as the kernels see it."""
+        return card_of(SimpleNamespace(compute_capability=self.capability, core_count=self.processors))
 
     def __str__(self) -> str:
         """
@@ -67,8 +89,15 @@ def no_room_to_start() -> str:
 
 def default_device() -> Device:
     """Describe the device that JAX computes on by default."""
-    device = devices()[0]
-    return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
+    device, *more = devices()
+    capability, *others = (getattr(each, "compute_capability", None) for each in (device, *more))
+    return Device(
+        device.platform,
+        device.device_kind,
+        capability,
+        card_of(device).processors,
+        tuple(sorted({other for other in others if other not in (None, capability)})),
+    )
 
 
 class Room(NamedTuple):

@@ -10,6 +10,7 @@ of the result (for float32: `parts/attention_split_float32.py`). `parts/attentio
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
@@ -52,10 +53,10 @@ def attention_decode(
     if k.shape[2] % 8:
         raise Unsupported(f"attention_decode takes a capacity in multiples of 8, got {k.shape[2]}")
     batch, kv_heads, capacity, head_dim = k.shape
-    heads, seen = batch * kv_heads, min(capacity, window or capacity)
-    keys = keys_of_a_tile(heads, q.shape[1] // kv_heads, head_dim, k.dtype, seen)
-    splits = splits or choose_splits(heads, capacity, keys)
-    return _attention_decode(q, k, v, lengths, window=window, keys=keys, splits=splits, target=current_target())
+    heads, seen, target = batch * kv_heads, min(capacity, window or capacity), current_target()
+    keys = keys_of_a_tile(heads, q.shape[1] // kv_heads, head_dim, k.dtype, seen, target.card)
+    splits = splits or choose_splits(heads, capacity, keys, target.card)
+    return _attention_decode(q, k, v, lengths, window=window, keys=keys, splits=splits, target=target)
 
 
 @partial(jax.jit, static_argnames=("window", "keys", "splits", "target"))
@@ -63,16 +64,21 @@ def _attention_decode(q, k, v, lengths, *, window: int | None, keys: int, splits
     def locate(ref, row, head, tile):
         return [ref.at[row, head, pl.ds(tile * keys, keys)]]
 
+    def locate_rows(ref, row, head, first, rows):
+        return ref.at[row, head, pl.ds(pl.multiple_of(jnp.minimum(first, k.shape[2] - rows), 8), rows)]
+
+    whole = target.card.wgmma or k.shape[2] % keys == 0  # TMA reads zeros beyond the last key
     return attend_in_parts(
         "attention_decode",
         locate,
+        locate_rows,
         q,
         k,
         v,
         lengths,
         capacity=k.shape[2],
         tile=keys,
-        pieces=1,
+        pieces=1 if whole else keys // 8,
         window=window,
         splits=splits,
         target=target,

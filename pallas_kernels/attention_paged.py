@@ -45,8 +45,9 @@ def attention_paged(
     if table.ndim != 2 or len(table) != len(q) or 0 in table.shape or table.dtype != np.dtype("int32"):
         raise ValueError(f"{op} takes a table [{len(q)}, max_pages] in int32, got {table.shape} in {table.dtype}")
     check_attention(op, q, k, v, lengths, window=window, splits=splits)
-    splits = splits or choose_splits(len(q) * k.shape[1], table.shape[1] * k.shape[2], TILE)
-    return _attention_paged(q, k, v, table, lengths, window=window, splits=splits, target=current_target())
+    target = current_target()
+    splits = splits or choose_splits(len(q) * k.shape[1], table.shape[1] * k.shape[2], TILE, target.card)
+    return _attention_paged(q, k, v, table, lengths, window=window, splits=splits, target=target)
 
 
 @partial(jax.jit, static_argnames=("window", "splits", "target"))
@@ -62,9 +63,14 @@ def _attention_paged(q, k, v, table, lengths, *, window: int | None, splits: int
 
         return [piece(i) for i in range(TILE // rows)]
 
+    def locate_rows(ref, row, head, first, rows, table_ref):
+        number = jnp.clip(table_ref[row, jnp.minimum(first // page, table.shape[1] - 1)], 0, pages - 1)
+        return ref.at[number, head, pl.ds(pl.multiple_of(lax.rem(first, page), 8), rows)]
+
     return attend_in_parts(
         "attention_paged",
         locate,
+        locate_rows,
         q,
         k,
         v,

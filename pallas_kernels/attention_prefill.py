@@ -301,6 +301,7 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
             f"{op} takes q [batch, seq, heads, head_dim] and k and v [batch, kv_heads, capacity, head_dim], got "
             f"{q.shape}, {k.shape} and {v.shape}"
         )
+    current_target().require_wgmma(op)
     if q.dtype != np.dtype("bfloat16") or not q.dtype == k.dtype == v.dtype:
         raise Unsupported(f"{op} takes q, k and v in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     batch, _, heads, head_dim = q.shape

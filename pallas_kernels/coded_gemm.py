@@ -23,7 +23,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
 from llamaspec.pallas_kernels.parts import decoded_codes, int4, low_bits
-from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target, current_target
+from llamaspec.pallas_kernels.parts.card import H200
+from llamaspec.pallas_kernels.parts.compat import Target, current_target
 from llamaspec.pallas_kernels.parts.decoded_codes import (
     LINE,
     ROWS,
@@ -115,7 +116,7 @@ class Geometry:
 
     @property
     def stages(self) -> int:
-        fit = max(2, even_share(self.tiles) // self.step_bytes)
+        fit = max(2, even_share(self.tiles, H200) // self.step_bytes)
         return min(self.cut.stages or fit, self.steps, MOST_STAGES)
 
     def scratch(self, target: Target) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def coded_gemm(
 def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometry:
     """Choose the sizes of a product, or raise the errors of `coded_gemm`."""
     op = "coded_gemm"
+    current_target().require_wgmma(op)
     if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
     rows, cols = w.shape
@@ -217,7 +219,7 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
         parts *= 2
     tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
-    if width == 32 and wide and 3 * PROCESSORS < tiles <= 4 * PROCESSORS:
+    if width == 32 and wide and 3 * H200.processors < tiles <= 4 * H200.processors:
         return BlockGrid(2, parts, turn=64)
     turn = 128 >> ((width == 64) + (group == 16))  # each group needs separate sums, and registers are limited
     return BlockGrid(1, parts, turn=max(turn, group or 0))

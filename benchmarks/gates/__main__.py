@@ -1,23 +1,34 @@
-"""Compiles the kernel table and the decode steps for an H200, and checks the gates of this package."""
+"""Compiles the kernel table for a card, and decode steps for an H200, and checks the gates of this package."""
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from llamaspec.benchmarks.common.kernel_cases import gated_cases, refusal, sampled
+from llamaspec.benchmarks.common.kernel_cases import card_sampled, gated_cases, refusal, sampled
 from llamaspec.benchmarks.common.kernel_cases.case import TWO_MODELS
 from llamaspec.benchmarks.common.report import write_report
-from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step
+from llamaspec.benchmarks.gates.cards import SHEETS
+from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, broken_on_card, lacks
 from llamaspec.benchmarks.gates.chunk import CHUNKS, broken_by_chunk, compile_chunk
 from llamaspec.benchmarks.gates.compiler import compile_case, compile_step
 from llamaspec.benchmarks.gates.decode_steps import FEW_LAYERS, STEPS, decode_step
 from llamaspec.benchmarks.gates.multi_device import STEPS as SHARED
 from llamaspec.benchmarks.gates.multi_device import broken_by_shared_step, compile_shared
-from llamaspec.benchmarks.gates.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
+from llamaspec.benchmarks.gates.report import (
+    CARD_COLUMNS,
+    KERNEL_COLUMNS,
+    STEP_COLUMNS,
+    Row,
+    card_row,
+    kernel_row,
+    step_row,
+    table,
+)
 from llamaspec.benchmarks.gates.serving import SERVED, broken_by_serving, compile_served
 from llamaspec.benchmarks.gates.training import TRAINED, broken_by_training, compile_training
 from llamaspec.benchmarks.gates.workers import CallFailure, call_each
@@ -59,7 +70,25 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
             yield name, [step_row(name, *compiled, layers=layers)], list(broken)
 
 
+def card_table(card: str, only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+    """Compile the cases that have `only` in their name for a card on which nothing is measured, like `kernel_table`."""
+    sheet = SHEETS[card]
+    cases = card_sampled() if sample else gated_cases()
+    names = [name for name in cases if only in name and refusal(name) is None and not lacks(cases[name], sheet.card)]
+    for name, compiled in compile(partial(compile_case, card=card), names):
+        if isinstance(compiled, CallFailure):
+            yield name, [], [compiled.reason]
+        else:
+            program, kernels = compiled
+            rows = [card_row(cases[name], kernel) for kernel in kernels]
+            yield name, rows, list(broken_on_card(cases[name], sheet.card, program, kernels))
+
+
 @click.command()
+@click.option(
+    "--card", type=click.Choice(list(SHEETS)), default="h200", show_default=True,
+    help="Compile for this card. For any card but the H200, only kernels are compiled.",
+)  # fmt: skip
 @click.option("--only", default="", help="Compile only the cases and steps with this text in their names.")
 @click.option("--sample", is_flag=True, help="Compile only the cases and steps of two models, and some variants.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds allowed for one compilation.")
@@ -70,16 +99,20 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
     type=click.Path(path_type=Path),
     help="File for all facts, which llamaspec.benchmarks.summary reads.",
 )
-def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
+def main(card: str, only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     """Compile, print tables, and fail if a gate is broken."""
 
     def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
-        results = call_each(function, names, limit=limit, at_once=at_once, preload=[function.__module__])
+        module = getattr(function, "func", function).__module__  # of a partial's function
+        results = call_each(function, names, limit=limit, at_once=at_once, preload=[module])
         yield from zip(names, results, strict=True)
 
-    compiled, broken = 0, 0
+    compiled, broken, on_h200 = 0, 0, card == "h200"
     tables: list[list[Row]] = []
-    for entries in (kernel_table(only, sample, compile), step_table(only, sample, compile)):
+    for entries in (
+        kernel_table(only, sample, compile) if on_h200 else card_table(card, only, sample, compile),
+        step_table(only, sample, compile) if on_h200 else (),
+    ):
         tables.append([])
         for name, rows, wrong in entries:
             tables[-1] += rows
@@ -93,7 +126,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
         ("serving", SERVED, compile_served, broken_by_serving),
         ("training", TRAINED, compile_training, broken_by_training),
     ):
-        chosen = [name for name in names if only in f"{title} {name}"]
+        chosen = [name for name in names if on_h200 and only in f"{title} {name}"]
         for name, facts in compile(function, chosen):
             wrong = [facts.reason] if isinstance(facts, CallFailure) else gates(facts)
             compiled += 1
@@ -102,13 +135,17 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
                 click.echo(f"{name}: {line}", err=True)
     kernels, steps = tables
     text = "\n\n".join(
-        table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
+        table(columns, rows)
+        for columns, rows in ((KERNEL_COLUMNS if on_h200 else CARD_COLUMNS, kernels), (STEP_COLUMNS, steps))
+        if rows
     )
     click.echo(text)
     if raw:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(TWO_MODELS if sample else SHAPES)}
+        about["card"] = card
         write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
-    click.echo(f"compiled {compiled} cases, decode steps and prompts for sm_90a: {broken} broken gates", err=True)
+    what = "cases, decode steps and prompts for sm_90a" if on_h200 else f"cases for {SHEETS[card]}"
+    click.echo(f"compiled {compiled} {what}: {broken} broken gates", err=True)
     sys.exit(broken > 0)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelLimits
 from llamaspec.benchmarks.gates.kernel import Kernel
 from llamaspec.benchmarks.gates.program import ProgramFacts
+from llamaspec.pallas_kernels.parts.card import Card
 
 LARGE = 1 << 20  # bytes: a copy of this size takes as long as a kernel
 STEP_TEMP = 32 << 20  # bytes
@@ -58,6 +59,62 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
     if kernel.cached_loads and not limits.eager:
         count = kernel.cached_loads
         yield f"{count} loads before the wait for the previous kernel stay in the first-level cache"
+
+
+def lacks(case: Case, card: Card) -> str | None:
+    """Return the property of `Card` that a case needs and the card does not have; None if it has all."""
+    if case.op.startswith(("attention_prefill", "coded_gemm")) and not card.wgmma:
+        return "wgmma"
+    return None
+
+
+def least_load(case: Case) -> int:
+    """Return the least bits of a load of weights, keys or values to registers; 0 for a case without these.
+
+    A thread loads 128 bits of floats, or half as many if its registers hold the sums of more than four vectors. Loads
+    of scales may be narrower than loads of codes. A thread loads as many e4m3 floats as numbers of a vector.
+    """
+    if case.op.startswith("attention"):
+        return 128
+    if case.bits in (16, 32):
+        return 128 if len(case.arrays[1]) <= 4 else 64
+    return 32 if case.bits else 0
+
+
+def broken_on_card(case: Case, card: Card, program: ProgramFacts, kernels: Sequence[Kernel]) -> Iterator[str]:
+    """Yield the broken gates of a case compiled for a card on which we have not measured it.
+
+    There are no limits on registers and instructions: these are measured on an H200.
+    """
+    compiled = {kernel.name for kernel in kernels}
+    if not compiled or not compiled <= case.kernels.keys() | {"attention_combine"}:
+        yield f"expected {_listed(case.kernels)} to be compiled, got {_listed(compiled)}"
+    for kernel in kernels:
+        yield from (f"{kernel.name}: {wrong}" for wrong in _broken_on_card(kernel, card, case))
+    yield from _large_copies(program)
+
+
+def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
+    if kernel.spilled:
+        yield f"expected no register spills, got {kernel.spilled} bytes per thread"
+    if kernel.shared > card.block_shared:
+        yield f"expected at most {card.block_shared} bytes of shared memory, got {kernel.shared}"
+    for feature in kernel.features:
+        if not getattr(card, feature):
+            yield f"has instructions that need {feature}, which the card does not have"
+    if kernel.waits != card.dependent_launch:
+        yield f"expected {'a' if card.dependent_launch else 'no'} wait for the previous kernel"
+    if kernel.moved:
+        yield f"waits for loads in flight: it moves {kernel.moved} registers that the same turn loads"
+    least = least_load(case)
+    if least and (narrow := sum(count for bits, count in kernel.streamed.items() if bits < least)):
+        yield f"expected loads to registers of {least} bits or more, got {narrow} narrower ones"
+    if case.bits and not card.copy_engine and not kernel.streamed:
+        yield "expected loads of weights to registers, got none"
+    if kernel.hasty:
+        yield "requests a copy into shared memory that threads may still be reading"
+    if kernel.unmet:
+        yield "reads shared memory after a store of another thread, without a barrier between"
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:

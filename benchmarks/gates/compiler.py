@@ -1,11 +1,12 @@
-"""Compiles any function for an H200 on a machine without a GPU. Needs the CUDA plugin of jax, but no CUDA.
+"""Compiles any function for an H200 or another card, without a GPU. Needs the CUDA plugin of jax, but no CUDA.
 
 jax finds these tools in Python wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works with jax
 0.11.2 to 0.12.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,32 +18,50 @@ os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.mosaic.gpu import utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from llamaspec.benchmarks.common.kernel_cases import gated_cases
+from llamaspec.benchmarks.gates.cards import SHEETS
 from llamaspec.benchmarks.gates.decode_steps import FEW_LAYERS, decode_step
-from llamaspec.benchmarks.gates.h200 import TARGET
 from llamaspec.benchmarks.gates.kernel import Kernel, read_kernels
 from llamaspec.benchmarks.gates.program import ProgramFacts, issued, launches
 from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.pallas_kernels.parts.compat import Target, use_target
 
 # In this format XLA dumps snapshots of programs that run. For a program that is only compiled, it dumps the thunks.
 DUMPED = {"xla_dump_hlo_snapshots": True}
 
 
 @cache
-def mesh() -> Mesh:
-    """Make a mesh of one H200."""
-    topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
+def mesh(card: str = "h200") -> Mesh:
+    """Make a mesh of one card."""
+    topology = topologies.get_topology_desc(platform="cuda", target_config=SHEETS[card].target, topology="1x1x1")
     return topologies.make_mesh(topology, (1,), ("device",))
 
 
-def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> ProgramFacts:
-    """Lower and compile `function` for the shapes of `arguments`, which are pytrees of arrays or of shapes."""
+@contextmanager
+def kernels_for(card: str) -> Iterator[None]:
+    """Build kernels for a card in this context. A process may compile for cards of one compute capability only.
+
+    Mosaic asks JAX's default device for its capability, and takes 9.0 for a CPU. Its passes keep the first answer.
+    """
+    answer = utils._infer_arch
+    utils._infer_arch = lambda: SHEETS[card].card.capability
+    try:
+        with use_target(Target(card=SHEETS[card].card)):
+            yield
+    finally:
+        utils._infer_arch = answer
+
+
+def compile_for(card: str, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> ProgramFacts:
+    """Lower and compile `function` for a card and the shapes of `arguments`, pytrees of arrays or of shapes."""
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         start = sum(os.times()[:4])  # processor time of all threads, and of the assembler's processes
-        compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED})
+        options = LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED}
+        compiled = _compiled(function, arguments, donate, options, card=card)
         seconds = sum(os.times()[:4]) - start
         outermost = tuple(issued(_thunks(Path(folder)).read_text()))
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
@@ -68,35 +87,40 @@ def _thunks(folder: Path) -> Path:
 def hlo_for_h200(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = (), options: dict[str, Any]
 ) -> str:
-    """Compile like `compile_for_h200`, with other `options` of XLA, and return the program's HLO."""
+    """Compile for an H200 like `compile_for`, with other `options` of XLA, and return the program's HLO."""
     hlo = _compiled(function, arguments, donate, options).as_text()
     assert hlo
     return hlo
 
 
 def _compiled(
-    function: Callable[..., Any], arguments: Any, donate: tuple[int, ...], options: dict[str, Any]
+    function: Callable[..., Any],
+    arguments: Any,
+    donate: tuple[int, ...],
+    options: dict[str, Any],
+    *,
+    card: str = "h200",
 ) -> Compiled:
-    with jax.sharding.use_abstract_mesh(mesh().abstract_mesh):
-        lowered = jax.jit(function, donate_argnums=donate).lower(*placed(arguments))
+    with jax.sharding.use_abstract_mesh(mesh(card).abstract_mesh), kernels_for(card):
+        lowered = jax.jit(function, donate_argnums=donate).lower(*placed(arguments, card))
     return lowered.compile(options)
 
 
-def placed(arguments: Any) -> Any:
-    """Return the shapes of `arguments`, a pytree, with a sharding on the H200."""
-    there = NamedSharding(mesh(), PartitionSpec())
+def placed(arguments: Any, card: str = "h200") -> Any:
+    """Return the shapes of `arguments`, a pytree, with a sharding on the card."""
+    there = NamedSharding(mesh(card), PartitionSpec())
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments)
 
 
-def compile_case(name: str) -> tuple[ProgramFacts, list[Kernel]]:
-    """Compile a case of the kernel table. Must run in a process that has compiled nothing before.
+def compile_case(name: str, card: str = "h200") -> tuple[ProgramFacts, list[Kernel]]:
+    """Compile a case of the kernel table for a card. Must run in a process that has compiled nothing before.
 
     A process compiles each kernel only once, and only then dumps the kernel's files.
     """
     case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder
-        program = compile_for_h200(case.function, *case.arrays, donate=case.donated)
+        program = compile_for(card, case.function, *case.arrays, donate=case.donated)
         return program, read_kernels(Path(folder))
 
 
@@ -105,6 +129,6 @@ def compile_step(name: str) -> tuple[ProgramFacts, ProgramFacts]:
 
     def compile(layers: int | None) -> ProgramFacts:
         step = decode_step(name, layers=layers)
-        return compile_for_h200(step.function, *step.arguments, donate=step.donated)
+        return compile_for("h200", step.function, *step.arguments, donate=step.donated)
 
     return compile(FEW_LAYERS), compile(None)

@@ -1,6 +1,6 @@
-"""Describes an H200 for the compiler, and computes the bandwidth that a compiled kernel can reach.
+"""Computes the bandwidth that a compiled kernel can reach on an H200.
 
-The bandwidth is an upper bound from the kernel's machine code. Nothing is measured here.
+It is an upper bound from the kernel's machine code. Nothing is measured here.
 """
 
 from typing import NamedTuple
@@ -16,34 +16,6 @@ BANDWIDTH = 4.3e12  # bytes per second that a copy reads and writes; nominally 4
 LATENCY = 0.75e-6  # seconds from the request of an asynchronous copy (TMA) to its bytes, under load
 CLOCK = 1.755e9  # Hz, sustained; the boost is 1.98e9
 SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
-
-TARGET = f"""
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {SHARED}
-  threads_per_core_limit: {THREADS}
-  core_count: {MULTIPROCESSORS}
-  fpus_per_core: 128
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: 4814752000000
-  l2_cache_size: 62914560
-  clock_rate_ghz: 1.98
-  device_memory_size: 150121545728
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability {{ major: 9 }}
-  registers_per_core_limit: {REGISTERS}
-  registers_per_block_limit: {REGISTERS}
-  driver_version: "13.0.0"
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 12 }}
-runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "NVIDIA H200"
-"""
 
 
 class Roofline(NamedTuple):

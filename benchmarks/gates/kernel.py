@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dy
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
 _FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # instructions that wait for a thread's reads
 _COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # copies to shared memory
+_STREAMED = re.compile(r"LDG\.E\.NA\.LTC128B(?:\.(64|128))?\b")  # loads of `inline.load_global`
+_REGISTER = re.compile(r"\bR(\d+)")
+# Opcodes that need a feature of the card (fields of `Card`).
+_FEATURES = {
+    "copy_engine": ("UTMA", "UBLK", "SYNCS"),
+    "wgmma": ("HGMMA", "IGMMA", "QGMMA", "WARPGROUP"),
+    "dependent_launch": ("ACQBULK", "PREEXIT"),
+}
 _READS = ("LDS", "HGMMA", "UTMASTG", "UBLKCP.G.S")
 _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
 
@@ -43,6 +52,9 @@ class Kernel:
     waits: bool  # whether the kernel waits for the previous kernel (programmatic dependent launch)
     eager: bool  # whether the kernel loads anything before this wait
     cached_loads: int  # loads before this wait that the first-level cache keeps
+    streamed: dict[int, int]  # loads of weights, keys or values from memory to registers, by their bits
+    moved: int  # moves, in the main loop, of registers that such a load fills in the same turn
+    features: tuple[str, ...]  # properties of `Card` that the instructions need
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
@@ -59,6 +71,7 @@ def _read_kernel(path: Path) -> Kernel:
     blocks, threads, shared = launch(layouts)
     prefetched, refilled = copied(layouts)
     code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
+    streams = (_STREAMED.match(word.opcode) for word in code.instructions)
     loop = code.main_loop()
     turns = max(1, sum(".TRYWAIT" in word.opcode for word in loop) // max(1, waits_in_loops(layouts)))
     wait = next(code.find("ACQBULK"), None)
@@ -86,7 +99,36 @@ def _read_kernel(path: Path) -> Kernel:
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
         cached_loads=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
+        streamed=dict(Counter(int(stream[1] or 32) for stream in streams if stream)),
+        moved=loaded_and_moved(loop),
+        features=tuple(
+            name
+            for name, prefixes in _FEATURES.items()
+            if any(word.opcode.startswith(prefixes) for word in code.instructions)
+        ),
     )
+
+
+def loaded_and_moved(loop: Sequence[sass.Instruction]) -> int:
+    r"""Count the moves of registers that `inline.load_global` fills in the same turn of the loop.
+
+    Such a move waits for the load. Then nothing is in flight while the next turn computes.
+
+    >>> code = ["/*0000*/ LDG.E.NA.LTC128B.128 R4, [R2.64]", "/*0010*/ FFMA R9, R8, R1, R9", "/*0020*/ MOV R8, R5"]
+    >>> [loaded_and_moved(sass.read("\n".join(some)).instructions) for some in (code, code[:2])]
+    [1, 0]
+    """
+    filled: set[int] = set()
+    moves = 0
+    for word in loop:
+        registers = [int(number) for number in _REGISTER.findall(word.operands)]
+        if stream := _STREAMED.match(word.opcode):
+            filled |= set(range(registers[0], registers[0] + int(stream[1] or 32) // 32))
+        elif "MOV" in word.opcode and len(registers) > 1:
+            moves += registers[-1] in filled
+        elif registers:
+            filled.discard(registers[0])
+    return moves
 
 
 def hasty(code: Sequence[sass.Instruction]) -> bool:

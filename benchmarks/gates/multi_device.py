@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from llamaspec.benchmarks.gates.compiler import TARGET
+from llamaspec.benchmarks.gates.compiler import SHEETS
 
 import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 import numpy as np
@@ -47,7 +47,9 @@ def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
     model, devices = STEPS[name]
     config, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
     config = share(config, devices)
-    topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology=f"1x1x{devices}")
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=SHEETS["h200"].target, topology=f"1x1x{devices}"
+    )
     mesh = topologies.make_mesh(topology, (devices,), (AXIS,))
     shapes = abstract_params(config, dtype=dtype, positions=CAPACITY, tensors=empty_share(config, devices, dtype))
     ops, reasons = pallas_ops(config, shapes, capacity=CAPACITY)

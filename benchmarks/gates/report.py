@@ -26,6 +26,8 @@ KERNEL_COLUMNS = {
     "issue slots of 4": "issue_slots",
     "at most, GB/s": "gigabytes_a_second",
 }
+CARD_COLUMNS = {key: KERNEL_COLUMNS[key] for key in ("case", "kernel", "registers", "shared, B", "blocks")}
+CARD_COLUMNS |= {"loop": "loop", "loads of 128 bits": "wide_loads", "of fewer": "narrow_loads"}
 STEP_COLUMNS = {
     "decode step": "step",
     "layers": "layers",
@@ -49,6 +51,12 @@ def kernel_row(case: Case, kernel: Kernel) -> Row:
         "issue_slots": bound and bound.slots and round(bound.slots, 2),
         "gigabytes_a_second": bound and round(bound.bandwidth / 1e9),
     }
+
+
+def card_row(case: Case, kernel: Kernel) -> Row:
+    wide = kernel.streamed.get(128, 0)
+    narrow = sum(kernel.streamed.values()) - wide
+    return {"case": case.name, **asdict(kernel), "wide_loads": wide, "narrow_loads": narrow}
 
 
 def step_row(name: str, short: ProgramFacts, full: ProgramFacts, *, layers: tuple[int, int]) -> Row:

@@ -1,4 +1,4 @@
-"""Reads machine code of sm_90a from nvdisasm's listing, with or without control codes before each instruction."""
+"""Reads machine code from nvdisasm's listing, with or without control codes before each instruction."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -76,6 +76,7 @@ def _machine(device: Device) -> dict[str, str]:
             for device_found in jax.devices()
         },
         **({"driver": driver} if (driver := nvidia_driver()) else {}),
+        **({"kernels": device.kernels} if device.platform == "gpu" else {}),
         "free memory": gigabytes(free_bytes()),
         "dtype": by_default,
     }

@@ -88,7 +88,8 @@ def this_machine(dtype: str) -> DeviceLimits:
     named, free, device = _identity(), free_bytes(), default_device()
     ceilings = measure_ceilings([dtype])
     name = named["processor"] if device.platform == "cpu" else named["device"]
-    return DeviceLimits(name, device.platform, free, ceilings.read, ceilings.flops, last_level_cache() or 0)
+    kernels = device.kernels if device.platform == "gpu" else ""
+    return DeviceLimits(name, device.platform, free, ceilings.read, ceilings.flops, last_level_cache() or 0, kernels)
 
 
 def last_level_cache() -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llamaspec.model.device import Device
 from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
 from llamaspec.model.running.memory import Memory, gigabytes, memory_of
 from llamaspec.model.running.programs import prompt_chunk
@@ -50,6 +51,7 @@ class DeviceLimits(NamedTuple):
     bandwidth: float  # bytes that the device reads per second
     flops: Mapping[str, float]  # dtype: operations per second in matrix products
     cache: int = 0  # bytes of the last-level cache; 0 for the GPUs in `DEVICES`
+    kernels: str = ""  # what we know of our kernels on a GPU (`Device.kernels`); empty for a CPU
 
     def seconds(self, cost: Cost, dtype: str) -> float:
         """Return the least seconds that a computation with this cost takes.
@@ -64,16 +66,25 @@ class DeviceLimits(NamedTuple):
         return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
 
 
+def _gpu(name: str, capability: str, memory: float, bandwidth: float, bfloat16: float, float32: float) -> DeviceLimits:
+    """Describe a GPU of NVIDIA by bytes, bytes per second, and operations per second."""
+    kernels = Device("gpu", name, capability).kernels
+    flops = {"bfloat16": bfloat16, "float32": float32}
+    return DeviceLimits(f"NVIDIA {name}", "gpu", memory, bandwidth, flops, kernels=kernels)
+
+
 # Numbers from the makers' data sheets, without sparsity. The bfloat16 rates use matrix units, the float32 rates do not.
 DEVICES = {
-    "h200": DeviceLimits("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
-    "h100": DeviceLimits("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
-    "a100": DeviceLimits("NVIDIA A100 SXM 80 GB", "gpu", 80e9, 2.039e12, {"bfloat16": 312e12, "float32": 19.5e12}),
-    "l4": DeviceLimits("NVIDIA L4", "gpu", 24e9, 300e9, {"bfloat16": 121e12, "float32": 30.3e12}),
-    "rtx-4090": DeviceLimits(
-        "NVIDIA GeForce RTX 4090", "gpu", 24e9, 1.008e12, {"bfloat16": 165.2e12, "float32": 82.6e12}
-    ),
-    "rtx-3090": DeviceLimits("NVIDIA GeForce RTX 3090", "gpu", 24e9, 936e9, {"bfloat16": 71e12, "float32": 35.6e12}),
+    "h200": _gpu("H200 SXM", "9.0", 141e9, 4.8e12, 989e12, 67e12),
+    "h100": _gpu("H100 SXM", "9.0", 80e9, 3.35e12, 989e12, 67e12),
+    "b200": _gpu("B200", "10.0", 180e9, 8e12, 2.25e15, 75e12),
+    "a100": _gpu("A100 SXM 80 GB", "8.0", 80e9, 2.039e12, 312e12, 19.5e12),
+    "l4": _gpu("L4", "8.9", 24e9, 300e9, 121e12, 30.3e12),
+    "gb10": _gpu("GB10", "12.1", 128e9, 273e9, 125e12, 31e12),
+    "rtx-5090": _gpu("GeForce RTX 5090", "12.0", 32e9, 1.792e12, 209.5e12, 104.8e12),
+    "rtx-4090": _gpu("GeForce RTX 4090", "8.9", 24e9, 1.008e12, 165.2e12, 82.6e12),
+    "rtx-3090": _gpu("GeForce RTX 3090", "8.6", 24e9, 936e9, 71e12, 35.6e12),
+    "rtx-3060": _gpu("GeForce RTX 3060", "8.6", 12e9, 360e9, 25.5e12, 12.7e12),
 }
 
 
@@ -194,6 +205,7 @@ def as_text(plan: MemoryPlan) -> str:
         f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
         f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}"
         + (f", last-level cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
+        *([f"kernels: {device.kernels}"] * bool(device.kernels)),
         *([f"{plan.devices} devices share the model; the figures below are for one device"] * (plan.devices > 1)),
         "",
     ]

@@ -47,6 +47,7 @@ def ops_for(
         return _by_kernels(
             config,
             params,
+            device,
             batch=batch,
             capacity=capacity,
             cache_dtype=cache_dtype,
@@ -62,7 +63,10 @@ def ops_for(
 
 
 def check_kernels(kernels: str, device: Device) -> None:
-    """Raise ValueError if `kernels` is not a name that `ops_for` accepts, or is pallas on a device without kernels."""
+    """Raise ValueError if `kernels` is not a name that `ops_for` accepts, or asks for kernels that cannot run.
+
+    A process can compile kernels for one compute capability only.
+    """
     if kernels not in ("auto", "xla", "cpu", "pallas"):
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:
@@ -70,15 +74,23 @@ def check_kernels(kernels: str, device: Device) -> None:
             f"kernels pallas need a GPU of compute capability {HOPPER} (H100, H200), but JAX found a {device.kind}: "
             "choose auto, xla or cpu"
         )
+    if kernels in ("auto", "pallas") and device.has_kernels and device.others:
+        raise ValueError(
+            f"this process has GPUs of compute capability {', '.join((str(device.capability), *device.others))}, and "
+            "kernels can be compiled for one of these only: name GPUs of one kind in CUDA_VISIBLE_DEVICES"
+        )
 
 
-def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> OpsChoice:
+def _by_kernels(config: Config, params: Params, device: Device, *, only: bool, **sizes: Any) -> OpsChoice:
     from llamaspec.model.ops.gpu import KERNELS, PROMPT, pallas_ops  # here, since importing Pallas takes a second
+    from llamaspec.pallas_kernels.parts.compat import Target, use_target
 
-    ops, reasons = pallas_ops(config, params, **sizes)
+    with use_target(Target(card=device.card)):
+        ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
     choice = OpsChoice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
-    if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # other ops never have a kernel
+    expected = (*KERNELS, PROMPT) if device.card.wgmma else KERNELS  # other ops never have a kernel
+    if only and not refused.keys().isdisjoint(expected):
         raise ValueError(f"kernels pallas do not support this whole model ({describe(choice)}): choose auto or xla")
     return choice
 

@@ -36,7 +36,10 @@ class Drawing(NamedTuple):
 def describe_run(dtype: np.dtype, device: Device, choice: OpsChoice) -> str:
     """Describe in one line how a model runs: its dtype, the device, and on a GPU how many ops run without a kernel."""
     running = f"{dtype} on {device}"
-    return running if device.platform == "cpu" else f"{running}; {summarize(choice)}"
+    if device.platform == "cpu":
+        return running
+    unmeasured = f" ({device.kernels})" if choice.kernels and device.kernels != "measured" else ""
+    return f"{running}; {summarize(choice)}{unmeasured}"
 
 
 class JaxBackend:

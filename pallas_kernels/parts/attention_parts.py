@@ -15,9 +15,12 @@ from jaxtyping import Array
 from llamaspec.pallas_kernels.parts.attention_combine import attention_combine
 from llamaspec.pallas_kernels.parts.attention_split import SplitAttention
 from llamaspec.pallas_kernels.parts.attention_split_float32 import SplitAttentionFloat32
-from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
+from llamaspec.pallas_kernels.parts.attention_split_registers import SplitAttentionRegisters
+from llamaspec.pallas_kernels.parts.card import Card
+from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.inline import read_past_first_cache
 from llamaspec.pallas_kernels.parts.key_ring import TILE, KeyRing, OpenRing, visible_keys
+from llamaspec.pallas_kernels.parts.key_rows import KeyRows
 from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.staging import own_meetings
 from llamaspec.pallas_kernels.unsupported import Unsupported
@@ -28,11 +31,15 @@ AT_ONCE = 2048  # maximum number of keys of a head if each block has one tile
 # A function that finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the
 # tables.
 Locate = Callable[..., Sequence[Any]]
+# A function that finds adjacent rows, given an array of keys or values, a sequence, a key head, the first key, the
+# number of rows, and the tables. See `key_rows.RowsAt`.
+LocateRows = Callable[..., Any]
 
 
 def attend_in_parts(
     name: str,
     locate: Locate,
+    locate_rows: LocateRows,
     q: Array,
     k: Array,
     v: Array,
@@ -45,35 +52,60 @@ def attend_in_parts(
     splits: int,
     target: Target,
 ) -> Array:
-    """Attend from q [batch, heads, head_dim] to the keys that `locate` finds. Returns [batch, heads * head_dim]."""
+    """Attend from q [batch, heads, head_dim] to the keys of a cache. Returns [batch, heads * head_dim].
+
+    `locate` finds keys for copies to shared memory, and `locate_rows` for loads to registers. `pieces` is the number of
+    separate places in memory of the keys of a tile.
+    """
     batch, heads, head_dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
-    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, tile, ring_stages(tile, head_dim, k.dtype), pieces)
-    part = SplitAttention(group, ring) if q.dtype == np.dtype("bfloat16") else SplitAttentionFloat32(group, ring)
+    group = heads // k.shape[1]
+    ring = None
+    if target.card.wgmma:
+        ring = KeyRing(head_dim, np.dtype(k.dtype), splits, tile, ring_stages(tile, head_dim, k.dtype), pieces)
+    in_registers = ring is None and q.dtype == np.dtype("bfloat16")
+    shares = max(1, group // 8) if in_registers else 1  # of a group, each with separate thread blocks
+    kv_heads, group = k.shape[1] * shares, group // shares
+    if q.dtype != np.dtype("bfloat16"):
+        part: Any = SplitAttentionFloat32(group, head_dim, ring)
+    else:
+        part = SplitAttentionRegisters(group, head_dim) if ring is None else SplitAttention(group, ring)
 
     def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
         split, head, row = (lax.axis_index(axis) for axis in ("splits", "kv_heads", "batch"))
         table_refs, out_refs = refs[: len(tables)], refs[len(tables) :]
+        key_head = head if shares == 1 else lax.div(head, shares)
 
         def ring_for(length):
+            assert ring is not None
             return OpenRing(
                 ring,
                 {"k": k_ref, "v": v_ref},
-                lambda ref, tile: locate(ref, row, head, tile, *table_refs),
+                lambda ref, tile: locate(ref, row, key_head, tile, *table_refs),
                 split,
                 *visible_keys(length, capacity, window),
                 staged["ring"],
                 target,
             )
 
+        def rows_for(length):
+            return KeyRows(
+                tile,
+                splits,
+                split,
+                *visible_keys(length, capacity, window),
+                {"k": k_ref, "v": v_ref},
+                lambda ref, first, rows: locate_rows(ref, row, key_head, first, rows, *table_refs),
+                tile // pieces,
+                target,
+            )
+
         target.let_next_start()
-        if target.overlaps and not tables:
+        if target.overlaps and ring is not None and not tables:
             # We may read an old length here, and the newest keys may not be written yet. Both are harmless, because we
             # only prefetch keys to the L2 cache. With pages we would have to read the table first.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
-        opened = ring_for(lengths_ref[row])
+        opened = (rows_for if ring is None else ring_for)(lengths_ref[row])
         if splits == 1:
             part.run(q_ref.at[row, head], opened, out_refs[0].at[row, head], None, staged)
         else:
@@ -81,7 +113,8 @@ def attend_in_parts(
             part.run(q_ref.at[row, head], opened, o_ref, stats_ref, staged)
 
     body.__name__ = name
-    output_shape = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
+    rows = part.columns if in_registers else group  # of o; a register has numbers of two queries
+    output_shape = jax.ShapeDtypeStruct((batch, kv_heads, rows, head_dim), q.dtype)
     parts = (
         jax.ShapeDtypeStruct((batch, kv_heads, splits, part.columns, head_dim), np.float32),
         jax.ShapeDtypeStruct((batch, kv_heads, splits, 2, part.columns), np.float32),
@@ -92,15 +125,15 @@ def attend_in_parts(
         grid=(splits, kv_heads, batch),
         grid_names=("splits", "kv_heads", "batch"),
         scratch_types={"staged": part.scratch()},
-        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=4096),
+        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=16384 if in_registers else 4096),
     )
     outputs = kernel(q.reshape(batch, kv_heads, group, head_dim), k, v, lengths, *tables)
     if splits == 1:
-        return outputs.reshape(batch, -1)
+        return (outputs[:, :, :group] if in_registers else outputs).reshape(batch, -1)
     return attention_combine(*outputs, group=group, out=np.dtype(q.dtype), target=target)
 
 
-def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
+def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int, card: Card) -> int:
     """Choose the number of keys of a tile: 64 or 128.
 
     The result is 128 for few small heads in bfloat16, if a thread block would have several tiles of 64 keys.
@@ -108,14 +141,16 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
     With tiles of 128 keys, half as many thread blocks read the same number of keys at once, and leave more room for the
     next kernels. But a block with only one tile takes longer for 128 keys than for 64 (docs/lessons-gpu.md). `heads` is
     the number of key heads in all sequences, and `group` the number of query heads per key head. Groups above 8 get 64
-    keys, because a thread has too few registers for 128. `seen` is the number of keys that a query sees.
+    keys, because a thread has too few registers for 128. `seen` is the number of keys that a query sees. Without a
+    ring, tiles always have 64 keys.
 
+    >>> from llamaspec.pallas_kernels.parts.card import H200
     >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
-    >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
+    >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen, H200) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
     [128, 64, 64]
     """
-    small = group <= 8 and head_dim == 64 and dtype == np.dtype("bfloat16")
-    few = heads * AT_ONCE // TILE <= 2 * PROCESSORS
+    small = card.wgmma and group <= 8 and head_dim == 64 and dtype == np.dtype("bfloat16")
+    few = heads * AT_ONCE // TILE <= 2 * card.processors
     return 2 * TILE if small and few and seen > AT_ONCE else TILE
 
 
@@ -124,22 +159,24 @@ def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
-def choose_splits(heads: int, capacity: int, tile: int) -> int:
+def choose_splits(heads: int, capacity: int, tile: int, card: Card) -> int:
     """Choose the number of blocks per key head: 1 or a multiple of 4. `heads` counts the key heads of all sequences.
 
     If the GPU has room for a block per tile of keys, each tile gets a block. Otherwise the number is a power of 2. With
     64 tiles, for example, each of 16 blocks has 4 tiles. 20 blocks are slower, because some of them would also have 4
     tiles (docs/lessons-gpu.md).
 
-    >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
+    >>> from llamaspec.pallas_kernels.parts.card import H200
+    >>> [choose_splits(heads, 4096, tile, H200) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]
-    >>> [choose_splits(heads, capacity, 64) for heads, capacity in ((12, 1280), (4, 1800), (4, 256))]
+    >>> [choose_splits(heads, capacity, 64, H200) for heads, capacity in ((12, 1280), (4, 1800), (4, 256))]
     [20, 32, 4]
     """
     tiles = -(-capacity // tile)
-    if heads >= PROCESSORS or tiles == 1:
+    blocks = (2 if card.wgmma else 4) * card.processors  # that run at once
+    if heads >= blocks // 2 or tiles == 1:
         return 1
-    fill = min(2 * PROCESSORS // heads, AT_ONCE // tile)
+    fill = min(blocks // heads, AT_ONCE // tile)
     return max(4, 1 << (fill.bit_length() - 1) if tiles > fill else -(-tiles // 4) * 4)
 
 

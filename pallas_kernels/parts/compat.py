@@ -9,26 +9,30 @@ launch, which the interpreter does not have.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-MAX_SHARED_MEMORY = 227 * 1024  # maximum bytes of a thread block on sm_90
-PROCESSORS = 132  # streaming multiprocessors of an H200
+from llamaspec.pallas_kernels.parts.card import H200, Card, card_of
+from llamaspec.pallas_kernels.unsupported import Unsupported
+
 LANES = 32  # threads in a warp
+QUAD = 4  # lanes that share a row of a tensor core's matrix
 WARPS = 4  # warps in a warpgroup
 THREADS = WARPS * LANES  # threads in a warpgroup, and in a thread block unless a kernel says otherwise
 
 
 @dataclass(frozen=True)
 class Target:
-    """The device or interpreter for which a kernel is built."""
+    """The card for which a kernel is built, and whether the interpreter runs it."""
 
     interpret: bool = False
     pdl: bool = True  # programmatic dependent launch: a kernel starts while the previous one still runs
+    card: Card = H200
 
     def kernel(self, body: Callable[..., None], **shapes: Any) -> Callable[..., Any]:
         """Make a kernel with `plgpu.kernel`. If the target is the interpreter, the kernel is interpreted."""
@@ -38,7 +42,17 @@ class Target:
     @property
     def overlaps(self) -> bool:
         """Tell whether a kernel starts before the previous kernel ends."""
-        return self.pdl and not self.interpret
+        return self.pdl and self.card.dependent_launch and not self.interpret
+
+    def require_copy_engine(self, op: str) -> None:
+        """Raise Unsupported if the card has no TMA, with which this kernel copies to shared memory."""
+        if not self.card.copy_engine:
+            raise Unsupported(f"{op} needs a GPU with TMA (compute capability 9.0 or later), got {self.card}")
+
+    def require_wgmma(self, op: str) -> None:
+        """Raise Unsupported if the card does not have the instruction wgmma, with which this kernel multiplies."""
+        if not self.card.wgmma:
+            raise Unsupported(f"{op} needs a GPU with wgmma (compute capability 9.0), got {self.card}")
 
     def wait_for_previous(self) -> None:
         """Wait until all results of earlier kernels are readable.
@@ -59,12 +73,17 @@ class Target:
             plgpu.griddepcontrol_launch_dependents()
 
 
-_target = jax.make_user_context(Target())  # part of jit's cache key
+_target = jax.make_user_context(None)  # part of jit's cache key
 
 
 def current_target() -> Target:
-    """Return the current target for building kernels."""
-    return _target.value
+    """Return the current target for building kernels: by default, the first device of this process."""
+    return _target.value or _first_device()
+
+
+@cache
+def _first_device() -> Target:
+    return Target(card=card_of(jax.local_devices()[0]))
 
 
 def use_target(target: Target) -> AbstractContextManager[None]:
@@ -76,6 +95,8 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 def interpreter() -> Iterator[None]:
     """Run the kernels in this context on a CPU, one simulated thread after another.
 
+    The kernels are the ones for the card of the current target.
+
     Raises RuntimeError for a race: jax 0.12 at the access, jax 0.11 at the end of the program. Set NPROC=16 (the number
     of XLA's threads) and JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts; otherwise a larger program around a kernel
     may deadlock.
@@ -84,7 +105,7 @@ def interpreter() -> Iterator[None]:
 
     state.reset_gpu_interpret_mode_state()
     try:
-        with use_target(Target(interpret=True)):
+        with use_target(replace(current_target(), interpret=True)):
             yield
         try:
             found = state.get_races().races_found
@@ -96,16 +117,18 @@ def interpreter() -> Iterator[None]:
         state.reset_gpu_interpret_mode_state()
 
 
-def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tuple[int, ...] | int) -> Any:
+def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int | None, lanes: tuple[int | None, ...] | int) -> Any:
     """Make a layout of an array over the registers of a warpgroup, in the canonical form for layout inference.
 
     `tiling` divides the array into tiles, tiles of tiles, and so on. The result has more dimensions. `warps` is the
     index of the dimension that is distributed over the 4 warps. `lanes` has the indices of the dimensions that are
-    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. The last dimension is the
-    vector in a thread.
+    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. With None in place of an
+    index, all warps, or the four lanes of a quad, have the same numbers. The last dimension is the vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
-    layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (warps,), lanes, -1, _check_canonical=False)
+    of_warps = plgpu.Replicated(WARPS) if warps is None else warps
+    of_lanes = tuple(plgpu.Replicated(QUAD) if lane is None else lane for lane in lanes)
+    layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (of_warps,), of_lanes, -1, _check_canonical=False)
     layout = layout.canonicalize()
     return plgpu.Layout.TILED(layout.tiling, layout.warp_dims, layout.lane_dims, layout.vector_dim)
 

@@ -26,6 +26,10 @@ def int32() -> Any:
     return ir.IntegerType.get_signless(32)
 
 
+def int64() -> Any:
+    return ir.IntegerType.get_signless(64)
+
+
 def float32() -> Any:
     return ir.F32Type.get()
 
@@ -33,6 +37,11 @@ def float32() -> Any:
 def word(value: int) -> Any:
     """Make a constant from the lower 32 bits of a number."""
     return utils.c(np.array(value & 0xFFFFFFFF, np.uint32).view(np.int32).item(), int32())
+
+
+def real(value: float) -> Any:
+    """Make a float32 constant."""
+    return arith.constant(float32(), ir.FloatAttr.get(float32(), value))
 
 
 def times(value: Any, factor: int) -> Any:
@@ -109,17 +118,36 @@ cvt.f32.f16 $1, upper;
 }"""
 
 
+BYTES_TO_HALVES = (
+    0x5040,
+    0x7060,
+)  # `prmt`: two bytes of a word, each in the upper half of 16 bits, above a byte of zeros
+
+
 def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:
-    """Convert the bits of e4m3 floats to float32. Each thread has a multiple of four adjacent elements."""
+    """Convert the bits of e4m3 floats to float32. Each thread has a multiple of four adjacent elements.
+
+    Older cards have no instruction for this, so we move the bits into a float16. A float16 with the same exponent bits
+    is 2^8 times smaller than the e4m3 float.
+    """
     if target.interpret:
-        # A float16 with the same exponent bits is 2^8 times smaller than the e4m3 float.
         halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
         return halves.astype(jnp.float32) * 2.0**8
 
+    def pairs_of_halves(bits: Any) -> list[Any]:
+        if target.card.converts_e4m3:
+            return ptx(HALVES_OF_E4M3, [bits], results=2)
+        pairs = [ptx(f"prmt.b32 $0, $1, $2, {order};", [word(0), bits], results=1)[0] for order in BYTES_TO_HALVES]
+        numbers = [arith.shrui(arith.andi(pair, word(0x7F007F00)), word(1)) for pair in pairs]
+        return [
+            arith.ori(arith.andi(pair, word(0x80008000)), number) for pair, number in zip(pairs, numbers, strict=True)
+        ]
+
     def four(bits: Any) -> Iterator[Any]:
-        for pair in ptx(HALVES_OF_E4M3, [bits], results=2):
+        for pair in pairs_of_halves(bits):
             for half in ptx(FLOATS_OF_HALVES, [pair], results=2):
-                yield arith.bitcast(float32(), half)
+                number = arith.bitcast(float32(), half)
+                yield number if target.card.converts_e4m3 else arith.mulf(number, real(2.0**8))
 
     def run(_, codes):
         registers = [[half for bits in words(some, int32()) for half in four(bits)] for some in codes.registers.flat]
@@ -149,7 +177,7 @@ def read_past_first_cache(ref: Any) -> Any:
     """Read the single int32 of `ref` from the second-level cache. The first-level cache may have an old value."""
 
     def run(_, ref):
-        address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))
+        address = llvm.ptrtoint(int64(), utils.memref_ptr(ref))
         read = "ld.relaxed.gpu.global.s32 $0, [$1];"
         value = llvm.inline_asm(int32(), [address], read, "=r,l", has_side_effects=True)
         return fragmented_array.FragmentedArray.splat(value, (), is_signed=True)
@@ -157,6 +185,53 @@ def read_past_first_cache(ref: Any) -> Any:
     number = plgpu.ShapeDtypeStruct((), np.dtype("int32"), layout=plgpu.Layout.WG_SPLAT)
     inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=number)
     return inlined(run)(ref)
+
+
+def stream(ref: Any, layout: Any, target: Target, *, written: bool = False) -> Array:
+    """Load numbers that are read once from global memory to registers, past the first-level cache.
+
+    If an earlier kernel may have `written` them, the load stays after `Target.wait_for_previous`. Weights may be loaded
+    before that.
+    """
+    if target.interpret:
+        return plgpu.load(ref, layout=layout, optimized=False)
+
+    def run(_, ref):
+        kind = ir.MemRefType(ref.type)
+        signed = True if isinstance(kind.element_type, ir.IntegerType) else None
+        tiled = utils.memref_reshape(ref, (*(1 for _ in kind.shape), *kind.shape))
+        load_tiled = fragmented_array.FragmentedArray.load_tiled
+        register_layout = layout.to_mgpu()
+        return load_tiled(tiled, 16, is_signed=signed, layout=register_layout, optimized=False, _load_fun=load_vector)
+
+    def load_vector(kind: Any, pointer: Any) -> Any:
+        count = utils.bitwidth(kind) // 32
+        loaded = load_global(llvm.ptrtoint(int64(), pointer), count, written=written)
+        return vector.bitcast(kind, vector.from_elements(ir.VectorType.get((count,), int32()), loaded))
+
+    registers = plgpu.ShapeDtypeStruct(ref.shape, ref.dtype, layout=layout)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=registers)
+    return inlined(run)(ref)
+
+
+def address(ref: Any, offset: int) -> Any:
+    """Return the address of a ref in global memory, plus `offset` bytes."""
+    start = arith.constant(int64(), ir.IntegerAttr.get(int64(), offset))
+    return arith.addi(llvm.ptrtoint(int64(), utils.memref_ptr(ref)), start)
+
+
+def load_global(address: Any, count: int, *, written: bool) -> list[Any]:
+    """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` is as for `stream`."""
+    names, width = [f"${i}" for i in range(count)], f".v{count}" if count > 1 else ""
+    into = f"{{{', '.join(names)}}}" if count > 1 else names[0]
+    constant = "" if written else ".nc"
+    instruction = f"ld.global{constant}.L1::no_allocate.L2::128B{width}.b32 {into}, [${count}];"
+    constraints = ",".join([*["=r"] * count, "l"])
+    if count == 1:
+        return [llvm.inline_asm(int32(), [address], instruction, constraints, has_side_effects=written)]
+    several = llvm.StructType.get_literal([int32()] * count)
+    out = llvm.inline_asm(several, [address], instruction, constraints, has_side_effects=written)
+    return [llvm.extractvalue(int32(), out, [place]) for place in range(count)]
 
 
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:

@@ -40,6 +40,10 @@ signed byte are less than 2^22. If a group has two sides, we first add their C a
 2^22 once, because both contain them.
 
 Each of the four warps of a thread block multiplies a quarter of the step's columns, and `finished` adds their sums.
+
+Codes, scales, minima and low bits are in shared memory, or, on cards without TMA, in registers: each thread has loaded
+what it multiplies. `codes_layout`, `scales_layout` and `low_bits_layout` describe these registers. A step in registers
+may have fewer columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +54,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, math
 from jaxtyping import Array, Float32
 
@@ -65,6 +68,7 @@ from llamaspec.pallas_kernels.parts.inline import (
     int32,
     load,
     ptx,
+    real,
     times,
     total,
     word,
@@ -72,7 +76,7 @@ from llamaspec.pallas_kernels.parts.inline import (
 )
 from llamaspec.pallas_kernels.parts.levels import Levels
 
-CHUNK = 1024  # columns of a step
+CHUNK = 1024  # columns of a step, or the maximum for a step in registers
 QUARTER = CHUNK // WARPS
 SIDE = 32  # columns
 SIDES = 2  # sides of a product
@@ -100,7 +104,7 @@ Sums = list[Float32[Array, "rows warps places"]]  # for each vector, over the ro
 
 
 class StepMemory(NamedTuple):
-    """The shared memory of a step in a thread block, and its layout."""
+    """The shared memory and registers of a step in a thread block, and their layout."""
 
     bits: int  # of a code
     rows: int  # of W, in all runs
@@ -113,6 +117,14 @@ class StepMemory(NamedTuple):
     minima: bool = False
     levels: Levels | None = None  # for four-bit codes that select levels
     low_bits: Any = None  # a slot of a `low_bits.ring`, for codes of 5 and 6 bits
+    chunk: int = CHUNK  # columns of this step
+    in_registers: bool = False  # whether codes, scales, least and low_bits are lists of arrays, one per run
+    least: Any = None  # minima, if they are in registers
+
+    @property
+    def quarter(self) -> int:
+        """The number of columns of a warp."""
+        return self.chunk // WARPS
 
     @property
     def in_words(self) -> bool:
@@ -180,37 +192,83 @@ def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"
     return list(inlined(run)(dots))
 
 
+def codes_layout(bits: int, group: int, chunk: int) -> Any:
+    """The layout of codes [rows, chunk] in registers. The lanes of a quad load adjacent bytes, as in `_load_codes`."""
+    vector, row = (min(16, group // PLACES), chunk) if bits == 8 else (4, chunk // int4.WORD)
+    tiles = ((OCTET, row), (OCTET // 2, row // WARPS), (1, PLACES * vector), (1, vector))
+    return tiled_layout(tiles, warps=-7, lanes=(-6, -8, -3))
+
+
+def scales_layout(group: int, chunk: int) -> Any:
+    """The layout of scales [rows, groups] in registers. Each lane of a quad has all scales of the warp's columns."""
+    groups = chunk // WARPS // group
+    tiles = ((OCTET, WARPS * groups), (OCTET // 2, groups), (1, min(groups, 4)))
+    return tiled_layout(tiles, warps=-5, lanes=(-4, -6, None))
+
+
+def low_bits_layout(bits: int, chunk: int) -> Any:
+    """The layout of low bits in registers: a lane has one or two words for each 128 columns."""
+    few, row = bits - 4, low_bits.words(chunk, bits)
+    tiles = ((OCTET, row), (OCTET // 2, row // WARPS), (1, PLACES * few), (1, few))
+    return tiled_layout(tiles, warps=-7, lanes=(-6, -8, -3))
+
+
 def add(sums: Sums, step: StepMemory, target: Target) -> Sums:
     """Add a step to `sums`."""
     if target.interpret:
         return _interpreted(sums, step)
     shape = sums[0].shape
 
-    def run(_, refs, arrays):
+    def run(_, refs, arrays, registers):
         numbers = [all_words(rows, float32()) for rows in arrays]
-        _accumulate(numbers, step._replace(**refs), Lane.of_thread())
+        kinds = {"scales": float32(), "least": float32()}
+        own_words = {name: _by_octet(runs, kinds.get(name, int32())) for name, runs in registers.items()}
+        _accumulate(numbers, step._replace(**refs, **own_words), Lane.of_thread())
         return [
             array(([number] for number in own_numbers), shape, np.dtype("float32"), SUMS) for own_numbers in numbers
         ]
 
+    layouts = _register_layouts(step) if step.in_registers else {}
+    registers = {name: getattr(step, name) for name in layouts}
     refs = {name: getattr(step, name) for name in ("codes", "low_bits", "scales", "digits", "units")}
-    refs = {name: ref for name, ref in refs.items() if ref is not None}
-    types = {name: plgpu.RefType() for name in refs} | {"codes": plgpu.RefType(_transforms(step.bits))}
-    if step.low_bits is not None:
+    refs = {name: ref for name, ref in refs.items() if ref is not None and name not in registers}
+    types = {name: plgpu.RefType() for name in refs}
+    if "codes" in refs:
+        types["codes"] = plgpu.RefType(_transforms(step.bits))
+    if "low_bits" in refs:
         types["low_bits"] = plgpu.RefType(low_bits.transforms(step.bits))
+    register_types = {name: [layouts[name]] * len(runs) for name, runs in registers.items()}
     inlined: Any = plgpu.inline_mgpu(
-        arg_types=(types, [SUMS] * len(sums)),
+        arg_types=(types, [SUMS] * len(sums), register_types),
         return_type=[plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=SUMS)] * len(sums),
     )
-    return list(inlined(run)(refs, sums))
+    return list(inlined(run)(refs, sums, registers))
+
+
+def _register_layouts(step: StepMemory) -> dict[str, Any]:
+    """Return the layout of each field of a step that is in registers."""
+    scales = scales_layout(step.group, step.chunk)
+    layouts = {"codes": codes_layout(step.bits, step.group, step.chunk), "scales": scales, "least": scales}
+    if step.low_bits is not None:
+        layouts["low_bits"] = low_bits_layout(step.bits, step.chunk)
+    return {name: layout for name, layout in layouts.items() if getattr(step, name) is not None}
+
+
+def _by_octet(runs: Sequence[Any], kind: Any) -> list[list[Any]]:
+    """List a lane's words for each octet of rows, in all runs."""
+    octets: list[list[Any]] = []
+    for run in runs:
+        run_words, count = all_words(run, kind), run.shape[0] // OCTET
+        octets += map(list, batched(run_words, len(run_words) // count))
+    return octets
 
 
 def _interpreted(sums: Sums, step: StepMemory) -> Sums:
     """Add a step to `sums` with ordinary array operations, for the interpreter."""
-    rows, groups = len(sums[0]), QUARTER // step.group
+    rows, groups = len(sums[0]), step.quarter // step.group
 
     def read(ref):
-        return plgpu.load(ref, layout=None)
+        return jnp.concatenate(ref) if isinstance(ref, list) else plgpu.load(ref, layout=None)
 
     codes = read(step.codes)
     planes = [codes.astype(jnp.int32)]
@@ -230,7 +288,8 @@ def _interpreted(sums: Sums, step: StepMemory) -> Sums:
     units = read(step.units).reshape(len(sums), kinds, WARPS, groups)
     scales: Any = jnp.ones((kinds, rows, WARPS, groups))
     if step.scales is not None:
-        scales = read(step.scales).reshape(kinds, rows, WARPS, groups)
+        numbers = read(step.scales) if step.least is None else jnp.stack([read(step.scales), read(step.least)])
+        scales = numbers.reshape(kinds, rows, WARPS, groups)
     new_sums = list(sums)
     for plane, codes in enumerate(planes):
         dots = jnp.einsum("rwgk,bdwgk->gbrwd", codes.reshape(rows, WARPS, groups, step.group), digits)
@@ -271,7 +330,7 @@ def _accumulate(sums: list[list[Any]], step: StepMemory, lane: Lane) -> None:
     octets = range(len(sums[0]))
     planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
-    zero = _float(ZERO)
+    zero = real(ZERO)
     for vectors in batched(range(len(sums)), 2 if step.in_words and len(octets) % 2 == 0 else 1):
         units = {vector: _units(step, vector, lane) for vector in vectors}
         digits = (_digits if len(vectors) == 1 else _digits_of_two)(step, vectors[0], lane)
@@ -280,13 +339,9 @@ def _accumulate(sums: list[list[Any]], step: StepMemory, lane: Lane) -> None:
             for vector, octet, group, integer in octet_sums:
                 scale = units[vector][group]
                 scale = scale if scales is None else arith.mulf(scale, scales[octet][group])
-                scale = arith.mulf(scale, _float(256.0**plane)) if plane else scale
+                scale = arith.mulf(scale, real(256.0**plane)) if plane else scale
                 number = arith.subf(arith.bitcast(float32(), integer), zero)
                 sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
-
-
-def _float(value: float) -> Any:
-    return arith.constant(float32(), ir.FloatAttr.get(float32(), value))
 
 
 # The integer sum of a vector, an octet of rows and a group, plus the bits of ZERO.
@@ -301,7 +356,7 @@ def _of_one(
     products = max(1, step.group // (SIDES * SIDE))
     # Both sides together are one group, so only one of them adds lane 3's minima.
     begin = _begin(step, lane, (0,) if step.group > SIDE else (0, 3))
-    for first in range(0, QUARTER // (SIDES * SIDE), products):
+    for first in range(0, step.quarter // (SIDES * SIDE), products):
         for octet, sides in enumerate(codes):
             upper, lower = sides[SIDES * first], sides[SIDES * first + 1]
             if step.group == HALF:
@@ -324,7 +379,7 @@ def _of_two(
 ) -> Integers:
     """Multiply two vectors by all rows of codes in words, with products of one side of two octets."""
     products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
-    for group in range(QUARTER // step.group):
+    for group in range(step.quarter // step.group):
         for octets in batched(range(len(codes)), 2):
             upper, lower = (codes[octet] for octet in octets)
             if step.group == HALF:
@@ -365,7 +420,24 @@ def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c:
 
 
 def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
-    """Load a lane's part of one of its rows, for each side of its warp's columns: two words of A per plane.
+    """Return a lane's part of one of its rows, for each side of its warp's columns: two words of A per plane."""
+    code_words = step.codes[octet] if step.in_registers else _load_codes(step, octet, lane)
+    if step.levels is not None:
+        chosen = [_chosen(code_word) for code_word in code_words]
+        return [[_looked_up(code_word, table) for code_word in chosen] for table in step.levels.tables]
+    if step.in_words:
+        upper = word(0xF0F0F0F0)
+        shifted = ((arith.shli(code_word, word(4)), code_word) for code_word in code_words)
+        code_words = [arith.andi(half, upper) for halves in shifted for half in halves]
+        if step.low_bits is not None:
+            code_words = [arith.ori(*half) for half in zip(code_words, _low_bits(step, octet, lane), strict=True)]
+    elif _together(step):
+        return [[side for a, b, c, d in batched(code_words, 4) for side in ((a, c), (b, d))]]
+    return [list(batched(code_words, 2))]
+
+
+def _load_codes(step: StepMemory, octet: int, lane: Lane) -> list[Any]:
+    """Load a lane's words of codes in one of its rows from shared memory.
 
     A 16-byte load serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In swizzled
     lines, these are never in the same banks. An 8-byte load serves 16 lanes from four rows, and a 4-byte load all
@@ -383,30 +455,24 @@ def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any
         lines, offset = divmod(at, LINE)
         place = total(start, arith.xori(within, word(offset)), word(OCTET * (octet * size + lines * LINE)))
         code_words += load(step.codes, place, int32(), wide // 4)
-    if step.levels is not None:
-        chosen = [_chosen(code_word) for code_word in code_words]
-        return [[_looked_up(code_word, table) for code_word in chosen] for table in step.levels.tables]
-    if step.in_words:
-        upper = word(0xF0F0F0F0)
-        shifted = ((arith.shli(code_word, word(4)), code_word) for code_word in code_words)
-        code_words = [arith.andi(half, upper) for halves in shifted for half in halves]
-        if step.low_bits is not None:
-            code_words = [arith.ori(*half) for half in zip(code_words, _low_bits(step, octet, lane), strict=True)]
-    elif _together(step):
-        return [[side for a, b, c, d in batched(code_words, 4) for side in ((a, c), (b, d))]]
-    return [list(batched(code_words, 2))]
+    return code_words
 
 
 def _low_bits(step: StepMemory, octet: int, lane: Lane) -> Iterator[Any]:
-    """Load the low bits of a lane's part of one of its rows, into the lower halves of bytes."""
+    """Yield the low bits of a lane's part of one of its rows, in the lower halves of bytes."""
     few = step.bits - 4
     mask = word(0x01010101 * (0xF0 >> few & 0x0F))
+    for low_word in step.low_bits[octet] if step.in_registers else _load_low_bits(step, octet, lane):
+        for place in range(0, 4, few):
+            yield arith.andi(down(low_word, place - 4 + few), mask)
+            yield arith.andi(down(low_word, place + few), mask)
+
+
+def _load_low_bits(step: StepMemory, octet: int, lane: Lane) -> Iterator[Any]:
+    """Load a lane's words of low bits in one of its rows from shared memory."""
     tile = total(times(lane.warp, low_bits.tile_bytes(step.bits)), word(octet * WARPS * low_bits.tile_bytes(step.bits)))
     for block in range(low_bits.BLOCKS):
-        for low_word in low_bits.of_block(step.low_bits, tile, lane.row, lane.place, block, step.bits):
-            for place in range(0, 4, few):
-                yield arith.andi(down(low_word, place - 4 + few), mask)
-                yield arith.andi(down(low_word, place + few), mask)
+        yield from low_bits.of_block(step.low_bits, tile, lane.row, lane.place, block, step.bits)
 
 
 def _chosen(codes: Any) -> list[tuple[Any, Any]]:
@@ -443,7 +509,7 @@ def _digits(step: StepMemory, vector: int, lane: Lane) -> list[list[Any]]:
     together = _together(step)
     side = times(arith.andi(lane.quad, word(1)), VECTOR // 2 if together else DIGITS * SIDE)
     start = total(_digits_start(step, vector, lane), side)
-    places = [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDES * SIDE)]
+    places = [total(start, word(DIGITS * at)) for at in range(0, step.quarter, SIDES * SIDE)]
     if not together:
         return _digits_at(step, places, lane)
     return _without_last(
@@ -460,7 +526,7 @@ def _digits_of_two(step: StepMemory, first: int, lane: Lane) -> list[list[Any]]:
     """Load a lane's part of B for each product with vector `first` and the next: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
-    return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDE)], lane)
+    return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, step.quarter, SIDE)], lane)
 
 
 def _digits_at(step: StepMemory, places: list[Any], lane: Lane) -> list[list[Any]]:
@@ -490,7 +556,7 @@ def _without_last(step: StepMemory, lane: Lane, digits: list[list[Any]]) -> list
 def _digits_start(step: StepMemory, vector: int, lane: Lane) -> Any:
     """Find the start of a lane's columns in its quad's digit."""
     digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
-    start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
+    start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * step.quarter), times(digit, VECTOR))
     if step.group == HALF:
         pair, within = arith.shrui(lane.place, word(1)), arith.andi(lane.place, word(1))
         return total(start, times(pair, DIGITS * VECTOR), times(within, VECTOR // 2))
@@ -499,7 +565,13 @@ def _digits_start(step: StepMemory, vector: int, lane: Lane) -> Any:
 
 def _scales(step: StepMemory, octet: int, lane: Lane) -> list[Any]:
     """Load the scales of one of a lane's rows (in lane 3, the minima), for each group of its warp."""
-    groups, rows = QUARTER // step.group, step.rows
+    if step.in_registers and step.least is None:
+        return step.scales[octet]
+    if step.in_registers:
+        last = arith.cmpi(arith.CmpIPredicate.eq, lane.place, word(DIGITS))
+        pairs = zip(step.least[octet], step.scales[octet], strict=True)
+        return [arith.select(last, least, scale) for least, scale in pairs]
+    groups, rows = step.quarter // step.group, step.rows
     at = total(times(lane.row, 4 * WARPS * groups), times(lane.warp, 4 * groups))
     if step.minima:
         at = total(at, times(lane.last, 4 * WARPS * groups * rows))
@@ -508,7 +580,7 @@ def _scales(step: StepMemory, octet: int, lane: Lane) -> list[Any]:
 
 def _units(step: StepMemory, vector: int, lane: Lane) -> list[Any]:
     """Load 2^e of a vector (in lane 3, its sums), for each group of a lane's warp."""
-    groups, row = QUARTER // step.group, 4 * step.columns // step.group
+    groups, row = step.quarter // step.group, 4 * step.columns // step.group
     at = total(word(vector * row * (2 if step.minima else 1)), times(lane.warp, 4 * groups))
     if step.minima:
         at = total(at, times(lane.last, row))

@@ -27,6 +27,30 @@ Pieces = Callable[[Any, Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
+class KeyTiles:
+    """The tiles of keys that a thread block reads."""
+
+    tile: int  # keys
+    splits: int  # number of thread blocks per key head
+    split: Any  # the number of this block among the `splits` blocks
+    start: Any  # the first visible key
+    stop: Any  # the last visible key + 1
+
+    @property
+    def steps(self) -> Any:
+        """The number of tiles of this block."""
+        tiles = pl.cdiv(self.stop, self.tile) - self.start // self.tile
+        return jnp.maximum(tiles - self.split + self.splits - 1, 0) // self.splits
+
+    def first_key(self, step) -> Any:
+        return self.number(step) * self.tile
+
+    def number(self, step) -> Any:
+        """Return the number of the tile of this step."""
+        return self.start // self.tile + self.split + step * self.splits
+
+
+@dataclass(frozen=True)
 class KeyRing:
     head_dim: int
     dtype: np.dtype
@@ -56,12 +80,15 @@ class OpenRing:
     target: Target
 
     @property
+    def tiles(self) -> KeyTiles:
+        return KeyTiles(self.ring.tile, self.ring.splits, self.split, self.start, self.stop)
+
+    @property
     def steps(self) -> Any:
-        tiles = pl.cdiv(self.stop, self.ring.tile) - self.start // self.ring.tile
-        return jnp.maximum(tiles - self.split + self.ring.splits - 1, 0) // self.ring.splits
+        return self.tiles.steps
 
     def first_key(self, step) -> Any:
-        return self._tile(step) * self.ring.tile
+        return self.tiles.first_key(step)
 
     def ask_ahead(self) -> None:
         """Prefetch into the L2 cache the tiles that `fill` will copy."""
@@ -70,7 +97,7 @@ class OpenRing:
             @pl.when(step < self.steps)
             def _(step=step):
                 for ref in self.refs.values():
-                    for piece in self.pieces(ref, self._tile(step)):
+                    for piece in self.pieces(ref, self.tiles.number(step)):
                         plgpu.async_prefetch(piece)
 
     def fill(self) -> None:
@@ -99,13 +126,10 @@ class OpenRing:
             finish_reads(self.target)
             self._fetch(name, step + self.ring.stages)
 
-    def _tile(self, step) -> Any:
-        return self.start // self.ring.tile + self.split + step * self.ring.splits
-
     def _fetch(self, name: str, step) -> None:
         slot = lax.rem(step, self.ring.stages)
         rows = self.ring.tile // self.ring.pieces
-        for i, piece in enumerate(self.pieces(self.refs[name], self._tile(step))):
+        for i, piece in enumerate(self.pieces(self.refs[name], self.tiles.number(step))):
             into = self.staged[name].at[slot, pl.ds(i * rows, rows)]
             plgpu.copy_gmem_to_smem(piece, into, self.staged[f"{name}_filled"].at[slot])
 

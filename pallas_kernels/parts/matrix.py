@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from llamaspec.pallas_kernels.parts import int4
-from llamaspec.pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from llamaspec.pallas_kernels.parts.card import Card
+from llamaspec.pallas_kernels.parts.compat import LANES, current_target
 from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
@@ -22,6 +23,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 MAX_BATCH = 8
 AT_ONCE = 4  # vectors per kernel for codes: shared memory has room for 4 vectors of 14,336 numbers
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
+REGISTER_ROWS = 8  # rows of a run, if weights are loaded to registers
 BESIDE = 4096  # maximum bytes of shared memory for sums over threads and barriers
 
 
@@ -130,8 +132,11 @@ def product_of(
         _check_floats(op, w, x)
     if not 1 <= len(x) <= MAX_BATCH:
         raise Unsupported(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
-    all_rows, cols = w.shape
-    measured, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
+    target = current_target()
+    card, (all_rows, cols) = target.card, w.shape
+    if tile is None and not card.copy_engine:
+        tile = _register_tile(w, runs)
+    measured, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x), card=card)
     if measured is None and tile.rows > MOST_ROWS and isinstance(w, ScaledCodes) and w.levels is not None:
         tile = Tile(rows=MOST_ROWS)  # measured for integers; looking up levels takes registers
     of_run, rows = rows, rows or tile.rows // runs
@@ -146,20 +151,54 @@ def product_of(
         product = (Int4Product if w.in_words else Int8Product)(**shape, **form)
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1, e4m3=isinstance(w, ScaledE4M3))
+    if not card.copy_engine:
+        return _in_registers(op, product, tile, card, normed=normed)
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
-    product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, requested=tile.blocks))
+    blocks = blocks_for(tiles, card, shared=shared, at_once=product.at_once, requested=tile.blocks)
+    product = replace(product, blocks=blocks)
     blocks = product.blocks + beside
-    room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
+    room = even_share(blocks, card) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
     # With a long stage, a block may exceed its share so far that fewer blocks fit on an SM.
-    if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
+    fits = all_fit(blocks, product.scratch_bytes(normed=normed), card)
+    if not tile.stages and stages > product.fewest_stages and not fits:
         product = replace(product, stages=stages - 1)
-    if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
+    if (needed := product.scratch_bytes(normed=normed)) > card.block_shared - BESIDE:
         if measured is None and tile.rows > MOST_ROWS:  # measured for codes without minima, and minima need more memory
             narrow = Tile(rows=MOST_ROWS)
             return product_of(op, w, x, normed=normed, tile=narrow, runs=runs, rows=of_run, beside=beside)
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
+    return product
+
+
+def _register_tile(w: AnyMatrix, runs: int) -> Tile:
+    """Choose the tile if weights are loaded to registers: 8 rows of floats for each run, or 16 rows of codes."""
+    if isinstance(w, ScaledCodes):
+        return Tile(rows=16 if w.shape[0] % 16 == 0 else 8)
+    return Tile(rows=REGISTER_ROWS * runs)
+
+
+def _register_columns(product: QuantizedProduct) -> int:
+    """Choose the columns of a step if codes are loaded to registers: 1024 or 512.
+
+    Short rows of eight-bit codes have steps of 512 columns, because the compiler unrolls a loop of four steps. Then a
+    thread needs 205 registers. Steps that divide the row are preferred.
+    """
+    if (product.bits == 8 and product.cols < 8 * CHUNK) or product.cols % CHUNK:
+        return CHUNK // 2
+    return CHUNK
+
+
+def _in_registers(op: str, product: ProductOf, tile: Tile, card: Card, *, normed: bool) -> ProductOf:
+    """Finish the choice for a card without TMA: each block has one tile, and loads its weights to registers."""
+    product = replace(product, ring=False, stages=tile.stages or product.register_steps)
+    if isinstance(product, QuantizedProduct):
+        product = replace(product, chunk=_register_columns(product))
+    if (needed := product.scratch_bytes(normed=normed)) > card.block_shared - BESIDE:
+        raise Unsupported(
+            f"{op} would need {needed} bytes of shared memory for {product.batch} vectors of {product.cols}"
+        )
     return product
 
 

@@ -9,6 +9,10 @@ the instructions of decoding codes to floats and multiplying these one by one. T
 be integers too, so they are stored in shared memory in fixed point (`fixed_point.py`). Each group of columns with a
 common scale has one exponent, or each 128 columns if a row has one scale. With minima, the sum of x over each group is
 stored next to its exponent.
+
+On cards without TMA there is no ring: threads load codes and scales to registers. If the steps do not divide a row,
+the last step ends with the row, and overlaps the step before. For this step, the last columns of a vector are stored a
+second time, with 2^e = 0 in the groups that the step before has multiplied.
 """
 
 from abc import ABC, abstractmethod
@@ -27,6 +31,7 @@ from jaxtyping import Array
 from llamaspec.pallas_kernels.parts import int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
 from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
+from llamaspec.pallas_kernels.parts.inline import stream
 from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DOTS, StepMemory, unit_of
 from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
@@ -35,6 +40,7 @@ from llamaspec.pallas_kernels.parts.staging import Store, store_all
 GROUPS = (16, 32, 64, 128)  # possible group sizes
 PASSES = 4  # passes over a vector and its norm, read at once into 4 or 8 registers each
 PASSES_ALONE = 8  # passes over a vector without a norm, read at once
+PASS = THREADS * VECTOR  # columns of a pass
 FEW_STEPS = 4  # with up to this many steps, wait for all at once: a loop iteration takes longer than the multiplication
 
 
@@ -57,14 +63,32 @@ class QuantizedProduct(ABC):
     group: int | None  # columns with a common scale; None: a whole row
     minima: bool = False  # whether a group also has a minimum
     levels: Levels | None = None  # for codes that select levels
+    ring: bool = True  # whether codes pass through a ring in shared memory; otherwise they are loaded to registers
+    chunk: int = CHUNK  # columns of a step
 
+    register_steps: ClassVar[int] = 1  # steps with codes on their way to registers, if there is no ring
     fewest_stages: ClassVar[int] = 2
     at_once: ClassVar[int] = 3  # blocks per SM if blocks have many tiles; each stages the vectors itself
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of a row. The last step may be partial; copies pad it with zeros."""
-        return -(-self.cols // CHUNK)
+        """Return the number of steps of a row. The last step may be partial: copies to the ring pad it with zeros."""
+        return -(-self.cols // self.chunk)
+
+    @property
+    def beyond(self) -> int:
+        """Return the number of columns that the steps have in addition to the row's columns."""
+        return self.steps * self.chunk - self.cols
+
+    @property
+    def overlaps(self) -> bool:
+        """Tell whether the last step overlaps the step before."""
+        return not self.ring and self.beyond > 0
+
+    @property
+    def staged_columns(self) -> int:
+        """Return the number of columns of a vector in shared memory."""
+        return self.cols + PASS if self.overlaps else self.steps * self.chunk
 
     @property
     def ring_stages(self) -> int:
@@ -79,7 +103,7 @@ class QuantizedProduct(ABC):
     @property
     def step_scales(self) -> int:
         """Return the number of scales of a row in a step."""
-        return CHUNK // self.group if self.group else 0
+        return self.chunk // self.group if self.group else 0
 
     @property
     def apart(self) -> bool:
@@ -94,25 +118,28 @@ class QuantizedProduct(ABC):
     @property
     def step_bytes(self) -> int:
         """Return the bytes of a step in shared memory."""
-        return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.kinds * self.step_scales)
+        return self.runs * self.rows * (self.chunk * self.bits // 8 + 4 * self.kinds * self.step_scales)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Count the bytes of shared memory that `scratch` takes."""
         del normed  # x is multiplied by the norm when staged
-        vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * self.kinds * CHUNK // self.columns)
-        return self.ring_stages * self.step_bytes + vectors
+        columns = self.staged_columns
+        vectors = self.batch * (DIGITS * columns + 4 * self.kinds * columns // self.columns)
+        return self.ring * self.ring_stages * self.step_bytes + vectors
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Declare the shared memory and barriers for `run`, by name."""
         del normed
         copies = self.runs * (1 + (self.kinds if self.group else 0) + self.apart)
-        shape = self._in_groups(self.steps * CHUNK)
-        staged = {
-            "ring": integer_mma.ring(self.ring_stages, self.runs, self.rows, self.bits),
-            "filled": plgpu.Barrier(num_arrivals=copies, num_barriers=self.ring_stages),
+        shape = self._in_groups(self.staged_columns)
+        staged: dict[str, Any] = {
             "digits": plgpu.SMEM((self.batch, *shape[:2], DIGITS, VECTOR), jnp.int8),
             "units": plgpu.SMEM((self.batch, self.kinds, shape[0]), jnp.float32),
         }
+        if not self.ring:
+            return staged
+        staged["ring"] = integer_mma.ring(self.ring_stages, self.runs, self.rows, self.bits)
+        staged["filled"] = plgpu.Barrier(num_arrivals=copies, num_barriers=self.ring_stages)
         if self.group:
             scales = (self.ring_stages, self.kinds, self.runs, self.rows, self.step_scales)
             staged["scales"] = plgpu.SMEM(scales, jnp.float32)
@@ -169,6 +196,24 @@ class QuantizedProduct(ABC):
                     own = weight[-1].at[rows, pl.ds(step * size, size)]
                     plgpu.copy_gmem_to_smem(own, staged["low_bits"].at[slot, run], filled)
 
+        def load(tile, step):
+            rows = [pl.ds(start, self.rows) for start in starts(tile)]
+
+            def columns(ref, layout):
+                """Load the part of `ref` that belongs to the step's columns, for each run."""
+                size = ref.shape[1] * self.chunk // self.cols
+                first = jnp.minimum(step * size, ref.shape[1] - size) if self.overlaps else step * size
+                return [stream(ref.at[own_rows, pl.ds(first, size)], layout, target) for own_rows in rows]
+
+            weights = {"codes": columns(codes_ref, integer_mma.codes_layout(self.bits, self.columns, self.chunk))}
+            if self.group:
+                layout = integer_mma.scales_layout(self.group, self.chunk)
+                names = ("scales", "least")[: self.kinds]
+                weights |= {name: columns(ref, layout) for name, ref in zip(names, weight[1:], strict=False)}
+            if self.apart:
+                weights["low_bits"] = columns(weight[-1], integer_mma.low_bits_layout(self.bits, self.chunk))
+            return weights
+
         def prepare():
             norms = self._first_norms(norm_ref)  # weights, so read before the wait
             target.wait_for_previous()
@@ -181,19 +226,26 @@ class QuantizedProduct(ABC):
             plgpu.barrier_wait(staged["filled"].at[slot])
 
         def step(i, slot, sums):
-            groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
+            weights = {name: staged[name].at[slot] for name in ("scales", "low_bits") if name in staged}
+            return multiply(i, {"codes": staged["ring"].at[slot], **weights}, sums)
+
+        def multiply(i, weights, sums):
+            first, count = i * (self.chunk // self.columns), self.chunk // self.columns
+            if self.overlaps:
+                first = jnp.where(i == self.steps - 1, self.staged_columns // self.columns - count, first)
+            groups = pl.ds(first, count)
             staged_step = StepMemory(
                 bits=self.bits,
                 rows=self.runs * self.rows,
                 group=self.columns,
-                columns=self.steps * CHUNK,
-                codes=staged["ring"].at[slot],
-                scales=staged["scales"].at[slot] if self.group else None,
+                columns=self.staged_columns,
                 digits=staged["digits"].at[:, groups],
                 units=staged["units"].at[:, :, groups],
                 minima=self.minima,
                 levels=self.levels,
-                low_bits=staged["low_bits"].at[slot] if self.apart else None,
+                chunk=self.chunk,
+                in_registers=not self.ring,
+                **{"scales": None, **weights},
             )
             return integer_mma.add(sums, staged_step, target)
 
@@ -213,8 +265,11 @@ class QuantizedProduct(ABC):
             finish(tile, dots, read)
 
         tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages, FEW_STEPS)
-        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
-        tiles.walk(block, **turns, ahead=read_ahead, finish=end, target=target)
+        turns: dict[str, Any] = {"prepare": prepare, "begin": begin, "ahead": read_ahead, "finish": end}
+        if self.ring:
+            tiles.walk(block, fetch=fetch, wait=wait, step=step, **turns, target=target)
+        else:
+            tiles.walk_in_registers(block, load=load, step=multiply, **turns, target=target)
 
     @abstractmethod
     def _codes(self, codes_ref, rows, step) -> Any:
@@ -234,7 +289,7 @@ class QuantizedProduct(ABC):
     @property
     def _staging_layout(self) -> Any:
         """The register layout of a pass, the columns that all threads load at once: `VECTOR` columns per thread."""
-        groups, lanes, vector = self._in_groups(THREADS * VECTOR)
+        groups, lanes, vector = self._in_groups(PASS)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
         )
@@ -242,7 +297,7 @@ class QuantizedProduct(ABC):
     @property
     def _digits_layout(self) -> Any:
         """The register layout of the digits of a pass: a thread has the digits of the columns that it loaded."""
-        groups, lanes, vector = self._in_groups(THREADS * VECTOR)
+        groups, lanes, vector = self._in_groups(PASS)
         tiles = (
             (groups, lanes, DIGITS, vector),
             (groups // WARPS, lanes, DIGITS, vector),
@@ -253,12 +308,12 @@ class QuantizedProduct(ABC):
     @property
     def _passes(self) -> list[int]:
         """Return the first group of each pass over a vector. The last pass may repeat groups of the previous pass."""
-        groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
+        groups, last = PASS // self.columns, (self.cols - PASS) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
     def _load_pass(self, ref, first: int) -> Array:
         """Load the columns of the pass that begins with group `first`."""
-        own = pl.ds(first, THREADS * VECTOR // self.columns)
+        own = pl.ds(first, PASS // self.columns)
         return plgpu.load(ref.at[own], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
@@ -272,14 +327,15 @@ class QuantizedProduct(ABC):
         """
         x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
         units_layout = layout.reduce(2).reduce(1)
-        beyond = (self.steps * CHUNK - self.cols) // self.columns
-        if beyond:  # 0 times a number that is not finite would not be 0, so we set these to 0
-            groups = THREADS * VECTOR // self.columns
+        if self.overlaps:
+            self._stage_again(x_ref, b, norm_ref, staged, target)
+        elif self.beyond:  # 0 times a number that is not finite would not be 0, so we set these to 0
+            groups = PASS // self.columns
             none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
             last = staged["units"].shape[2] - groups
             store_all([Store(staged["units"], (b, i, last), none, units_layout) for i in range(self.kinds)], target)
         # This holds unless columns are in two passes, or there are more passes than norms read before the wait.
-        together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
+        together = self.cols % (PASS) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
         for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
             loaded = [self._load_pass(x_ref, first) for first in some]
@@ -292,12 +348,7 @@ class QuantizedProduct(ABC):
                 if together and factor is not None:
                     squares = squares + x * x
                 x = x if factor is None else x * factor.astype(jnp.float32)
-                digits, units = fixed_point(x, layout, self._digits_layout, target)
-                stores.append(Store(staged["digits"], (b, first), digits, self._digits_layout))
-                stores.append(Store(staged["units"], (b, 0, first), units, units_layout))
-                if self.minima:
-                    sums = jnp.sum(jnp.sum(x, axis=2), axis=1)
-                    stores.append(Store(staged["units"], (b, 1, first), sums, units_layout))
+                stores += self._stores(x, b, first, staged, target)
             store_all(stores, target)
         if norm_ref is None:
             return None
@@ -306,6 +357,34 @@ class QuantizedProduct(ABC):
         for _ in squares.shape:  # one axis after the other, because layout inference cannot sum over all at once
             squares = jnp.sum(squares, axis=-1)
         return squares
+
+    def _stores(
+        self, x: Array, b: int, first: int, staged: dict[str, Any], target: Target, *, zeros: int = 0
+    ) -> list[Store]:
+        """List the stores of the digits and units of a pass over vector b, to group `first` and the following groups.
+
+        Units are 0 in the first groups of the pass, `zeros` in number.
+        """
+        units_layout = self._staging_layout.reduce(2).reduce(1)
+        digits, units = fixed_point(x, self._staging_layout, self._digits_layout, target)
+        numbers = [units, jnp.sum(jnp.sum(x, axis=2), axis=1)] if self.minima else [units]
+        if zeros:
+            group = plgpu.broadcasted_iota(jnp.int32, units.shape, 0, layout=units_layout)
+            numbers = [jnp.where(group < zeros, 0.0, number) for number in numbers]
+        return [
+            Store(staged["digits"], (b, first), digits, self._digits_layout),
+            *(Store(staged["units"], (b, kind, first), number, units_layout) for kind, number in enumerate(numbers)),
+        ]
+
+    def _stage_again(self, x_ref, b: int, norm_ref, staged: dict[str, Any], target: Target) -> None:
+        """Stage the last pass over vector b again, after its end, for a last step that overlaps the step before."""
+        first = self._passes[-1]
+        x = self._load_pass(x_ref, first).astype(jnp.float32)
+        if norm_ref is not None:
+            x = x * self._load_pass(norm_ref, first).astype(jnp.float32)
+        multiplied = (self.steps - 1) * self.chunk // self.columns
+        stores = self._stores(x, b, self.cols // self.columns, staged, target, zeros=multiplied - first)
+        store_all(stores, target)
 
     def _squares(self, x_ref) -> Any:
         """Add up the squares of a vector."""

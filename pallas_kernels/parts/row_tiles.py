@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
+from llamaspec.pallas_kernels.parts.card import Card
+from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.staging import finish_reads
 
-PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of an SM
-BLOCK_MEMORY = 1024  # bytes of it that the system takes per block
+BLOCK_MEMORY = 1024  # bytes of an SM's shared memory that the system takes per block
 SUMS_MEMORY = 1536  # bytes per block for sums over threads and barriers
 MOST_STAGES = 32  # stages of a ring: Mosaic's limit of barriers in a group
 MOST_AT_ONCE = 4  # blocks per SM, so that each thread has 128 registers
@@ -37,7 +37,7 @@ class RowTiles:
     tiles: int
     blocks: int
     steps: int  # steps of a tile
-    stages: int  # stages of the ring
+    stages: int  # stages of the ring, or steps with weights on their way to registers
     few: int = 0  # for a single tile with up to this many steps, wait for all of them at once, without a loop
 
     def walk(
@@ -116,45 +116,91 @@ class RowTiles:
         else:
             lax.fori_loop(0, count, walk_tile, jnp.int32(0))
 
+    def walk_in_registers(
+        self,
+        tile: Any,
+        *,
+        load: Callable[[Any, Any], Any],
+        prepare: Callable[[], None],
+        begin: Callable[[], Any],
+        ahead: Callable[[Any], Any],
+        step: Callable[[Any, Any, Any], Any],
+        finish: Callable[[Any, Any, Any], None],
+        target: Target,
+    ) -> None:
+        """Do all the work of a block with one tile, without a ring. The arguments are those of `walk`, except for two:
 
-def even_share(blocks: int) -> int:
+        load(tile, step)           starts loads of a step's weights to registers, and returns these weights
+        step(step, weights, sums)  returns the sums plus the products of the weights
+
+        While a step is multiplied, the weights of the next `stages` steps are in flight.
+
+        A turn of the loop has `stages` + 1 steps, so that every step's weights are in the same registers in each turn.
+        Otherwise the compiler moves weights between registers at the end of a turn. A move waits for the load.
+        """
+        depth = min(self.stages, self.steps)
+        in_flight = [load(tile, i) for i in range(depth)]
+        target.let_next_start()
+        prepare()
+
+        def walk_steps(first, count, state):
+            in_flight, sums = state
+            for nth in range(count):
+                in_flight = [*in_flight, load(tile, first + nth + depth)]
+                sums = step(first + nth, in_flight[0], sums)
+                in_flight = in_flight[1:]
+            return in_flight, sums
+
+        read, state, size = ahead(tile), (in_flight, begin()), depth + 1
+        turns, remainder = divmod(self.steps - depth, size)
+        state = lax.fori_loop(0, turns, lambda i, state: walk_steps(i * size, size, state), state)
+        in_flight, sums = walk_steps(turns * size, remainder, state)
+        for nth, weights in enumerate(in_flight):
+            sums = step(self.steps - depth + nth, weights, sums)
+        finish(tile, sums, read)
+
+
+def even_share(blocks: int, card: Card) -> int:
     """Return the bytes of shared memory per block that make `blocks` blocks spread evenly over the GPU's SMs.
 
     Blocks that start while others run fill any free room. So an SM only gets room for its share, but for at least
     two blocks, so that the next kernel's blocks also fit.
 
-    >>> even_share(528), even_share(300), even_share(100)
+    >>> from llamaspec.pallas_kernels.parts.card import H200
+    >>> even_share(528, H200), even_share(300, H200), even_share(100, H200)
     (45671, 57345, 76801)
     """
-    most = max(2, pl.cdiv(blocks, PROCESSORS))
-    return PROCESSOR_MEMORY // (most + 1) - BLOCK_MEMORY + 1
+    most = max(2, pl.cdiv(blocks, card.processors))
+    return card.shared // (most + 1) - BLOCK_MEMORY + 1
 
 
-def all_fit(blocks: int, shared: int) -> bool:
+def all_fit(blocks: int, shared: int, card: Card) -> bool:
     """Tell whether `blocks` blocks with `shared` bytes of shared memory each run at once, at most four per SM.
 
-    >>> all_fit(384, 70_000), all_fit(384, 76_000)
+    >>> from llamaspec.pallas_kernels.parts.card import H200
+    >>> all_fit(384, 70_000, H200), all_fit(384, 76_000, H200)
     (True, False)
     """
-    room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
-    return room >= min(pl.cdiv(blocks, PROCESSORS), MOST_AT_ONCE)
+    room = card.shared // (shared + SUMS_MEMORY + BLOCK_MEMORY)
+    return room >= min(pl.cdiv(blocks, card.processors), MOST_AT_ONCE)
 
 
-def blocks_for(tiles: int, *, shared: int, at_once: int, requested: int | None = None) -> int:
+def blocks_for(tiles: int, card: Card, *, shared: int, at_once: int, requested: int | None = None) -> int:
     """Choose the number of blocks for `tiles` tiles, each with at least `shared` bytes of shared memory.
 
     If all tiles fit at once, each tile gets a block. Otherwise the number is `requested`, or `at_once` per SM,
     but no more than fit at once. `requested` may also be the number of tiles; then new blocks start when others end.
 
-    >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
+    >>> from llamaspec.pallas_kernels.parts.card import H200
+    >>> blocks_for(400, H200, shared=40_000, at_once=2), blocks_for(1792, H200, shared=40_000, at_once=2)
     (400, 264)
-    >>> [blocks_for(1792, shared=some, at_once=2, requested=200) for some in (120_000, 40_000)]
+    >>> [blocks_for(1792, H200, shared=some, at_once=2, requested=200) for some in (120_000, 40_000)]
     [132, 200]
-    >>> blocks_for(1792, shared=120_000, at_once=2, requested=1792)
+    >>> blocks_for(1792, H200, shared=120_000, at_once=2, requested=1792)
     1792
     """
-    if tiles <= MOST_AT_ONCE * PROCESSORS or requested == tiles:
+    if tiles <= MOST_AT_ONCE * card.processors or requested == tiles:
         return min(tiles, requested or tiles)
-    room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
+    room = card.shared // (shared + SUMS_MEMORY + BLOCK_MEMORY)
     at_once = max(1, min(room, MOST_AT_ONCE if requested else at_once))
-    return min(at_once * PROCESSORS, requested or tiles)
+    return min(at_once * card.processors, requested or tiles)

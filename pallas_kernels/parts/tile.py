@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llamaspec.pallas_kernels.parts.card import H200, Card
+
+TUNED = {(9, 0): "h200"}  # measured tiles in `tuning`, by compute capability
 MOST_ROWS = 16  # rows for several vectors; a thread has no registers for more sums
 
 
@@ -28,7 +31,7 @@ def _table(device: str) -> dict[str, list[Any]]:
     return json.loads(files("llamaspec.pallas_kernels").joinpath("tuning", f"{device}.json").read_text())
 
 
-def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
+def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, card: Card = H200) -> Tile:
     """Choose the tile for a matrix: the measured one for its shape, else 16 rows, or 8 if 16 does not divide `rows`.
 
     Tiles are measured for one vector. Several vectors leave less room for a ring. So for several vectors, the number of
@@ -42,7 +45,8 @@ def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1
     >>> [tile_for("gemv", 5120, 13824, np.dtype(jnp.bfloat16), vectors=vectors).rows for vectors in (1, 2)]
     [40, 16]
     """
-    measured = _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}")
+    device = TUNED.get(card.capability)
+    measured = _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}") if device else None
     if not measured or (vectors > 1 and measured[0] > MOST_ROWS):
         return Tile(rows=16 if rows % 16 == 0 else 8)
     tile = Tile(*measured)

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelLimits
 from llamaspec.benchmarks.gates import kernel, program, report, sass
-from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, instructions_per_weight
+from llamaspec.benchmarks.gates.cards import SHEETS
+from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, broken_on_card, instructions_per_weight, lacks
 from llamaspec.benchmarks.gates.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
-from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kernels
+from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, loaded_and_moved, read_kernels
 from llamaspec.benchmarks.gates.program import Launch, ProgramFacts, launches
 from llamaspec.benchmarks.gates.sass import read
 from llamaspec.benchmarks.gates.workers import CallFailure, call_each
@@ -87,7 +89,14 @@ KERNEL = Kernel(
     waits=True,
     eager=True,
     cached_loads=0,
+    streamed={},
+    moved=0,
+    features=("copy_engine", "dependent_launch"),
 )
+
+
+RTX = SHEETS["rtx-3060"].card
+ON_RTX = replace(KERNEL, spilled=0, waits=False, eager=False, streamed={128: 14}, features=())
 
 
 @pytest.mark.parametrize("module", [kernel, program, report, sass])
@@ -347,6 +356,64 @@ def test_a_kernel_that_does_other_than_planned_is_named():
     assert list(broken_by(CASE, padded, [SOUND])) == [
         "fusion of the compiler writes 1048576 bytes; expected less than 1048576"
     ]
+
+
+@pytest.mark.parametrize(
+    ("card", "facts", "words"),
+    [
+        ("rtx-3060", {"spilled": 4}, "gemv expected no register spills 4 bytes"),
+        ("rtx-3060", {"shared": 99 * 1024 + 1}, "gemv at most 101376 bytes shared memory got 101377"),
+        ("rtx-3060", {"features": ("copy_engine",)}, "gemv instructions copy_engine card does not have"),
+        ("rtx-5090", {"features": ("wgmma",), "waits": True}, "gemv instructions wgmma card does not have"),
+        ("rtx-3060", {"waits": True}, "gemv expected no wait previous kernel"),
+        ("rtx-5090", {}, "gemv expected a wait previous kernel"),
+        ("rtx-3060", {"moved": 3}, "gemv waits for loads in flight moves 3 registers"),
+        ("rtx-3060", {"streamed": {128: 10, 64: 4}}, "gemv loads to registers of 128 bits 4 narrower"),
+        ("rtx-3060", {"streamed": {}}, "gemv loads of weights to registers none"),
+        ("rtx-3060", {"unmet": True}, "gemv reads shared memory store another thread barrier"),
+        ("rtx-3060", {"hasty": True}, "gemv requests copy shared memory still reading"),
+    ],
+)
+def test_a_kernel_that_does_not_suit_a_card_is_named(card: str, facts: dict[str, Any], words: str):
+    case = replace(CASE, arrays=(None, np.zeros((1, 4096))))
+    assert list(broken_on_card(case, RTX, PROGRAM, [ON_RTX])) == []
+    [line] = broken_on_card(case, SHEETS[card].card, PROGRAM, [replace(ON_RTX, **facts)])
+    assert mentions(line, words)
+
+
+def test_loads_of_several_vectors_may_be_half_as_wide():
+    case = replace(CASE, arrays=(None, np.zeros((8, 4096))))
+    kernels = [replace(ON_RTX, streamed={bits: 4}) for bits in (64, 32)]
+    assert [len(list(broken_on_card(case, RTX, PROGRAM, [kernel]))) for kernel in kernels] == [0, 1]
+    assert list(broken_on_card(case, RTX, PROGRAM, [])) == ["expected gemv to be compiled, got nothing"]
+
+
+def test_prompts_and_many_vectors_by_codes_need_wgmma():
+    assert [lacks(replace(CASE, op=op), RTX) for op in ("gemv", "coded_gemm q8", "attention_prefill")] == [
+        None, "wgmma", "wgmma"
+    ]  # fmt: skip
+    assert lacks(replace(CASE, op="coded_gemm q8"), SHEETS["h200"].card) is None
+
+
+@pytest.mark.parametrize("card", SHEETS)
+def test_a_data_sheet_describes_the_card_to_the_compiler(card: str):
+    sheet = SHEETS[card]
+    assert f"core_count: {sheet.card.processors}\n" in sheet.target
+    assert f"shared_memory_per_block_optin: {sheet.card.block_shared}\n" in sheet.target
+    assert ("ACCELERATED_FEATURES" in sheet.target) == card.startswith(("rtx-50", "gb10"))
+
+
+def test_a_move_waits_only_for_what_the_same_turn_loads():
+    load, move = "/*0000*/ LDG.E.NA.LTC128B.{}CONSTANT R4, desc[UR4][R2.64]", "/*0010*/ IMAD.MOV.U32 R8, RZ, RZ, R{}"
+
+    def moves(bits: str, register: int, *before: str) -> int:
+        lines = [load.format(bits), *before, move.format(register)]
+        return loaded_and_moved(read("\n".join(lines)).instructions)
+
+    assert [moves("128.", register) for register in (3, 4, 7, 8)] == [0, 1, 1, 0]
+    assert [moves("64.", register) for register in (5, 6)] == [1, 0]
+    assert [moves("", register) for register in (4, 5)] == [1, 0]
+    assert moves("128.", 5, "/*0008*/ FADD R5, R1, R2") == 0  # the register has another number by then
 
 
 def test_only_weight_kernels_may_load_through_l1_before_the_wait():

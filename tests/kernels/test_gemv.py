@@ -20,11 +20,12 @@ from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv
 from llamaspec.pallas_kernels.parts import int4
-from llamaspec.pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
+from llamaspec.pallas_kernels.parts.card import H200
+from llamaspec.pallas_kernels.parts.compat import LANES, Target, interpreter, use_target
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
 from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
-from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
+from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.verify.bounds.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 from tests.support.strategies import DENORMAL, share_of
@@ -283,16 +284,18 @@ def test_shared_memory_limits_a_multiprocessor_to_its_share_of_blocks(op, rows, 
     else:
         w = empty(rows, cols, dtype=dtype)
     normed = op != "gemv"
-    product = product_of(op, w, empty(1, cols, dtype="bfloat16"), normed=normed, runs=runs)
-    part = -(-product.blocks // PROCESSORS)
+    with use_target(Target(card=H200)):
+        product = product_of(op, w, empty(1, cols, dtype="bfloat16"), normed=normed, runs=runs)
+    part = -(-product.blocks // H200.processors)
     block = product.scratch_bytes(normed=normed) + BLOCK_MEMORY
-    assert part * block <= PROCESSOR_MEMORY < (part + 1) * block
+    assert part * block <= H200.shared < (part + 1) * block
 
 
 def test_no_ring_has_more_stages_than_mosaic_has_barriers():
     """A ring buffer has at most 32 stages, even if memory has room for more, because a Mosaic Barrier allows 32."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
-    assert product_of("gemv", w, x, normed=False).ring_stages == 32
+    with use_target(Target(card=H200)):
+        assert product_of("gemv", w, x, normed=False).ring_stages == 32
 
 
 @pytest.mark.parametrize("normed", [False, True])

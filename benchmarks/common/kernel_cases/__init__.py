@@ -53,6 +53,39 @@ REFUSED = (
     (r"^attention_.*x48 ", "heads of 64 or 128"),
 )
 
+CARD_SAMPLE = (
+    "rmsnorm 4096 float32",
+    "rmsnorm 4096 bfloat16",
+    "softmax 128256 float32",
+    "gemv residual 2048x5632 float32",
+    "gemv residual 4096x4096 bfloat16",
+    "gemv residual 4096x14336 bfloat16",
+    "gemv norm 32000x2048 bfloat16",
+    "gemv residual 4096x4096 x8 bfloat16",
+    "norm_qkv 32+2x4x64x2048 float32",
+    "norm_qkv 32+2x8x128x4096 bfloat16",
+    "norm_gate_up 11264x2048 float32",
+    "norm_gate_up 28672x4096 bfloat16",
+    "gemv fp8 residual 4096x4096 bfloat16",
+    "gemv q8 residual 4096x4096 bfloat16",
+    "gemv q8 residual 4096x14336 bfloat16",
+    "gemv q8_row norm 32000x2048 bfloat16",
+    "gemv q4 residual 4096x4096 bfloat16",
+    "gemv q4 residual 4096x4096 x4 bfloat16",
+    "gemv q4_32_min residual 2048x5632 bfloat16",
+    "gemv q6_16 norm 128256x4096 float32",
+    "gemv q5_32_min residual 2048x2048 bfloat16",
+    "gemv nf4 residual 4096x4096 bfloat16",
+    "norm_qkv q8 32+2x8x128x4096 bfloat16",
+    "norm_qkv q4_32_min+q6_16 bias 32+2x4x64x2048 bfloat16",
+    "norm_gate_up q8 28672x4096 bfloat16",
+    "norm_gate_up q4 28672x4096 bfloat16",
+    "attention_decode 32/4x64 of 4096 float32",
+    "attention_decode 32/8x128 of 4096 bfloat16",
+    "attention_paged 32/4x64 of 64x64 x8 float32",
+    "attention_paged 32/8x128 of 64x64 x8 bfloat16",
+)
+
 
 def refusal(name: str) -> str | None:
     """Return a pattern for the error message of a kernel that refuses the case `name`. None: no kernel refuses it.
@@ -94,6 +127,15 @@ def variants() -> dict[str, Case]:
 def gated_cases() -> dict[str, Case]:
     """Return the table and the variants together: the cases that we lower and compile without a GPU."""
     return kernel_cases() | variants()
+
+
+def card_sampled() -> dict[str, Case]:
+    """Choose the cases that we compile for cards on which nothing is measured: each kernel, and each kind of weights.
+
+    We omit prompts and `coded_gemm`, which need wgmma.
+    """
+    cases = gated_cases()
+    return {name: cases[name] for name in CARD_SAMPLE}
 
 
 def sampled() -> dict[str, Case]:

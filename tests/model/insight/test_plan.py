@@ -172,6 +172,17 @@ def test_a_plan_over_the_memory_at_hand_says_so(run):
     assert code == 0 and "MORE THAN THE DEVICE HAS" not in out
 
 
+def test_a_plan_for_a_card_says_what_is_known_of_its_kernels():
+    config = SHAPES["stories-15m"]
+    params = abstract_params(config, dtype=FLOAT32, positions=128)
+    for name, words in (("h200", "measured"), ("rtx-3060", "none")):
+        plan = make_plan("m", params, config, DEVICES[name], context=128, batch=1, quantize=None)
+        assert f"\nkernels: {words}\n" in as_text(plan)
+        assert plan.as_json()["device"]["kernels"] == words
+    own = DEVICES["l4"]._replace(platform="cpu", kernels="")
+    assert "kernels" not in as_text(make_plan("m", params, config, own, context=128, batch=1, quantize=None))
+
+
 def test_several_sequences_share_the_weights_and_nothing_else():
     config = SHAPES["tinyllama-1.1b"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)

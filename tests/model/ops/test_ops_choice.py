@@ -385,6 +385,31 @@ def test_what_cannot_be_chosen_is_refused():
         ops_for("pallas", odd, shapes(odd), **SIZES, device=H200)
 
 
+def test_cards_of_two_kinds_in_a_process_are_refused():
+    mixed = H200._replace(others=("8.6",))
+    for kernels in ("auto", "pallas"):
+        with pytest.raises(ValueError, match=r"of compute capability 9\.0, 8\.6, and .*CUDA_VISIBLE_DEVICES"):
+            ops_for(kernels, TINY, shapes(TINY), **SIZES, device=mixed)
+    assert ops_for("xla", TINY, shapes(TINY), **SIZES, device=mixed).name == "xla"
+
+
+def test_a_card_that_is_not_chosen_runs_xla():
+    choice = ops_for("auto", TINY, shapes(TINY), **SIZES, device=Device("gpu", "RTX 3060", "8.6", 28))
+    assert (choice.name, choice.kernels) == ("xla", ())
+
+
+@pytest.mark.parametrize("params", [shapes(TINY), in_codes(shapes(WIDE), "int4", 64)], ids=["floats", "codes"])
+def test_a_chosen_card_without_wgmma_has_kernels_for_all_ops_but_prompts(monkeypatch, params):
+    monkeypatch.setattr("llamaspec.model.device.CHOSEN", (8, 9))
+    config = TINY if len(params.embedding.shape) and params.embedding.shape[1] == TINY.dim else WIDE
+    for kernels in ("auto", "pallas"):
+        choice = ops_for(kernels, config, params, **SIZES, device=Device("gpu", "RTX 3060", "8.6", 28))
+        assert choice.kernels == tuple(KERNELS)
+        assert choice.plain == {
+            PROMPT: "attention_prefill needs a GPU with wgmma (compute capability 9.0), got compute capability 8.6"
+        }
+
+
 def test_experts_are_plain_with_a_reason_and_no_obstacle():
     config = replace(TINY, experts=4, experts_per_token=2)
     choice = ops_for("pallas", config, shapes(config), **SIZES, device=H200)
