@@ -31,6 +31,7 @@ from llamaspec.model.checkpoints.adapter import (
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, LowRank
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.llama import load_backend
+from llamaspec.model.ops.gpu_products import prompt_product
 from llamaspec.model.ops.products import cpu_product, dot
 from llamaspec.model.options import RunOptions
 from llamaspec.model.weights.adapted import Adapted
@@ -198,7 +199,7 @@ def test_merged_weights_are_rounded_once(dtype):
         assert_within(tensor.read().astype(np.float64), exact, (unit + 2 * gamma(8)) * size)
 
 
-@pytest.mark.parametrize("product", [dot, cpu_product])
+@pytest.mark.parametrize("product", [dot, cpu_product, prompt_product])
 @pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
 def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
     """For adapters of q and v, the product with the stacked matrix [q; k; v] is within LoRA's error bound.
