@@ -57,7 +57,7 @@ def expect_dpo(
 ) -> tuple[Expected, ...]:
     scores = [as_float64(a) for a in (preferred, rejected, frozen_preferred, frozen_rejected)]
     losses, slopes, other_slopes = dpo(*scores, beta=beta)
-    size = beta * sum(np.abs(a) for a in scores)
+    size = beta * np.sum(np.abs(scores), axis=0)
     moved = gamma(5) * size + TINY  # three differences, beta rounded to float32, and its product
     # softplus has a slope of at most 1, and the sigmoid of at most 1 / 4.
     error = moved + 8 * U * (1 + losses)
