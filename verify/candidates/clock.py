@@ -26,7 +26,13 @@ FLUSH = 2**28  # bytes: more than a second-level cache has
 SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries that compute an array before they return it
 
 
-FLOATING = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element, by dtype
+# Bytes of an element, and the bits of its exponent, by dtype.
+FLOATING = {
+    "float16": (2, 0x7C00),
+    "bfloat16": (2, 0x7F80),
+    "float32": (4, 0x7F80_0000),
+    "float64": (8, 0x7FF0_0000_0000_0000),
+}
 SLACK = 1e-4  # seconds by which GPU events may differ from the processor's clock
 
 
@@ -152,14 +158,19 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def varied(value: Any) -> Any:
-    """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers."""
-    size = FLOATING.get(getattr(value, "dtype", ""), 0)
+    """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers.
+
+    An infinity, as in a mask, and a NaN stay in their places.
+    """
+    size, exponent = FLOATING.get(getattr(value, "dtype", ""), (0, 0))
     count = len(value.bytes) // size if size else 0
     if count < 2:
         return value
     words = np.frombuffer(bytearray(value.bytes), f"u{size}")
-    first, second = SystemRandom().sample(range(count), 2)
-    words[[first, second]] = words[[second, first]]
+    pair = SystemRandom().sample(range(count), 2)
+    if np.any(words[pair] & exponent == exponent):
+        return value
+    words[pair] = words[pair[::-1]]
     return value._replace(bytes=words.tobytes())
 
 
