@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llamaspec.commands.loading import open_model, prepare_jax
-from llamaspec.commands.options import FILE, MODEL, SCHEME_NAMES, Verb, tokenizer_option
+from llamaspec.commands.options import FILE, MIXTURE_NAMES, MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
 
@@ -22,9 +22,9 @@ from llamaspec.commands.progress import progress_bar
 )
 @click.option(
     "--quantize",
-    type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
-    help="Quantize the matrices by this scheme. --to gguf allows q8_0, q4_0 and mxfp4; --to llama2c allows q8_0.  "
-    "[default: unchanged]",
+    type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0", *MIXTURE_NAMES]),
+    help="Quantize the matrices by this scheme. --to gguf allows q8_0, q4_0, mxfp4, and llama.cpp's mixtures of types, "
+    "such as q4_k_m; --to llama2c allows q8_0.  [default: unchanged]",
 )
 @click.option(
     "--calibration",

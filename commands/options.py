@@ -192,6 +192,7 @@ template_option = click.option(
     "of the model's templates.  [default: the model's default template]",
 )
 SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes defines them
+MIXTURE_NAMES = ("q2_k", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k", "iq4_nl")  # model.checkpoints.gguf.mixtures defines them
 kernels_option = click.option(
     "--kernels",
     type=click.Choice(["auto", "xla", "cpu", "pallas"]),

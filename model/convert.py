@@ -6,6 +6,7 @@ from pathlib import Path
 from llamaspec.model.chat.template import template_of
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
 from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
@@ -21,7 +22,11 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 TensorWritten = Callable[[str, int], None]  # called after a tensor was written, with its name and number of bytes
 
 CALIBRATED = ("awq", "gptq", "smoothquant")
-SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(QUANTIZED_TYPES)}
+SCHEMES_OF = {
+    "safetensors": (*SCHEMES, *CALIBRATED),
+    "llama2c": ("q8_0",),
+    "gguf": (*QUANTIZED_TYPES, *MIXTURES),
+}
 
 
 def check_request(
@@ -174,9 +179,9 @@ def _to_gguf(
     templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
     vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates, named=_named(checkpoint, tokenizer))
-    complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
-    if complete:
-        notes.append(
-            f"{len(complete)} matrices keep their dtype, since their rows are not whole blocks of {to}: {complete[0]} …"
-        )
+    other_types = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
+    if other_types:
+        types = ", ".join(sorted(set(other_types.values())))
+        what = f"{len(other_types)} matrices are stored in {types}, since their rows do not fill the blocks of {to}"
+        notes.append(f"{what}: {next(iter(other_types))} …")
     return notes

@@ -14,7 +14,8 @@ Order of reading
 4. qk_norm, moe                              what Qwen3 and Mixtral add
    gelu, geglu, clamped_swiglu               what Gemma and gpt-oss use instead of SwiGLU
    layernorm, squared_relu                   what Starcoder 2, StableLM 2 and Nemotron use instead
-5. config, llama                             the whole model: blocks, cache, logits
+5. plain_llama                               Llama 3, whole, on one page
+   config, llama                             the same with a cache and with the switches of other families
 6. sampling, argmax                          from logits to a token
 7. sentencepiece_bpe, byte_bpe               from text to tokens
 8. quantizers                                fewer bits per weight: blocks, symmetric and packing first, then affine,

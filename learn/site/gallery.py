@@ -62,7 +62,7 @@ rows of 128 are padded with zeros.
 {table}
 
 Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains with rounding, and
-`ggml_lattices` and `ggml_grids` only read weights (IQ1 to IQ4_XS).
+`ggml_lattices` and `ggml_grids` only read weights (IQ1 to IQ4_XS). `ggml_search` is a part of Q2_K to Q6_K.
 """
 
 

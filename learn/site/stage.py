@@ -35,10 +35,13 @@ The built-in model reads a text: every token, block and op, with its equation, i
 BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page comes before pages that use it often
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
-    "Read": ["docs/reading.md", "docs/glossary.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
+    "Read": [
+        *("docs/reading.md", "docs/glossary.md", "docs/positions.md", "docs/quantizers-compared.md"),
+        *("docs/gallery.md", "docs/others.md"),
+    ],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
-        *("docs/sizes.md", "docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
+        *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/found.md", "docs/found/kernels.md"),
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
     "Speed": [

@@ -106,7 +106,7 @@ class SplitAttentionRegisters:
         store_in_pieces(o_ref, o)
 
     def _attend(self, q, keys: KeyRows) -> tuple[Any, Any, Any]:
-        """Compute o, the largest score m and the sum of weights of each warp; the sum for each of its keys."""
+        """Compute o, the largest score m and the sums of weights for each warp: one sum for each of the warp's keys."""
         target = keys.target
         shape, wide = (WARPS, KEYS, COLUMNS), (WARPS, COLUMNS, self.head_dim)
 
@@ -176,8 +176,8 @@ def _load_rows(
 ) -> Array:
     """Load a tile [WARPS, KEYS, head_dim] from arrays of 8, 16, 32 or 64 rows.
 
-    `places(lane, head_dim)` lists the 16-byte registers of a lane: which 8 of its warp's keys, the row of these, and a
-    column, to which eight times `column_of(lane)` is added.
+    `places(lane, head_dim)` lists the 16-byte loads of a lane. Each has the octet (0 or 1) of the warp's 16 keys, the
+    row in the octet, and a column. We add eight times `column_of(lane)` to the column.
     """
     (size, head_dim), shape = rows[0].shape, (WARPS, KEYS, rows[0].shape[1])
     if target.interpret:

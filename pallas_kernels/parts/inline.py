@@ -191,7 +191,7 @@ def stream(ref: Any, layout: Any, target: Target, *, written: bool = False) -> A
     """Load numbers that are read once from global memory to registers, past the first-level cache.
 
     If an earlier kernel may have `written` them, the load stays after `Target.wait_for_previous`. Weights may be loaded
-    before it.
+    before that.
     """
     if target.interpret:
         return plgpu.load(ref, layout=layout, optimized=False)

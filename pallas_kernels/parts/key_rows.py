@@ -34,7 +34,7 @@ class KeyRows(KeyTiles):
         return [self.rows_at(self.refs[name], first + at, self.run) for at in range(0, self.tile, self.run)]
 
     def octet(self, name: str, turn) -> Any:
-        """Return 8 rows of K or V: turn after turn, the rows of all tiles."""
+        """Return 8 rows of K or V. Consecutive turns go through the rows of all tiles."""
         turns = self.tile // OCTET  # of a tile
         first = self.first_key(lax.div(turn, turns)) + lax.rem(turn, turns) * OCTET
         return self.rows_at(self.refs[name], first, OCTET)

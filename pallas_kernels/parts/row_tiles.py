@@ -128,7 +128,7 @@ class RowTiles:
         finish: Callable[[Any, Any, Any], None],
         target: Target,
     ) -> None:
-        """Do all the work of a block with one tile, without a ring. Other functions are those of `walk`:
+        """Do all the work of a block with one tile, without a ring. The arguments are those of `walk`, except for two:
 
         load(tile, step)           starts loads of a step's weights to registers, and returns these weights
         step(step, weights, sums)  returns the sums plus the products of the weights

@@ -5,7 +5,7 @@ layout of codes in bytes. Every other page applies one of these ideas:
 
     equal steps         affine, and with it ggml_blocks, llama2c, hqq, torchao_int4, mlx, bitnet, ggml_ternary, binary
     unequal steps       nf4, minifloat, kmeans, ggml_codebooks; mx and nvfp4 are minifloats with small scales
-    scales of scales    double_quantization, ggml_superblocks
+    scales of scales    double_quantization, ggml_superblocks with its ggml_search
     points of a table   ggml_lattices with its ggml_grids
     codes from data     gptq, awq, smoothquant, llm_int8: the inputs of a layer decide where precision is needed
     activations, cache  fixed_point, ggml_activations, kv_cache

@@ -36,18 +36,29 @@ class Type(BlockReader, Protocol):
     def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
 
 
-TYPES: dict[str, Type] = {
+class SearchedType(Type, Protocol):
+    """A ggml type that can use the importances of columns in a search for the best scales."""
+
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Any: ...
+
+
+SEARCHED: dict[str, SearchedType] = {
     "Q4_0": Q4_0,
     "Q4_1": Q4_1,
     "Q5_0": Q5_0,
     "Q5_1": Q5_1,
-    "Q8_0": Q8_0,
     "Q2_K": Q2_K,
     "Q3_K": Q3_K,
     "Q4_K": Q4_K,
     "Q5_K": Q5_K,
     "Q6_K": Q6_K,
     "IQ4_NL": IQ4_NL,
+}
+TYPES: dict[str, Type] = {
+    **SEARCHED,
+    "Q8_0": Q8_0,
     "TQ1_0": TQ1_0,
     "TQ2_0": TQ2_0,
     "MXFP4": MXFP4,
@@ -65,8 +76,12 @@ READABLE: dict[str, BlockReader] = {
 }
 
 
-def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, "*batch bytes"]:
+def encode(
+    w: Float[np.ndarray, "*batch cols"], name: str, importance: Float[np.ndarray, " cols"] | None = None
+) -> UInt8[np.ndarray, "*batch bytes"]:
     """Encode the rows of `w` for a GGUF file.
+
+    `importance` says how much an error in a column counts. Types that are not in `SEARCHED` do not use it.
 
     Raises ValueError for an unknown type, rows that are not complete blocks, or weights out of the type's range.
 
@@ -76,7 +91,8 @@ def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, 
     if name not in TYPES:
         raise ValueError(f"no ggml type {name}: expected one of {', '.join(TYPES)}")
     kind = TYPES[name]
-    return kind.pack(kind.quantize(w)).reshape(*w.shape[:-1], -1)
+    q = kind.quantize(w) if importance is None or name not in SEARCHED else SEARCHED[name].quantize(w, importance)
+    return kind.pack(q).reshape(*w.shape[:-1], -1)
 
 
 def decode(data: UInt8[np.ndarray, "*batch bytes"], name: str) -> Float64[np.ndarray, "*batch cols"]:

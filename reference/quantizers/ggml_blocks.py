@@ -32,13 +32,14 @@ guarantee, because m' and (2^b - 1) d' are added in float32. Powers of two: the 
 with 2^k d' and 2^k m', while all of these are normal.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Float64, Integer, UInt8
 
-from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers import ggml_search, packing
 from llamaspec.reference.quantizers.blocks import finite, in_float16
 
 BLOCK = 32
@@ -102,9 +103,15 @@ class Signed:
     def zero(self) -> int:
         return 1 << self.bits - 1
 
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Blocks:
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Blocks:
         blocks = in_blocks(w, BLOCK)
         d = largest(blocks) / np.float32(-self.zero)
+        if importance is not None:
+            in_float16(d)  # refused before a sum overflows
+            q = _searched(blocks, importance, lambda *columns: ggml_search.signed(*columns, most=self.zero))
+            return q._replace(codes=(q.codes + self.zero).astype(np.uint8))
         codes = times_reciprocal(blocks, d, offset=self.zero + 0.5).astype(np.uint8)
         codes = np.minimum(codes, 2**self.bits - 1)
         return Blocks(codes, in_float16(d), np.zeros(d.shape, np.float16))
@@ -137,12 +144,20 @@ class Shifted:
     def bytes(self) -> int:
         return 4 + BLOCK * self.bits // 8
 
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Blocks:
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Blocks:
         blocks = in_blocks(w, BLOCK)
         m = np.min(blocks, axis=-1) + np.float32(0)  # without the sign of -0
         with np.errstate(over="ignore"):  # refused below
             d = (np.max(blocks, axis=-1) - m) / np.float32(2**self.bits - 1)
             scales, minima = in_float16(d), in_float16(m)
+        if importance is not None:
+            return _searched(
+                blocks,
+                importance,
+                lambda *columns: ggml_search.shifted(*columns, most=2**self.bits - 1, starts=ggml_search.STARTS),
+            )
         codes = times_reciprocal(blocks - m[..., None], d, offset=0.5).astype(np.uint8)
         return Blocks(np.minimum(codes, 2**self.bits - 1), scales, minima)
 
@@ -156,6 +171,21 @@ class Shifted:
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
         return Blocks(unpack_codes(packed[..., 4:], self.bits), float16_at(packed, 0), float16_at(packed, 2))
+
+
+def _searched(
+    blocks: Float32[np.ndarray, "*batch blocks 32"],
+    importance: Float[np.ndarray, " cols"],
+    search: Callable[[np.ndarray, np.ndarray], ggml_search.Fit],
+) -> Blocks:
+    """Quantize by a search that minimizes the sum of c (w - w^)^2. d and m are rounded after the search."""
+    rows = blocks.reshape(*blocks.shape[:-2], -1)
+    c = ggml_search.importances(rows, importance.astype(np.float32), count=rows.shape[-1])
+    with np.errstate(all="ignore"):
+        w, c = (np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c))
+        fit = search(w, c)
+    scales, minima = (in_float16(array).reshape(blocks.shape[:-1]) for array in (fit.step, -fit.minimum))
+    return Blocks(fit.codes.T.reshape(blocks.shape).astype(np.int8), scales, minima)
 
 
 def in_blocks(w: Float[np.ndarray, "*batch cols"], block: int) -> Float32[np.ndarray, "*batch blocks block"]:

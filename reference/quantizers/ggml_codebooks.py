@@ -10,7 +10,8 @@ w* / 127, it takes the nearest levels v and then the best d for these levels:
     d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimizes sum_i w_i^2 (w_i - d v_i)^2
 
 It keeps the first d with the smallest sum. The codes are computed from d before it is rounded to float16: the
-nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code.
+nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code. With an importance of each
+column, c = importance sqrt(2 mean w_i^2 + w^2) replaces the factor w^2 of an error.
 
 MXFP4 is the OCP's microscaling format (see `mx`) as written by ggml: e = floor(log2(max |w|)) + 125. ggml computes log2
 in float32, so that a number slightly below 2^k gives k. A weight gets the nearest level, and on ties the level of
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers import ggml_search, packing
 from llamaspec.reference.quantizers.blocks import Quantized, in_float16
 from llamaspec.reference.quantizers.ggml_blocks import (
     BLOCK,
@@ -46,6 +47,10 @@ from llamaspec.reference.quantizers.ggml_blocks import (
 )
 
 IQ4_NL_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+_LEVELS = IQ4_NL_LEVELS.astype(np.float32)
+_MIDDLES = IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]  # times 2
+_HALVES = np.roll(np.arange(-256, 256), 256)  # item i is i, also for negative i, which NumPy counts from the end
+_NEAREST = np.searchsorted(_MIDDLES, _HALVES, side="right").astype(np.uint8)
 E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
@@ -62,22 +67,20 @@ class NonLinear:
     weights = BLOCK
     bytes = 18
 
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Quantized:
         blocks = in_blocks(w, BLOCK)
         first = largest(blocks)
         in_float16(first / np.float32(127))  # refused before anything overflows
+        if importance is None:
+            c = blocks * blocks
+        else:
+            of_columns = importance.astype(np.float32).reshape(-1, BLOCK)
+            c = ggml_search.importances(blocks, of_columns, count=BLOCK // 2)
         zero = np.abs(first) < SMALLEST
-        first = np.where(zero, 1, first)
-        along, across = _sums(blocks, 1 / (first / np.float32(127)))
-        d = along / np.where(across == 0, 1, across)
-        with np.errstate(over="ignore"):
-            best = d * along  # the reduction of the sum of squares by d
-        for t in range(-7, 8):
-            along, across = _sums(blocks, np.float32(t - 127) / first)
-            fit = along / np.where(across == 0, 1, across)
-            with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
-                better = (across > 0) & (along * along > best * across)
-                d, best = np.where(better, fit, d), np.where(better, fit * along, best)
+        columns, c = (np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c))
+        d = _step(columns, c, np.where(zero, 1, first))
         d = np.where(zero, 0, d)
         reciprocal = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d))
         return Quantized(nearest_level(blocks * reciprocal[..., None]).astype(np.uint8), in_float16(d))
@@ -129,23 +132,37 @@ class Microscaling:
 def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
     """Return the index of the IQ4_NL level nearest to `x`, the upper one on ties.
 
+    The middle of two neighboring levels is always a multiple of 1/2, so the index is the same for all `x` with the same
+    floor(2 x).
+
     >>> nearest_level(np.array([-4.6, -4.5, 7.0], np.float32))
-    array([7, 8, 9])
+    array([7, 8, 9], dtype=uint8)
     """
-    return np.searchsorted((IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]) / 2, x, side="right")
+    return _NEAREST[np.floor(x + x).clip(-256, 255).astype(np.int16)]
 
 
-def _sums(
-    blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
-) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """Return sum w^3 v and sum w^2 v^2 of each block.
+def _step(
+    w: Float32[np.ndarray, "32 blocks"], c: Float32[np.ndarray, "32 blocks"], first: Float32[np.ndarray, "*batch"]
+) -> Float32[np.ndarray, "*batch"]:
+    """Search d for each block, a column of `w`. `c` says how much the error of a weight counts; `first` is w*."""
+    shape, first = first.shape, first.reshape(-1)
 
-    v is the level nearest to `start` * w. Sums are in order and in float32.
-    """
-    levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
-    terms = blocks * blocks * levels
-    along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))
-    return along, across
+    def sums(start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return sum c w v and sum c v^2 of each block, where v is the level nearest to `start` * w."""
+        levels = _LEVELS[nearest_level(w * start)]
+        terms = c * levels
+        return ggml_search.total(terms * w), ggml_search.total(terms * levels)
+
+    along, across = sums(1 / (first / np.float32(127)))
+    d = along / np.where(across == 0, 1, across)
+    with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
+        best = d * along  # the reduction of the sum of squares by d
+        for t in range(-7, 8):
+            along, across = sums(np.float32(t - 127) / first)
+            fit = along / np.where(across == 0, 1, across)
+            better = (across > 0) & (along * along > best * across)
+            d, best = np.where(better, fit, d), np.where(better, fit * along, best)
+    return d.reshape(shape)
 
 
 def _power(exponents: UInt8[np.ndarray, "*batch"]) -> Float64[np.ndarray, "*batch"]:

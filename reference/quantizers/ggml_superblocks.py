@@ -13,40 +13,41 @@ or two float16 numbers:
 
 d and e are float16 numbers of the superblock, s and m are integers of the group, and q is the code of the weight. The
 format defines how to compute a weight from these numbers. The result is exact in float64. The format does not define
-how to choose the numbers: ggml searches for good ones. `quantize` also searches, in float64, for a small sum of squared
-errors. (In the sum of ggml's C code, the errors of large weights count more.)
+how to choose the numbers. `quantize` chooses them as ggml does (ggml/src/ggml-quants.c), bit for bit:
 
-1. For each group, try `STARTS` guesses of its step, which put the last code slightly below or above its largest
-   weight. Take the nearest codes q, then the step a (and minimum b >= 0) with the smallest sum of (w - a q + b)^2.
-   Keep the guess with the smallest sum of squares.
-2. d is the largest step divided by the largest s, and e the largest minimum divided by the largest m, in float16.
-3. For each group, try s = m = 0, and the integers nearest to a / d and b / e and their neighbors. Take the s and m
-   with the smallest sum of squares for the nearest codes, computed from the stored d and e.
+1. A search of `ggml_search` finds a step a and a minimum b >= 0 for each group (b = 0 in Q3_K and Q6_K). Errors of
+   large weights count more: in Q3_K and Q6_K, c is w^2; in Q4_K and Q5_K, it is |w| plus the root mean square of the
+   group; Q2_K takes |error| instead of the square, and c = |w|.
+2. d is the a of largest magnitude divided by the largest s, and e the largest b divided by the largest m. s and m are
+   the integers nearest to a / d and b / e. Then d and e are rounded to float16.
+3. q is the integer nearest to (w + e m) / (d s), in float32. If d s is 0, q remains the code that the search found.
 
-Guaranteed: for the stored scales, each code is the one nearest to w (up to float64 rounding). So a weight within the
-range of the codes moves by at most |d s| / 2, and a weight outside the range moves to its end. The sum of squared
-errors of a group is at most the sum for a group of zeros. Groups with s = 0 have code 0. `quantize` refuses a
-superblock if d or e is too large for float16.
+With an importance of each column (see `quantize`), c is importance sqrt(v + w^2), where v is twice the mean square of
+the superblock, but once in Q2_K. In Q6_K, c is the importance. In the other types, a second search finds d and s for
+the steps a, and e and m for the minima b; the c of a step is the sum over its group.
 
-Powers of two: the weights 2^k w have the same codes, s and m as w, with 2^k d and 2^k e, while all of these are normal.
-Sign: Q(-w) = -Q(w) in Q3_K and Q6_K, where Q(w) are the dequantized weights, because -w has the scale -d. The other
-types do not have this law, because m is never negative. Dequantized weights are not a fixed point, because a second
-search may find another step.
+Guaranteed: if d s is not 0, a code is the one nearest to w for the stored scales, up to float32 rounding. So a weight
+within the range of the codes moves by little more than |d s| / 2, and a weight outside the range moves to its end.
+`quantize` refuses a superblock if d or e is too large for float16.
+
+Powers of two: the weights 2^k w have the same codes, s and m as w, with 2^k d and 2^k e, while all of these are normal
+and no sum of a search overflows. Sign: Q(-w) = -Q(w) in Q6_K, where Q(w) are the dequantized weights, because -w has
+the scale -d. The other types do not have this law: the search of Q3_K improves only groups with a negative w*, and m is
+never negative. Dequantized weights are not a fixed point, because a second search may find another step.
 """
 
-import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float16, Float64, Int8, Shaped, UInt8
+from jaxtyping import Float, Float16, Float32, Float64, Int8, Int32, Shaped, UInt8
 
-from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers import ggml_search, packing
 from llamaspec.reference.quantizers.blocks import in_float16
 from llamaspec.reference.quantizers.ggml_blocks import bytes_of, float16_at, in_blocks, in_rows
 
 BLOCK = 256
-STARTS = np.linspace(-1, 1, 21)  # in codes: how far a first guess extends the range
+AT_ONCE = 256  # superblocks that `quantize` searches at once: these arrays fit into the cache of a processor's core
 
 
 class Superblocks(NamedTuple):
@@ -61,7 +62,7 @@ class Superblocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Superblock:
-    """The common part of the five types: everything except the layout in bytes."""
+    """The common part of the five types: everything except the search for steps and the layout in bytes."""
 
     bits: int
     group: int
@@ -69,6 +70,7 @@ class Superblock:
     largest: int  # the code of the largest scale: 15 or 63; -32 or -128 in types without minima
 
     weights = BLOCK
+    unused = 0  # s of all groups if d is 0
 
     @property
     def minima(self) -> bool:
@@ -83,29 +85,43 @@ class Superblock:
     def highest(self) -> int:
         return self.lowest + (1 << self.bits) - 1
 
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Superblocks:
+    def quantize(
+        self, w: Float[np.ndarray, "*batch cols"], importance: Float[np.ndarray, " cols"] | None = None
+    ) -> Superblocks:
         """Quantize weights.
 
-        Raises ValueError for rows that are not complete superblocks, and for weights that are not finite or too large.
+        `importance` says how much an error in a column counts. llama.cpp's importance matrix has the mean square of the
+        numbers that multiply the column. Raises ValueError for rows that are not complete superblocks, and for weights
+        that are not finite or too large.
         """
-        blocks = in_blocks(w, BLOCK).astype(np.float64)
-        groups = blocks.reshape(*blocks.shape[:-1], -1, self.group)
-        steps, floors = self._fit(groups)
-        d, scales = self._in_units(steps)
-        e, minima = self._in_units(floors)
-        least = np.full(steps.shape, np.inf)
-        best = scales, minima
-        shifts = itertools.product((0, -1, 1), (0, -1, 1) if self.minima else (0,))
-        candidates = [(scales + i, minima + j) for i, j in shifts]
-        for s, m in [*candidates, (0 * scales, 0 * minima)]:
-            s, m = s.clip(*self._ends), m.clip(*self._ends)
-            a, b = _product(d, s), _product(e, m)
-            loss = np.sum((groups - a[..., None] * self._codes(groups, a, b) + b[..., None]) ** 2, axis=-1)
-            best = tuple(np.where(loss < least, new, old) for new, old in zip((s, m), best, strict=True))
-            least = np.minimum(loss, least)
-        scales, minima = best
-        codes = self._codes(groups, _product(d, scales), _product(e, minima))
-        codes, scales, minima = (x.astype(np.int8) for x in (codes.reshape(blocks.shape), scales, minima))
+        blocks = in_blocks(w, BLOCK)
+        in_float16(np.max(np.abs(blocks), axis=-1) / np.float32(2 * (1 << self.bits) * self.largest))
+        rows = blocks.reshape(-1, BLOCK)
+        of_columns = None if importance is None else importance.astype(np.float32).reshape(-1, BLOCK)
+        parts: list[Superblocks] = []
+        with np.errstate(all="ignore"):  # sums of weights above about 10^5 overflow, as in ggml
+            for start in range(0, len(rows), AT_ONCE):
+                part, c = rows[start : start + AT_ONCE], None
+                if of_columns is not None:
+                    c = self._importances(part, of_columns[np.arange(start, start + len(part)) % len(of_columns)])
+                parts.append(self._quantize_part(part, c))
+        arrays = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        return Superblocks(*(array.reshape(*blocks.shape[:-1], *array.shape[1:]) for array in arrays))
+
+    def _quantize_part(
+        self, blocks: Float32[np.ndarray, "superblocks 256"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> Superblocks:
+        w = self._columns(blocks)
+        fit = self._search(w, c)
+        d, scales = self._in_units(fit.step, c)
+        e, minima = self._in_units(fit.minimum, c) if self.minima else (np.zeros_like(d), np.zeros_like(scales))
+        step, floor = (
+            unit.astype(np.float32)[:, None] * x.astype(np.float32) for unit, x in ((d, scales), (e, minima))
+        )
+        step, floor = step.reshape(-1), floor.reshape(-1)
+        codes = ggml_search.nearest((w + floor) / np.where(step == 0, 1, step)).clip(self.lowest, self.highest)
+        codes = np.where(step == 0, fit.codes, codes).T.reshape(blocks.shape)
+        codes, scales, minima = (array.astype(np.int8) for array in (codes, scales, minima))
         return Superblocks(codes, scales, minima, d, e)
 
     def dequantize(self, q: Superblocks) -> Float64[np.ndarray, "*batch cols"]:
@@ -113,84 +129,76 @@ class Superblock:
         weights = _product(q.d, q.scales)[..., None] * groups - _product(q.e, q.minima)[..., None]
         return in_rows(weights.reshape(q.codes.shape))
 
-    def _fit(
-        self, groups: Float64[np.ndarray, "*batch group"]
-    ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Return the step a and the minimum b of each group, from the guess with the smallest sum of squares."""
-        least = np.full(groups.shape[:-1], np.inf)
-        step, floor = np.zeros_like(least), np.zeros_like(least)
-        for stretch in STARTS:
-            a, b = self._fit_shifted(groups, stretch) if self.minima else self._fit_signed(groups, stretch)
-            loss = np.sum((groups - a[..., None] * self._codes(groups, a, b) + b[..., None]) ** 2, axis=-1)
-            better = loss < least
-            least, step, floor = np.where(better, loss, least), np.where(better, a, step), np.where(better, b, floor)
-        return step, floor
+    def _columns(self, blocks: Float32[np.ndarray, "superblocks 256"]) -> Float32[np.ndarray, "members groups"]:
+        """Return the groups as columns, in the order of their superblocks."""
+        return np.ascontiguousarray(blocks.reshape(-1, self.group).T)
 
-    def _fit_signed(
-        self, groups: Float64[np.ndarray, "*batch group"], stretch: float
-    ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Fit signed codes: guess a step, round w to codes q, and return a = sum w q / sum q^2 and b = 0.
+    def _importances(
+        self, blocks: Float32[np.ndarray, "superblocks 256"], of_columns: Float32[np.ndarray, "superblocks 256"]
+    ) -> Float32[np.ndarray, "members groups"]:
+        """Return how much the squared error of each weight counts, from the importances of the columns."""
+        count = BLOCK if self.bits == 2 else BLOCK // 2
+        return self._columns(ggml_search.importances(blocks, of_columns, count=count))
 
-        The guess maps the weight of largest magnitude to the first code minus `stretch`.
+    def _search(
+        self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> ggml_search.Fit:
+        """Find the steps and minima of the groups. `c` says how much the squared error of a weight counts.
+
+        If `c` is None, the type has its own rule.
         """
-        at = np.argmax(np.abs(groups), axis=-1, keepdims=True)
-        guess = np.take_along_axis(groups, at, axis=-1) / (self.lowest - stretch)
-        q = np.rint(groups / np.where(guess == 0, np.inf, guess)).clip(self.lowest, self.highest)
-        qq = np.sum(q * q, axis=-1)
-        a = np.sum(groups * q, axis=-1) / np.where(qq == 0, np.inf, qq)
-        return a, np.zeros_like(a)
-
-    def _fit_shifted(
-        self, groups: Float64[np.ndarray, "*batch group"], stretch: float
-    ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Fit codes that count from the smallest weight, or from 0 if that is smaller. Return a and b >= 0.
-
-        The first guess maps the largest weight to the last code plus `stretch`; a and b are the line through (q, w).
-        """
-        lo = np.minimum(np.min(groups, axis=-1, keepdims=True), 0)
-        guess = (np.max(groups, axis=-1, keepdims=True) - lo) / (self.highest + stretch)
-        q = np.rint((groups - lo) / np.where(guess == 0, np.inf, guess)).clip(0, self.highest)
-        q_mean, w_mean = np.mean(q, axis=-1, keepdims=True), np.mean(groups, axis=-1, keepdims=True)
-        spread = np.sum((q - q_mean) ** 2, axis=-1)
-        line = np.sum((q - q_mean) * (groups - w_mean), axis=-1) / np.where(spread == 0, np.inf, spread)
-        b = line * q_mean[..., 0] - w_mean[..., 0]
-        qq = np.sum(q * q, axis=-1)
-        through_zero = np.sum(groups * q, axis=-1) / np.where(qq == 0, np.inf, qq)
-        return np.where(b < 0, through_zero, line), np.maximum(b, 0)
+        raise NotImplementedError
 
     def _in_units(
-        self, x: Float64[np.ndarray, "*batch groups"]
-    ) -> tuple[Float16[np.ndarray, "*batch"], Float64[np.ndarray, "*batch groups"]]:
-        """Return a float16 unit, the largest of x divided by `largest`, and x in multiples of the unit."""
-        at = np.argmax(np.abs(x), axis=-1, keepdims=True)
-        unit = in_float16((np.take_along_axis(x, at, axis=-1) / self.largest).astype(np.float32))
-        multiples = np.rint(x / np.where(unit == 0, np.inf, unit.astype(np.float64)))
-        return unit[..., 0], multiples.clip(*self._ends)
+        self, x: Float32[np.ndarray, " groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> tuple[Float16[np.ndarray, " superblocks"], Int32[np.ndarray, "superblocks own_groups"]]:
+        """Return a float16 unit for each superblock, and x in multiples of the unit."""
+        of_block = x.reshape(-1, BLOCK // self.group).T
+        if c is not None:
+            counts = ggml_search.total(c).reshape(-1, BLOCK // self.group).T
+            if self.minima:
+                fit = ggml_search.positive(of_block, counts, most=self.largest)
+            else:
+                fit = ggml_search.signed(of_block, counts, most=-self.largest)
+            return in_float16(fit.step), fit.codes.T
+        top = ggml_search.largest(of_block)
+        inverse = np.float32(self.largest) / np.where(top == 0, 1, top)
+        unit = top / np.float32(self.largest) if self.minima else 1 / inverse
+        multiples = ggml_search.nearest(inverse * of_block).clip(*self._ends)
+        return in_float16(np.where(top == 0, 0, unit)), np.where(top == 0, self.unused, multiples).T
 
     @property
     def _ends(self) -> tuple[int, int]:
         """Return the smallest and the largest code of s and m."""
         return (0, self.largest) if self.minima else (self.largest, -self.largest - 1)
 
-    def _codes(
-        self,
-        groups: Float64[np.ndarray, "*batch group"],
-        a: Float64[np.ndarray, "*batch"],
-        b: Float64[np.ndarray, "*batch"],
-    ) -> Float64[np.ndarray, "*batch group"]:
-        """Return the codes nearest to (w + b) / a for the weights w in `groups`; 0 if a is 0."""
-        codes = np.rint((groups + b[..., None]) / np.where(a == 0, np.inf, a)[..., None])
-        return codes.clip(self.lowest, self.highest)
+
+@dataclass(frozen=True)
+class WithMinima(Superblock):
+    """The common part of Q2_K, Q4_K and Q5_K."""
+
+    starts: tuple[float, float, int]  # of `evenly`: how far the tries of the search extend the range of the codes
+
+    def _search(
+        self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> ggml_search.Fit:
+        if c is not None:
+            return ggml_search.shifted(w, c, most=self.highest, starts=ggml_search.STARTS)
+        c = np.abs(w)
+        if self.bits > 2:
+            c = np.sqrt(ggml_search.total(w * w) / np.float32(self.group)) + c
+        starts = ggml_search.evenly(*self.starts)
+        return ggml_search.shifted(w, c, most=self.highest, starts=starts, absolute=self.bits == 2)
 
 
-class Q2(Superblock):
+class Q2(WithMinima):
     """Q2_K: codes of 2 bits in 16 groups of 16 weights, with s and m of 4 bits.
 
     >>> q = Q2_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
     (array([0, 1, 2, 3], dtype=int8), np.int8(15), np.int8(15))
     >>> Q2_K.dequantize(q)[0, :4].round(1)
-    array([-35. , -14.5,   6. ,  26.5])
+    array([-32., -11.,  10.,  31.])
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
@@ -214,10 +222,19 @@ class Q3(Superblock):
 
     >>> q = Q3_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.d
-    (array([-3, -2,  0,  3], dtype=int8), np.int8(-32), array([[-0.314]], dtype=float16))
+    (array([-4, -2,  0,  3], dtype=int8), np.int8(-32), array([[-0.2742]], dtype=float16))
     >>> Q3_K.dequantize(q)[0, :4].round(1)
-    array([-30.1, -20.1,   0. ,  30.1])
+    array([-35.1, -17.5,   0. ,  26.3])
     """
+
+    unused = -32
+
+    def _search(
+        self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> ggml_search.Fit:
+        if c is None:
+            return ggml_search.descended(w, most=-self.lowest)
+        return ggml_search.signed(w, c, most=-self.lowest)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """Pack the third bits of the codes, their low two bits, the low four and upper two bits of s + 32, and d."""
@@ -240,14 +257,14 @@ class Q3(Superblock):
         return _without_minima(codes.astype(np.int8) - np.int8(4), scales.astype(np.int8) - np.int8(32), packed, 108)
 
 
-class Q4(Superblock):
+class Q4(WithMinima):
     """Q4_K: codes of 4 bits in 8 groups of 32 weights, with s and m of 6 bits.
 
     >>> q = Q4_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
     (array([ 0,  4,  8, 15], dtype=int8), np.int8(63), np.int8(63))
     >>> Q4_K.dequantize(q)[0, :4].round(1)
-    array([-32.6, -15.8,   1. ,  30.4])
+    array([-32.5, -15.6,   1.2,  30.6])
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
@@ -261,14 +278,14 @@ class Q4(Superblock):
         return Superblocks(codes, *_from_six_bits(scales), float16_at(packed, 0), float16_at(packed, 2))
 
 
-class Q5(Superblock):
+class Q5(WithMinima):
     """Q5_K: codes of 5 bits in 8 groups of 32 weights, with s and m of 6 bits.
 
     >>> q = Q5_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
     >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
     (array([ 0,  8, 16, 31], dtype=int8), np.int8(63), np.int8(63))
     >>> Q5_K.dequantize(q)[0, :4].round(1)
-    array([-32.2, -15.9,   0.3,  30.8])
+    array([-32.1, -15.9,   0.4,  30.9])
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
@@ -293,6 +310,25 @@ class Q6(Superblock):
     >>> Q6_K.dequantize(q)[0, :4].round(1)
     array([-32., -16.,   0.,  31.])
     """
+
+    def _importances(
+        self, blocks: Float32[np.ndarray, "superblocks 256"], of_columns: Float32[np.ndarray, "superblocks 256"]
+    ) -> Float32[np.ndarray, "members groups"]:
+        return self._columns(of_columns)
+
+    def _search(
+        self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> ggml_search.Fit:
+        """Search, but count a superblock as zero if all its steps are tiny."""
+        fit = ggml_search.signed(w, w * w if c is None else c, most=-self.lowest)
+        steps = np.abs(fit.step).reshape(-1, BLOCK // self.group)
+        zero = np.repeat(np.max(steps, axis=-1) < ggml_search.TINY, BLOCK // self.group)
+        return fit._replace(step=np.where(zero, 0, fit.step), codes=np.where(zero, self.lowest, fit.codes))
+
+    def _in_units(
+        self, x: Float32[np.ndarray, " groups"], c: Float32[np.ndarray, "members groups"] | None
+    ) -> tuple[Float16[np.ndarray, " superblocks"], Int32[np.ndarray, "superblocks own_groups"]]:
+        return super()._in_units(x, None)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """Pack the low four bits of the codes, then their upper two bits, then s, then d."""
@@ -340,8 +376,8 @@ def _product(
     return unit.astype(np.float64)[..., None] * multiples
 
 
-Q2_K = Q2(bits=2, group=16, bytes=84, largest=15)
+Q2_K = Q2(bits=2, group=16, bytes=84, largest=15, starts=(-0.5, 0.1, 16))
 Q3_K = Q3(bits=3, group=16, bytes=110, largest=-32)
-Q4_K = Q4(bits=4, group=32, bytes=144, largest=63)
-Q5_K = Q5(bits=5, group=32, bytes=176, largest=63)
+Q4_K = Q4(bits=4, group=32, bytes=144, largest=63, starts=(-1.0, 0.1, 21))
+Q5_K = Q5(bits=5, group=32, bytes=176, largest=63, starts=(-0.5, 0.1, 16))
 Q6_K = Q6(bits=6, group=16, bytes=210, largest=-128)

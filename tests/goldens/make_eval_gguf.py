@@ -14,9 +14,7 @@ models are:
 
 - stories260K: hidden vectors of 172 numbers are padded with zeros to 192, a multiple of 32
 - a random model
-- a model for Q2_K to Q6_K: rows consist of sixteen random superblocks. llama.cpp searches for their codes, and no
-  other program finds the same codes. So we store llama.cpp's codes of the sixteen superblocks, and the tests build the
-  files from these codes.
+- a model for Q2_K to Q6_K: rows consist of sixteen random superblocks
 - a model with a tokenizer of single bytes that reads a text. We store its loss, and its divergence from the float32
   model.
 """
@@ -109,19 +107,12 @@ def padded_story(data: Path) -> Any:
     return gguf_files.file_of(config, tensors)
 
 
-def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """Quantize all matrices of a GGUF file to `type`; return the file and a hash of its tensors.
-
-    For types that llama.cpp quantizes by a search, `codes` are the codes that llama.cpp found for the weights of
-    `superblocks()`, in the same order. For other types it is None.
-    """
+def quantized(file: Any, type: str) -> tuple[Any, str]:
+    """Quantize all matrices of a GGUF file to `type`; return the file and a hash of its tensors."""
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files
 
     def encoded(w: np.ndarray) -> bytes:
-        if codes is not None:
-            known = {weights.tobytes(): block.tobytes() for weights, block in zip(superblocks(), codes, strict=True)}
-            return b"".join(known[weights.tobytes()] for weights in w.reshape(-1, 256))
         return (w.astype(gguf_files.DTYPES[type]) if type in gguf_files.DTYPES else ggml.encode(w, type)).tobytes()
 
     tensors = dict(file.tensors)
@@ -176,8 +167,6 @@ def read(folder: Path) -> None:
                 "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
                 "logits": text(np.ascontiguousarray(stored_logits(rows))),
             }
-            if model == "superblocks":
-                golden[type]["codes"] = text(codes_of_superblocks(codes))
     lines = json.dumps(goldens, indent=1) + "\n"
     (Path(__file__).parent / "eval_gguf.json").write_text(lines)
 
@@ -210,12 +199,6 @@ def read_text(folder: Path) -> dict[str, Any]:
 def stored_logits(logits: np.ndarray) -> np.ndarray:
     """Select the logits that we store, [seq, STORED_LOGITS]."""
     return logits[:, :: logits.shape[1] // STORED_LOGITS]
-
-
-def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Extract the codes of each of the 16 superblocks, [16, bytes], from the rows of the embedding."""
-    blocks, chosen = codes["token_embd.weight"], choices()["model.embed_tokens.weight"][:, 0]
-    return np.stack([blocks[np.argmax(chosen == i)] for i in range(DISTINCT)])
 
 
 def text(array: np.ndarray) -> str:

@@ -142,6 +142,7 @@ class Model:
         self.c = llama_cpp
         options = self.c.llama_model_default_params()
         options.n_gpu_layers = 0
+        options.use_extra_bufts = False  # blocks keep their layout: rearranging them crashes on some processors
         self.model = self.c.llama_model_load_from_file(str(path).encode(), options)
         assert self.model, f"llama.cpp does not load {path}"
         self.vocabulary = self.c.llama_model_get_vocab(self.model)

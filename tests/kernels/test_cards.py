@@ -1,4 +1,4 @@
-"""Kernels for cards without TMA, which load weights and keys to registers, in the interpreter; and what a card can do.
+"""Kernels for cards without TMA, run by the interpreter: they load weights and keys to registers. Also tests of `Card`.
 
 `KERNEL_CARD=rtx-3060 pytest tests/kernels` runs the tests of all kernels in this form.
 """
@@ -42,7 +42,7 @@ def rtx() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("batch", "steps", "normed"), [(1, 1, False), (1, 2, True), (2, 9, True), (8, 6, False)])
 def test_floats_in_registers(dtype, batch, steps, normed):
-    """One to nine steps, with two in flight at most: the loop has no turn, or some turns and a remainder."""
+    """With one to nine steps, at most two in flight, the loop has no turn, or some turns and a remainder."""
     rng = np.random.default_rng(0)
     cols = steps * (128 if dtype == "float32" or batch > 4 else 256) * (2 if dtype == "bfloat16" and batch > 4 else 1)
     w, x, norm = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((24, cols), (batch, cols), (cols,)))
@@ -98,7 +98,7 @@ def test_codes_in_registers(form, cols):
 
 @pytest.mark.usefixtures("rtx")
 def test_a_step_that_overlaps_the_one_before_counts_no_column_twice():
-    """A single column is not 0: once in each of the last two steps, and in the columns that both have."""
+    """Only one number of x is not 0: it is in one of the last two steps, or in the columns that both have."""
     cols = 1024 + 256
     w = ScaledCodes(jnp.ones((8, cols), jnp.int8), jnp.ones((8, cols // 64)))
     for column in (0, 767, 768, 1023, 1024, cols - 1):

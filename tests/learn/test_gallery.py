@@ -13,7 +13,8 @@ from tests.support.processes import REPOSITORY
 PAGE = (REPOSITORY / "docs/gallery.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| \[([^]]+)\]\(\.\./reference/quantizers/(.*)$", PAGE, re.M))
 NOT_OF_WEIGHTS = {"__init__", "blocks", "packing", "schemes", "ops", "ggml"} | {
-    *("kv_cache", "fixed_point", "ggml_activations", "qat", "ggml_lattices", "ggml_grids")  # the page says so
+    *("kv_cache", "fixed_point", "ggml_activations", "qat", "ggml_lattices", "ggml_grids"),
+    "ggml_search",  # the page says so
 }
 
 

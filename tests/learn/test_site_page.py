@@ -28,9 +28,9 @@ SAMPLE = [f"reference/{name}.py.html" for name in SAMPLE] + [
     "docs/engine.html",
 ]
 # Blocks with more content than fits. A drawing in characters and the output of a program are lines that scroll, and
-# the padding of code in a sentence may stand out by 3 pixels.
+# the padding of code in a sentence may stand out by 5 pixels.
 CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter((block) =>
-    block.scrollWidth > block.clientWidth + 3 && block.clientWidth > 0 && getComputedStyle(block).display !== "inline"
+    block.scrollWidth > block.clientWidth + 5 && block.clientWidth > 0 && getComputedStyle(block).display !== "inline"
     && block instanceof HTMLElement && !block.matches(".language-text code[tabindex]")
   ).map((block) => `${block.tagName}.${block.className} ${block.scrollWidth} in ${block.clientWidth}`)"""
 

@@ -1,4 +1,4 @@
-"""Our step-by-step derivation gives the published bound of another tool, if it is of the same kind: docs/others.md."""
+"""For a bound of the same kind, our derivation gives the number that another tool published (docs/others.md)."""
 
 import re
 

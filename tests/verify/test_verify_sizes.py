@@ -85,10 +85,12 @@ def test_a_slow_candidate_is_not_called_at_the_sizes_of_published_models(monkeyp
         assert len(x) < GRID
         return x + y
 
-    report = verify(CONTRACTS["add"], Direct(slow), precision=precision("float32"), examples=200, seed=0)
+    add, few = CONTRACTS["add"], {"precision": precision("float32"), "examples": 200, "seed": 0}
+    report = verify(add, Direct(slow), **few)
     assert report.outcome == "within bounds"
     ((reason, count),) = report.not_judged.items()
     assert re.fullmatch(r"at the sizes of published models, a call would take about \d+ s", reason) and count == 2
+    assert not verify(replace(add, large=replace(add.large, widest={})), Direct(slow), **few).not_judged
 
 
 @pytest.mark.parametrize(("kernel", "name"), [(lambda y: y[:65_535], "rows"), (lambda y: y, "cols")])

@@ -1,10 +1,10 @@
 """Time a call until its result is ready.
 
-`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. It loads
-the file before the candidate, so that a candidate that replaces `time.perf_counter` does not replace our clock. With
-torch or cupy on a GPU, we clear the L2 cache before each call, also the lines that a candidate or another program made
-persistent, and measure the call with GPU events. The time includes work that the call started on other streams. jax has
-no events, so we measure the time until the call's result is ready.
+`verify.candidates.worker` loads this file in the candidate's process, so the file imports nothing of this project. The
+worker loads it before the candidate: a candidate that replaces `time.perf_counter` then does not replace our clock.
+With torch or cupy on a GPU, we clear the L2 cache before each call, including lines that a candidate or another program
+made persistent. We measure the call with GPU events. The time includes work that the call started on other streams. jax
+has no events, so we measure the time until the call's result is ready.
 
 Each timed call gets other numbers: we swap two elements of every floating-point array. So a result that is cached by
 the numbers of the inputs is of no use, or is wrong. Only the last call gets the original numbers, and only its result
@@ -26,7 +26,13 @@ FLUSH = 2**28  # bytes: more than a second-level cache has
 SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries that compute an array before they return it
 
 
-FLOATING = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element, by dtype
+# Bytes of an element, and the bits of its exponent, by dtype.
+FLOATING = {
+    "float16": (2, 0x7C00),
+    "bfloat16": (2, 0x7F80),
+    "float32": (4, 0x7F80_0000),
+    "float64": (8, 0x7FF0_0000_0000_0000),
+}
 SLACK = 1e-4  # seconds by which GPU events may differ from the processor's clock
 
 
@@ -42,7 +48,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether it is later than `end`, and the next call is at least the `FEWEST`-th."""
+        """Return whether it is later than `end`, and the next call is at least call number `FEWEST`."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -106,9 +112,10 @@ def _between(
 
 
 def _plausible(measured: float, called: float) -> float:
-    """Return the seconds between two events, unless they are fewer than the function took to return.
+    """Return `measured`, the seconds between two GPU events. Raises RuntimeError if the function took longer to return.
 
-    The GPU is idle at the first event, and gets the second event after the function has returned.
+    `called` is the seconds until the function returned. The GPU is idle at the first event, and gets the second event
+    after the function has returned.
     """
     if measured < called - max(SLACK, 0.1 * called):
         raise RuntimeError(f"GPU events measured {measured:.3g} s, but the function returned after {called:.3g} s")
@@ -151,14 +158,19 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def varied(value: Any) -> Any:
-    """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers."""
-    size = FLOATING.get(getattr(value, "dtype", ""), 0)
+    """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers.
+
+    An infinity, as in a mask, and a NaN stay in their places.
+    """
+    size, exponent = FLOATING.get(getattr(value, "dtype", ""), (0, 0))
     count = len(value.bytes) // size if size else 0
     if count < 2:
         return value
     words = np.frombuffer(bytearray(value.bytes), f"u{size}")
-    first, second = SystemRandom().sample(range(count), 2)
-    words[[first, second]] = words[[second, first]]
+    pair = SystemRandom().sample(range(count), 2)
+    if np.any(words[pair] & exponent == exponent):
+        return value
+    words[pair] = words[pair[::-1]]
     return value._replace(bytes=words.tobytes())
 
 

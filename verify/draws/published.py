@@ -1,7 +1,7 @@
 """Sizes of published models, and draws a little beyond them.
 
 A matrix of such a model is too large to judge in a second, so we draw one dimension in full and keep the others small:
-131,072 tokens of 17 features, or 3 tokens of 73,728 features. That is enough to reveal a kernel with too small a buffer
+131,072 tokens of 8 features, or 3 tokens of 73,728 features. That is enough to reveal a kernel with too small a buffer
 or a grid that ends early. In two of its three dimensions, the grid of a CUDA kernel has at most 65,535 blocks.
 """
 

@@ -130,7 +130,7 @@ def verify(
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
     widest = contract.large.widest_narrowings(only) if most >= FULL else []
     expected_seconds = search.candidate.growth(usual) * FARTHER
-    if expected_seconds > PATIENCE and not search.smallest:
+    if widest and expected_seconds > PATIENCE and not search.smallest:
         reason = f"at the sizes of published models, a call would take about {expected_seconds:.0f} s"
         search.not_judged[reason] += len(widest)
     else:  # without a law, which would need more calls
@@ -188,7 +188,7 @@ class _Stopwatch:
         return self.candidate.name
 
     @property
-    def layouts(self) -> Sequence[str]:
+    def layouts(self) -> tuple[str, ...]:
         return self.candidate.layouts
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
@@ -199,7 +199,7 @@ class _Stopwatch:
             self.seconds.append(monotonic() - start)
 
     def growth(self, usual: int) -> float:
-        """Return by how many seconds the slowest call after the first `usual` calls exceeds the median of those."""
+        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first ones."""
         return max([0.0, *self.seconds[usual:]]) - median(self.seconds[:usual] or [0.0])
 
 

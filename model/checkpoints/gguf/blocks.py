@@ -112,7 +112,8 @@ def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
 def _are_finite(packed: UInt8[np.ndarray, "rows row_bytes"], *, type: str) -> bool:
     """Tell whether all scales and minima are finite in some rows of blocks.
 
-    A scale or minimum is finite if the float16 number is finite that we multiply by an integer to get it.
+    To get a scale or a minimum, we multiply a float16 number by an integer. The result is finite if that number is
+    finite.
     """
     blocks = packed.reshape(-1, ggml.READABLE[type].bytes)
     if type == "MXFP4":

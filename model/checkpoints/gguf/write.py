@@ -1,24 +1,30 @@
-"""Writes GGUF files for llama.cpp: weights keep their dtype, or become another float dtype, Q8_0, Q4_0 or MXFP4.
+"""Writes GGUF files for llama.cpp: weights keep their dtype, or get another float dtype, a quantized type or a mixture.
 
 The chosen type applies only to matrices. Vectors and routers are written as float32, since llama.cpp computes with them
-in float32. If the type has four bits, the output matrix (or a tied embedding) is written as Q8_0, since every logit
-depends on this matrix; llama.cpp also uses more bits for it (Q6_K). A matrix keeps its stored dtype if its rows are not
-whole blocks of the chosen type.
+in float32. `gguf.mixtures` chooses the types of a mixture as llama.cpp does, and importances of columns (see
+`gguf.imatrix`) then improve the choice of scales.
+
+For Q4_0 and MXFP4, the output matrix (or a tied embedding) is written as Q8_0, since every logit depends on this
+matrix. For types that are not mixtures, a matrix keeps its stored dtype if its rows are not whole blocks of the type.
 """
 
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import batched
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Float32, Shaped, UInt8
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.gguf import layout
 from llamaspec.model.checkpoints.gguf.file import Value
+from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES, fitting_type, wanted_type
 from llamaspec.model.checkpoints.gguf.rope import to_factors
 from llamaspec.model.checkpoints.recognize import GGUF
 from llamaspec.model.checkpoints.staging import new_file
@@ -34,7 +40,10 @@ DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dt
 FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
 QUANTIZATION = 2  # general.quantization_version: the version of the layouts of blocks
-AT_ONCE = 1 << 20  # number of weights that we encode at a time
+AT_ONCE = 1 << 20  # number of weights that a thread encodes at a time
+THREADS = os.cpu_count() or 1
+
+Importances = Mapping[str, Float32[np.ndarray, "matrices cols"]]
 
 
 class GGUFTensor(NamedTuple):
@@ -46,6 +55,7 @@ class GGUFTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     type: str
+    wanted: str  # the type that the tensor would have if its rows were whole blocks of this type
     weights: tuple[Weight, ...]
     heads: int
 
@@ -61,20 +71,22 @@ def write_gguf(
     *,
     to: str | None = None,
     vocabulary: Mapping[str, Value] | None = None,
+    importances: Importances | None = None,
     progress: Callable[[str, int], None] | None = None,
-) -> list[str]:
+) -> dict[str, str]:
     """Write `checkpoint` to the new file `path`, tensor by tensor.
 
-    `to` is a key of `FLOATS` or `QUANTIZED_TYPES`; None keeps the stored dtype. `vocabulary` has the keys of the
-    tokenizer and the chat template (see `model.tokenizers.gguf_writer`). After each weight, we call `progress` with its
-    name and its number of bytes. Returns the names of the matrices that keep their dtype because their rows are not
-    whole blocks of `to`.
+    `to` is a key of `FLOATS`, `QUANTIZED_TYPES` or `MIXTURES`; None keeps the stored dtype. `vocabulary` has the keys
+    of the tokenizer and the chat template (see `model.tokenizers.gguf_writer`). `importances` has the importances of
+    columns by tensor name, for a mixture: [1, cols], or a row for each expert. After each weight, we call `progress`
+    with its name and its number of bytes. Returns, by tensor name, the types of matrices with rows that are not whole
+    blocks of the type that `to` gives them.
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
     finite or too large for its type, or if llama.cpp does not support a part of the model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
-    stored = list(_stored(checkpoint, architecture, to))
+    stored = list(_stored(checkpoint, architecture, to, weighted=importances is not None))
     keys = _keys(checkpoint, architecture, _file_type(checkpoint, to)) | dict(vocabulary or {})
     factors = _factors(config)
     with new_file(path) as staged, open(staged, "wb") as file:
@@ -83,16 +95,17 @@ def write_gguf(
             _write_padded(file, array.tobytes())
         for tensor in stored:
             written = 0
+            rows = (importances or {}).get(tensor.name)
             for weight in tensor.weights:
-                for part in _encoded(checkpoint, weight.name, tensor):
+                importance = None if rows is None else rows[weight.expert or 0]
+                for part in _encoded(checkpoint, weight.name, tensor, importance):
                     file.write(part.data)
                     written += part.nbytes
                 checkpoint.release()
                 if progress:
                     progress(weight.name, checkpoint.tensors[weight.name].bytes)
             file.write(bytes(-written % layout.ALIGNMENT))
-    chosen = _type(to)
-    return [t.name for t in stored if chosen in ggml.TYPES and _may_have_type(t.weights[0]) and t.type in DTYPES]
+    return {tensor.name: tensor.type for tensor in stored if tensor.wanted != tensor.type}
 
 
 def architecture_for(checkpoint: Checkpoint) -> Architecture:
@@ -106,9 +119,10 @@ def architecture_for(checkpoint: Checkpoint) -> Architecture:
 def _type(to: str | None) -> str | None:
     if to is None:
         return None
-    if to not in FLOATS | QUANTIZED_TYPES:
-        raise ValueError(f"type {to!r} is unknown, expected one of {', '.join(FLOATS | QUANTIZED_TYPES)}")
-    return (FLOATS | QUANTIZED_TYPES)[to]
+    types = FLOATS | QUANTIZED_TYPES | {name: mixture.main for name, mixture in MIXTURES.items()}
+    if to not in types:
+        raise ValueError(f"type {to!r} is unknown, expected one of {', '.join(types)}")
+    return types[to]
 
 
 def _may_have_type(weight: Weight) -> bool:
@@ -116,7 +130,9 @@ def _may_have_type(weight: Weight) -> bool:
     return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
-def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[GGUFTensor]:
+def _stored(
+    checkpoint: Checkpoint, architecture: Architecture, to: str | None, *, weighted: bool
+) -> Iterator[GGUFTensor]:
     """Yield the tensors of the file, in the file's order."""
     weights_by_name: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
@@ -131,17 +147,22 @@ def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) 
         if fused := [weight for weight in weights if place.at is None]:
             shape = (sum(layout.stored_shape(weight)[0] for weight in fused), *shape[1:])
         as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
-        chosen = _type(to) or as_stored
-        if chosen in FOUR_BITS and first.role is head:
-            chosen = "Q8_0"
         if not _may_have_type(first):
-            chosen = "F32"
-        elif shape[-1] % layout.BLOCKS[chosen].weights:
-            chosen = as_stored
-        yield GGUFTensor(name, shape, chosen, tuple(weights), place.heads)
+            wanted = chosen = "F32"
+        elif to in MIXTURES:
+            facts = {"architecture": architecture.name, "config": checkpoint.config, "weighted": weighted}
+            wanted = wanted_type(name, mixture=MIXTURES[to], **facts)
+            chosen = fitting_type(wanted, shape[-1])
+        else:
+            wanted = _type(to) or as_stored
+            wanted = "Q8_0" if wanted in FOUR_BITS and first.role is head else wanted
+            chosen = as_stored if shape[-1] % layout.BLOCKS[wanted].weights else wanted
+        yield GGUFTensor(name, shape, chosen, wanted, tuple(weights), place.heads)
 
 
 def _file_type(checkpoint: Checkpoint, to: str | None) -> int:
+    if to in MIXTURES:
+        return MIXTURES[to].file_type
     return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors[EMBEDDING].dtype.name]]
 
 
@@ -232,20 +253,35 @@ def _value(value: Value) -> bytes:
             return struct.pack("<IIQ", layout.ARRAY, kind, len(value)) + value.astype(dtype).tobytes()
 
 
-def _encoded(checkpoint: Checkpoint, name: str, stored: GGUFTensor) -> Iterator[UInt8[np.ndarray, " bytes"]]:
-    """Yield the bytes of the weight `name`, encoded in the type of `stored`, some rows at a time."""
+def _encoded(
+    checkpoint: Checkpoint, name: str, stored: GGUFTensor, importance: Float32[np.ndarray, " cols"] | None
+) -> Iterator[UInt8[np.ndarray, " bytes"]]:
+    """Yield the bytes of the weight `name`, encoded in the type of `stored`, some rows at a time.
+
+    A thread for each processor encodes a part, since NumPy computes without Python's lock.
+    """
     array = checkpoint.tensors[name].read()
     check_finite(name, array, path=checkpoint.path)
     if stored.heads:
         array = halves_to_interleaved(array, heads=stored.heads)
     rows = array.reshape(-1, array.shape[-1])
     step = max(1, AT_ONCE // rows.shape[1])
-    for begin in range(0, len(rows), step):
-        yield np.ascontiguousarray(_as_type(checkpoint, name, rows[begin : begin + step], stored.type)).reshape(-1)
+
+    def encoded(begin: int) -> UInt8[np.ndarray, " bytes"]:
+        part = _as_type(checkpoint, name, rows[begin : begin + step], stored.type, importance)
+        return np.ascontiguousarray(part).reshape(-1)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for begins in batched(range(0, len(rows), step), THREADS):
+            yield from pool.map(encoded, begins)
 
 
 def _as_type(
-    checkpoint: Checkpoint, name: str, rows: Shaped[np.ndarray, "rows cols"], kind: str
+    checkpoint: Checkpoint,
+    name: str,
+    rows: Shaped[np.ndarray, "rows cols"],
+    kind: str,
+    importance: Float32[np.ndarray, " cols"] | None,
 ) -> UInt8[np.ndarray, "rows bytes"]:
     if kind in DTYPES:
         with np.errstate(over="ignore"):
@@ -254,6 +290,6 @@ def _as_type(
             raise refused(checkpoint.path, f"{name} contains {np.max(np.abs(rows))}, which is too large for {kind}")
         return converted.view(np.uint8)
     try:
-        return ggml.encode(rows.astype(np.float32), kind)
+        return ggml.encode(rows.astype(np.float32), kind, importance)
     except ValueError as error:
         raise refused(checkpoint.path, f"{name} cannot be written as {kind}: {error}") from error

@@ -1,5 +1,7 @@
 """Write ggml.json: blocks that ggml's C code quantizes, and weights that ggml and gguf read from random blocks.
 
+"weighted" has blocks that ggml quantizes with the importances `importance()` of columns.
+
     python -m tests.goldens.quantizers.make_ggml
 
 Run it in the root of the repository, in a separate environment (Python 3.11):
@@ -23,8 +25,8 @@ from tests.goldens.quantizers.weights import Weights
 
 COMMAND = "python -m tests.goldens.quantizers.make_ggml"
 COLS = 256
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0")
-SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+SEARCHED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # with importances
+TYPES = (*SEARCHED, "Q8_0", "MXFP4", "TQ1_0", "TQ2_0")
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 CASES = [
     *(Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "outliers", "equal", "lonely", "zero")),
@@ -35,7 +37,8 @@ CASES = [
     Weights("normal", seed=3, exponent=12),
     Weights("normal", seed=3, exponent=20),  # near 1e6: beyond the scales of some types, which C leaves infinite
 ]
-OF_SUPERBLOCKS = ("normal", "shifted", "student", "outliers", "one outlier")  # kinds for `SUPERBLOCKS`
+WEIGHTED = [Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "lonely")]
+WEIGHTED_COLS = 768  # not a power of two: ggml divides a sum by it
 UNDEFINED = [("MXFP4", "denormal")]  # C converts a negative float to an unsigned byte
 
 
@@ -55,7 +58,7 @@ class Ggml:
     def type(self, name: str):
         return self.gguf.GGMLQuantizationType[name]
 
-    def quantize(self, w: np.ndarray, name: str) -> bytes:
+    def quantize(self, w: np.ndarray, name: str, importance: np.ndarray | None = None) -> bytes:
         block, size = self.gguf.GGML_QUANT_SIZES[self.type(name)]
         assert w.dtype == np.float32 and w.flags.c_contiguous and w.shape[-1] % block == 0
         out = np.zeros(w.size // block * size, np.uint8)
@@ -67,7 +70,7 @@ class Ggml:
             ctypes.c_int64(0),
             ctypes.c_int64(len(rows)),
             ctypes.c_int64(rows.shape[1]),
-            None,
+            None if importance is None else importance.ctypes.data_as(ctypes.c_void_p),
         )
         assert written == out.size
         return out.tobytes()
@@ -95,6 +98,12 @@ def key(weights: Weights) -> str:
     return f"{weights.kind}, {weights.seed}, {weights.exponent}"
 
 
+def importance(cols: int, *, seed: int = 7) -> np.ndarray:
+    """Draw importances of columns in float32: squares of normal numbers, and zeros for a tenth of the columns."""
+    random = np.random.RandomState(seed)
+    return (random.standard_normal(cols) ** 2 * (random.uniform(size=cols) > 0.1)).astype(np.float32)
+
+
 def random_blocks(name: str, size: int, count: int, *, seed: int | None = None) -> np.ndarray:
     """Draw random bytes as quantized blocks; their float16 scales and minima are finite, some of them subnormal."""
     random = np.random.RandomState(zlib.crc32(name.encode()) if seed is None else seed)
@@ -111,10 +120,15 @@ def main() -> None:
     ggml = Ggml()
     quantized: dict[str, dict[str, str]] = {}
     dequantized: dict[str, dict[str, str]] = {}
-    for name in TYPES + SUPERBLOCKS:
-        cases = [case for case in CASES if name in TYPES or case.kind in OF_SUPERBLOCKS]
+    weighted = {
+        name: {
+            key(case): text(ggml.quantize(case(1, WEIGHTED_COLS), name, importance(WEIGHTED_COLS))) for case in WEIGHTED
+        }
+        for name in SEARCHED
+    }
+    for name in TYPES:
         quantized[name] = {}
-        for weights in cases:
+        for weights in CASES:
             w = weights(1, COLS)
             blocks = ggml.quantize(w, name)
             if (name, weights.kind) in UNDEFINED:
@@ -130,7 +144,8 @@ def main() -> None:
     exponents, ones = np.arange(256, dtype=np.uint8)[:, None], np.full((256, 16), 0x22, np.uint8)
     powers = ggml.dequantize(np.concatenate([exponents, ones], axis=-1), "MXFP4")[::32]
     versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__, **ggml.versions}
-    goldens = {"made": versions, "cols": COLS, "quantized": quantized, "dequantized": dequantized}
+    goldens = {"made": versions, "cols": COLS, "quantized": quantized, "weighted": weighted}
+    goldens["dequantized"] = dequantized
     goldens["e8m0"] = text(powers.astype("<f4").tobytes())  # the scales of MXFP4 blocks
     (Path(__file__).parent / "ggml.json").write_text(json.dumps(goldens, indent=1) + "\n")
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamaspec import SamplingOptions, load
-from llamaspec.commands.options import SCHEME_NAMES
+from llamaspec.commands.options import MIXTURE_NAMES, SCHEME_NAMES
 from llamaspec.model.cache import empty_cache
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
@@ -90,7 +91,7 @@ def test_a_scheme_takes_a_tensor_that_is_quantized_already():
 def test_an_unknown_scheme_is_refused():
     with pytest.raises(ValueError, match=r"q5.*q8,"):
         load("stories", quantize="q5")
-    assert SCHEME_NAMES == tuple(SCHEMES)
+    assert SCHEME_NAMES == tuple(SCHEMES) and MIXTURE_NAMES == tuple(MIXTURES)
 
 
 @pytest.mark.sampled(1)

@@ -14,9 +14,10 @@ from llamaspec.reference.quantizers.ggml import TYPES
 from llamaspec.reference.quantizers.ggml_blocks import Blocks, Shifted, Signed
 from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL, IQ4_NL_LEVELS, MXFP4
 from llamaspec.reference.quantizers.ggml_superblocks import Superblock, Superblocks
+from tests.goldens.quantizers import make_ggml
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.support.goldens import read_golden
-from tests.support.strategies import U, assert_within
+from tests.support.strategies import assert_within
 
 GOLDENS = read_golden("quantizers/ggml")
 LINEAR = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -42,13 +43,39 @@ def test_every_type_has_goldens():
     assert GOLDENS["quantized"].keys() == GOLDENS["dequantized"].keys() == TYPES.keys()
 
 
-@pytest.mark.parametrize("name", sorted(set(TYPES) - set(SUPERBLOCKS)))
+@pytest.mark.parametrize("name", sorted(TYPES))
 def test_bytes_are_those_of_ggml(name):
     goldens = GOLDENS["quantized"][name]
     for key, text in goldens.items():
         if key not in too_large(name):
             np.testing.assert_array_equal(ggml.encode(golden_weights(key), name)[0], read(text), err_msg=key)
     assert {"one outlier, 1, 0", "normal, 3, -20", "normal, 3, 20"} <= goldens.keys()
+
+
+@pytest.mark.parametrize("name", sorted(ggml.SEARCHED))
+def test_bytes_with_importances_are_those_of_ggml(name):
+    for case in make_ggml.WEIGHTED:
+        w, importance = case(1, make_ggml.WEIGHTED_COLS), make_ggml.importance(make_ggml.WEIGHTED_COLS)
+        actual, expected = ggml.encode(w, name, importance)[0], read(GOLDENS["weighted"][name][make_ggml.key(case)])
+        np.testing.assert_array_equal(actual, expected, err_msg=case.kind)
+        assert not np.array_equal(ggml.encode(w, name)[0], expected)
+
+
+@pytest.mark.parametrize("name", sorted(set(TYPES) - set(ggml.SEARCHED)))
+def test_importances_do_not_change_other_types(name):
+    w = Weights("normal", seed=1)(1, 256)
+    np.testing.assert_array_equal(ggml.encode(w, name, make_ggml.importance(256)), ggml.encode(w, name))
+
+
+@pytest.mark.parametrize("name", sorted(ggml.SEARCHED))
+@pytest.mark.parametrize("members", [1, 3])
+def test_rows_do_not_depend_on_their_neighbors(name, members, monkeypatch):
+    """Each row gets the bytes that it gets by itself, with and without importances, in whatever parts we search."""
+    monkeypatch.setattr("llamaspec.reference.quantizers.ggml_superblocks.AT_ONCE", members)
+    w, importance = Weights("student", seed=5)(3, 512), make_ggml.importance(512)
+    for c in (None, importance):
+        rows = np.concatenate([ggml.encode(row[None], name, c) for row in w])
+        np.testing.assert_array_equal(ggml.encode(w, name, c), rows)
 
 
 def too_large(name: str) -> list[str]:
@@ -92,19 +119,6 @@ def test_every_power_of_mxfp4():
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(powers.astype(np.float32), read(GOLDENS["e8m0"], "<f4"))
     assert powers[-1] == 2.0**128
-
-
-@pytest.mark.parametrize("name", SUPERBLOCKS)
-def test_the_search_is_no_worse_than_ggmls(name):
-    """The sum of our errors over all cases is at most ggml's, although the two searches minimize different sums."""
-    own_error = ggml_error = 0.0
-    for key, text in GOLDENS["quantized"][name].items():
-        if key in too_large(name):
-            continue
-        w = golden_weights(key)
-        own_error += np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) / np.mean(w**2)
-        ggml_error += np.mean((ggml.decode(read(text)[None], name) - w) ** 2) / np.mean(w**2)
-    assert 0 < own_error <= ggml_error
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
@@ -239,8 +253,8 @@ def test_superblocks_take_the_nearest_codes(name, weights):
     for code in range(kind.lowest, kind.highest + 1):
         decoded = kind.dequantize(q._replace(codes=np.full_like(q.codes, code)))
         least = np.minimum(least, np.abs(decoded - w))
-    # float64 rounds w + b, the quotient, the product and the difference.
-    rounding = 8 * U * (np.abs(w) + np.abs(kind.dequantize(q)) + largest_floor(q))
+    # float32 rounds d s, e m, their sum with w, and the quotient.
+    rounding = 8 * 2.0**-24 * (np.abs(w) + np.abs(kind.dequantize(q)) + largest_floor(q))
     assert np.all(distance <= least + rounding)
     lowest, highest = (
         kind.dequantize(q._replace(codes=np.full_like(q.codes, code))) for code in (kind.lowest, kind.highest)
@@ -248,9 +262,6 @@ def test_superblocks_take_the_nearest_codes(name, weights):
     step = np.abs(highest - lowest) / (kind.highest - kind.lowest)
     inside = (np.minimum(lowest, highest) <= w) & (w <= np.maximum(lowest, highest))
     assert np.all(distance[inside] <= (step / 2 + rounding)[inside])
-    groups = (distance**2).reshape(-1, kind.group)
-    zeros = (w.astype(np.float64) ** 2).reshape(-1, kind.group)
-    assert np.all(np.sum(groups, axis=-1) <= np.sum(zeros, axis=-1) * (1 + 2 * kind.group * U))
 
 
 def largest_floor(q: Superblocks) -> float:
@@ -299,7 +310,7 @@ def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
     np.testing.assert_array_equal(scaled, TYPES[name].dequantize(q) * 2.0**power)
 
 
-@given(name=st.sampled_from(["Q8_0", "MXFP4", "Q3_K", "Q6_K", *TERNARY]), weights=weights)
+@given(name=st.sampled_from(["Q8_0", "MXFP4", "Q6_K", *TERNARY]), weights=weights)
 def test_odd_types(name, weights):
     w = weights(1, 256)
     plus, minus = (TYPES[name].dequantize(TYPES[name].quantize(a)) for a in (w, -w))

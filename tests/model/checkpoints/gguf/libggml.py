@@ -6,19 +6,22 @@ The process needs a Python that has llama-cpp-python and gguf. It is started in 
 
 It reads one JSON request per line and answers {"data": RESULT}. Bytes and float32 arrays are in base64:
 
-    {"quantize": TYPE, "cols": COLS, "data": BASE64}    the blocks of the float32 numbers in data
+    {"quantize": TYPE, "cols": COLS, "data": BASE64}    the blocks of the float32 numbers in data; "importance", BASE64,
+                                                        may hold the importances of the columns
     {"dequantize": TYPE, "data": BASE64}                the float32 numbers of the blocks in data
     {"logits": FILE, "ids": [...]}                      the logits in float32
     {"products": FILE, "ids": [...]}                    by matrix name, its inputs and its products in float32
     {"greedy": FILE, "text": TEXT, "count": COUNT}      the ids of the text, and of COUNT greedy tokens after it
     {"quantize_file": FILE, "to": FILE, "type": TYPE}   null; writes FILE to "to", with all matrices in TYPE
+    {"mix_file": FILE, "to": FILE, "ftype": FTYPE, "importances": {NAME: BASE64, ...}}
+                                                        null; writes FILE to "to" in the mixture FTYPE
 """
 
 import base64
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,10 @@ class Libggml:
         assert process.stdin and process.stdout
         self._requests, self._answers = process.stdin, process.stdout
 
-    def quantize(self, w: np.ndarray, type: str) -> np.ndarray:
+    def quantize(self, w: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
         """Quantize float32 weights [rows, cols] to blocks of `type`, uint8 [rows, bytes]."""
-        blocks = self._ask(quantize=type, cols=w.shape[1], data=_text(w.astype("<f4").tobytes()))
+        more = {} if importance is None else {"importance": _text(importance.astype("<f4").tobytes())}
+        blocks = self._ask(quantize=type, cols=w.shape[1], data=_text(w.astype("<f4").tobytes()), **more)
         return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
 
     def dequantize(self, blocks: np.ndarray, type: str) -> np.ndarray:
@@ -60,6 +64,11 @@ class Libggml:
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
         """Quantize all matrices of the GGUF file `file` to `type` with llama.cpp, and write the result to `to`."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
+
+    def mix_file(self, file: Path, to: Path, ftype: int, importances: Mapping[str, np.ndarray] | None = None) -> None:
+        """Quantize the GGUF file `file` to the mixture `ftype`, with the importances of columns by tensor name."""
+        texts = {name: _text(array.astype("<f4").tobytes()) for name, array in (importances or {}).items()}
+        self._ask(mix_file=str(file), to=str(to), ftype=ftype, importances=texts)
 
     def _ask(self, **request: Any) -> Any:
         self._requests.write(json.dumps(request) + "\n")
@@ -91,7 +100,7 @@ def _floats(text: str) -> np.ndarray:
 def main() -> None:
     import llama_cpp  # pyright: ignore[reportMissingImports]
 
-    from tests.goldens import make_eval_gguf
+    from tests.goldens import make_eval_gguf, make_mixtures
     from tests.goldens.make_gguf import Model
     from tests.goldens.quantizers.make_ggml import Ggml
 
@@ -108,7 +117,9 @@ def main() -> None:
         raw = base64.b64decode(request.get("data", ""))
         match request:
             case {"quantize": type, "cols": cols}:
-                return _text(ggml.quantize(np.frombuffer(raw, "<f4").reshape(-1, cols), type))
+                columns = base64.b64decode(request.get("importance", ""))
+                importance = np.frombuffer(columns, "<f4") if columns else None
+                return _text(ggml.quantize(np.frombuffer(raw, "<f4").reshape(-1, cols), type, importance))
             case {"dequantize": type}:
                 return _text(ggml.dequantize(np.frombuffer(raw, np.uint8), type).astype("<f4").tobytes())
             case {"logits": file, "ids": ids}:
@@ -120,6 +131,9 @@ def main() -> None:
                 return Model(Path(file)).greedy(text, count)[0]
             case {"quantize_file": file, "to": to, "type": type}:
                 make_eval_gguf.quantize(Path(file), Path(to), type, ftypes[type])
+            case {"mix_file": file, "to": to, "ftype": ftype, "importances": texts}:
+                importances = {name: np.frombuffer(base64.b64decode(text), "<f4") for name, text in texts.items()}
+                make_mixtures.quantize(Path(file), Path(to), ftype, importances)
 
     for line in sys.stdin:
         print(json.dumps({"data": answer(json.loads(line))}), flush=True)

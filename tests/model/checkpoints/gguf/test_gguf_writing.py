@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llamaspec.model.chat.template import find_template
 from llamaspec.model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
 from llamaspec.model.checkpoints.gguf.file import read_header
+from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES, wanted_type
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -49,7 +50,7 @@ def raw_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
 @pytest.mark.parametrize("family", READABLE)
 def test_a_model_goes_there_and_back(tmp_path, family, dtype):
     first = source(tmp_path / "hf", family, dtype)
-    assert write_gguf(first, tmp_path / "x.gguf", vocabulary=vocabulary_keys(first, None)) == []
+    assert write_gguf(first, tmp_path / "x.gguf", vocabulary=vocabulary_keys(first, None)) == {}
     second = open_checkpoint(tmp_path / "x.gguf")
     assert (second.config, second.bos, second.stops) == (first.config, first.bos, first.stops)
     for name, tensor in first.tensors.items():
@@ -118,6 +119,32 @@ def test_experts_share_a_tensor_and_routers_stay_float32(tmp_path):
     name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     expected = ggml.decode(ggml.encode(checkpoint.tensors[name].read(), "Q4_0"), "Q4_0").astype(np.float32)
     np.testing.assert_array_equal(open_checkpoint(tmp_path / "x.gguf").tensors[name].read(), expected)
+
+
+MIXED = replace(SMALL, dim=256, ffn=256, layers=9, heads=4, kv_heads=1, head_dim=64, vocab=32)
+
+
+@pytest.mark.parametrize("to", MIXTURES)
+def test_mixtures_have_their_types_and_bytes(tmp_path, to):
+    checkpoint = random_checkpoint(MIXED, seed=0)
+    assert write_gguf(checkpoint, tmp_path / "x.gguf", to=to) == {}
+    metadata = read_header(MappedFile(tmp_path / "x.gguf")).metadata
+    assert metadata.integer("general.file_type") == MIXTURES[to].file_type
+    stored, tensors = raw_tensors(tmp_path / "x.gguf"), open_checkpoint(tmp_path / "x.gguf").tensors
+    facts = {"mixture": MIXTURES[to], "architecture": "llama", "config": MIXED}
+    for name, own in (("blk.0.ffn_down", "layers.0.mlp.down_proj"), ("blk.4.attn_v", "layers.4.self_attn.v_proj")):
+        w, kind = checkpoint.tensors[f"model.{own}.weight"].read(), wanted_type(f"{name}.weight", **facts)
+        assert stored[f"{name}.weight"] == (w.shape, kind, ggml.encode(w, kind).tobytes())
+        np.testing.assert_array_equal(tensors[f"model.{own}.weight"].read(), ggml.decode(ggml.encode(w, kind), kind))
+
+
+def test_rows_of_other_lengths_get_other_types(tmp_path):
+    checkpoint = random_checkpoint(replace(MIXED, layers=1, dim=96, ffn=72), seed=0)
+    other_types = write_gguf(checkpoint, tmp_path / "x.gguf", to="q4_k_m")
+    assert other_types["output.weight"] == "Q8_0" and other_types["blk.0.attn_q.weight"] == "Q5_0"
+    assert other_types["blk.0.ffn_down.weight"] == "F16"
+    types = {name: kind for name, (_, kind, _) in raw_tensors(tmp_path / "x.gguf").items() if kind != "F32"}
+    assert types == other_types | {"blk.0.attn_output.weight": "Q4_K"}
 
 
 def test_rows_are_encoded_in_parts(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ LLAMASPEC_OTHER_PYTHON lists Pythons; libggml runs in the first one that has lla
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,23 +13,27 @@ from hypothesis import strategies as st
 
 from llamaspec import SamplingOptions, load
 from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
+from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.convert import convert
 from llamaspec.model.llama import load_backend
 from llamaspec.model.options import RunOptions
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.ggml import READABLE, TYPES
 from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
+from llamaspec.reference.rope import LongRopeScaling
 from llamaspec.verify.bounds import running_error
 from tests.goldens import make_eval_gguf, make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
-from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
 from tests.goldens.quantizers.make_ggml import TYPES as EXACT
+from tests.goldens.quantizers.make_ggml import UNDEFINED, importance, random_blocks
 from tests.goldens.quantizers.make_ggml_lattices import BYTES
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.model.checkpoints.gguf.libggml import Libggml, libggml
 from tests.model.checkpoints.gguf.test_gguf_goldens import distance
 from tests.model.checkpoints.gguf.test_gguf_writing import raw_tensors
 from tests.support import gguf_files
+from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.strategies import assert_within
 from tests.verify.test_verify_others import python_with
 
@@ -40,22 +45,32 @@ weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2*
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Libggml]:
-    python = python_with("gguf, llama_cpp")
+    python = python_with("gguf", "llama_cpp")
     if not python:
         pytest.skip("needs a Python with llama_cpp and gguf: set LLAMASPEC_OTHER_PYTHON")
     with libggml(python) as process:
         yield process
 
 
-@given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
-def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Our encoder writes the same bytes as ggml. It refuses a scale beyond float16, which ggml stores as infinity."""
+@given(
+    name=st.sampled_from(EXACT),
+    weights=weights,
+    rows=st.integers(1, 2),
+    blocks=st.integers(1, 3),
+    seed=st.none() | st.integers(0, 2**32 - 1),
+)
+def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks, seed):
+    """Our encoder writes the same bytes as ggml, with and without importances of the columns.
+
+    It refuses a scale beyond float16, which ggml stores as infinity.
+    """
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
-    expected = live.quantize(w, name)
+    c = None if seed is None else importance(256 * blocks, seed=seed)
+    expected = live.quantize(w, name, c)
     try:
-        actual = ggml.encode(w, name)
+        actual = ggml.encode(w, name, c)
     except ValueError as error:
         assert "float16 ends at 65504" in str(error)
         with np.errstate(invalid="ignore"):
@@ -64,7 +79,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
     np.testing.assert_array_equal(actual, expected)
 
 
-@given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
+@given(name=st.sampled_from([*EXACT, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
     """The weights that ggml decodes equal the exact weights, rounded once to float32."""
     kind = READABLE[name]
@@ -72,6 +87,30 @@ def test_weights_are_those_of_ggml(live, name, seed):
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
     with np.errstate(over="ignore"):  # MXFP4's powers of two exceed float32
         np.testing.assert_array_equal(live.dequantize(blocks, name), exact.astype(np.float32))
+
+
+MIXED = {"llama": replace(SMALL, dim=256, ffn=512, heads=4, kv_heads=1, head_dim=64, layers=2, vocab=64)}
+MIXED["tied, rows of other lengths"] = replace(MIXED["llama"], dim=160, ffn=72, tied=True)
+MIXED["experts"] = replace(MIXED["llama"], ffn=256, experts=8, experts_per_token=2, layers=1)
+MIXED["fused"] = replace(MIXED["llama"], scaling=LongRopeScaling((1.0,) * 32, (2.0,) * 32, 16, 1.0, False))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("to", MIXTURES)
+@pytest.mark.parametrize("name", MIXED)
+def test_mixtures_are_the_files_of_llama_cpp(live, tmp_path, name, to, weighted):
+    """llama.cpp quantizes our float32 file to the same bytes, tensor by tensor."""
+    checkpoint, single, actual, expected = random_checkpoint(MIXED[name], seed=0), *map(tmp_path.joinpath, "abc")
+    write_gguf(checkpoint, single, to="float32")
+    importances = {}
+    if weighted:
+        shapes = {name: shape for name, (shape, _, _) in raw_tensors(single).items() if len(shape) > 1}
+        sizes = {name: (shape[0] if len(shape) == 3 else 1, shape[-1]) for name, shape in shapes.items()}
+        sizes.pop("output.weight", None)
+        importances = {name: importance(int(np.prod(size)), seed=1).reshape(size) for name, size in sizes.items()}
+    write_gguf(checkpoint, actual, to=to, importances=importances or None)
+    live.mix_file(single, expected, MIXTURES[to].file_type, importances)
+    assert raw_tensors(actual) == raw_tensors(expected)
 
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
