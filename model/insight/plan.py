@@ -260,7 +260,7 @@ def _lines_of_gpu(plan: MemoryPlan) -> list[str]:
         return []
     return [
         f"{'loading':12}{plan.loading / 1e6:12,.1f} MB at most, before the cache is allocated",
-        f"{'allocated':12}{plan.allocated / 1e6:12,.1f} MB of the GPU: JAX rounds up to a power of 2, CUDA adds 0.6 GiB",
+        f"{'allocated':12}{plan.allocated / 1e6:12,.1f} MB of the GPU: JAX takes powers of 2, CUDA adds 0.6 GiB",
     ]
 
 
