@@ -45,14 +45,19 @@ def lab():
 
 
 @lab.command("list", cls=Verb)
-def list_exercises():
-    """List the exercises by number, one per line."""
-    from llamaspec.learn.lab.folder import ALL
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for solved exercises in DIR.")
+def list_exercises(into: str):
+    """List the exercises by number, one per line. A star marks the ones that you have solved."""
+    from llamaspec.learn.lab.check import is_solved
+    from llamaspec.learn.lab.folder import ALL, name_of
 
+    solved = {number for number in ALL if is_solved(Path(into) / name_of(number))}
     for chapter, exercises in itertools.groupby(ALL.values(), key=lambda exercise: exercise.chapter):
         say(chapter)
         for exercise in exercises:
-            write_rows(f"{exercise.number:2}  {exercise.title}")
+            write_rows(f"{exercise.number:2}{'*' if exercise.number in solved else ' '} {exercise.title}")
+    if solved:
+        say(f"{len(solved)} of {len(ALL)} solved")
 
 
 @lab.command(cls=Verb)

@@ -183,7 +183,7 @@ class _Parser:
         if name not in PREFIXES or factor.parts:
             return factor
         parts = [factor, self._element(depth + 1)]
-        while name == "sum" and (self._next().kind in ("word", "number") or self._next().text in PAIRS):
+        while name == "sum" and self._begins_factor():
             parts.append(self._element(depth + 1))
         return Element("math", _row(parts), word.spaces, tall=True)
 
@@ -209,6 +209,11 @@ class _Parser:
         if token.text in "+-" and not self._next().spaces:
             form = ' form="prefix"'
         return Element("mark", f"<mo{form}>{_symbol(token.text)}</mo>", token.spaces)
+
+    def _begins_factor(self) -> bool:
+        """Return whether the next token is a variable, a number or a group."""
+        token = self._next()
+        return token.kind == "number" or token.text in PAIRS or (token.kind == "word" and not _is_word(token))
 
     def _prose_before(self) -> bool:
         i = self.at - 2
@@ -269,7 +274,7 @@ class _Parser:
             name = f'<mo lspace="0.2em" rspace="0.2em">{LIMITS[base]}</mo>'
             element = Element("math", f"<munder>{name}{below}</munder>", token.spaces, tall=True)
             return self._applied(element, depth)
-        if word == "sum" and not applied and (_is_word(self._next()) or not self._near_operator(i)):
+        if word == "sum" and not applied and not self._begins_factor():
             return Element("text", word, token.spaces)
         if word in PREFIXES or base in ("mean", "softmax"):
             element = Element("math", f'<mi mathvariant="normal">{LIMITS.get(base, base)}</mi>', token.spaces)

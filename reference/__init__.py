@@ -16,7 +16,7 @@ Order of reading
    layernorm, squared_relu                   what Starcoder 2, StableLM 2 and Nemotron use instead
 5. plain_llama                               Llama 3, whole, on one page
    config, llama                             the same with a cache and with the switches of other families
-6. sampling, argmax                          from logits to a token
+6. sampling, argmax, threefry                from logits to a token, with random bits
 7. sentencepiece_bpe, byte_bpe               from text to tokens
 8. quantizers                                fewer bits per weight: blocks, symmetric and packing first, then affine,
                                              ggml_blocks, nf4, minifloat, gptq and more, one family per file

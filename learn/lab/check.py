@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,12 @@ from llamaspec.learn.lab.exercise import Broken, Exercise
 from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, narrowings
 from llamaspec.verify.campaign import Campaign, CandidateJob, Stage, run
 from llamaspec.verify.candidates.worker import load_file
+from llamaspec.verify.catalogue import contract_for
 from llamaspec.verify.judging.runner import unseen
+from llamaspec.verify.reports.report import counterexample
 
 EXAMPLES, SECONDS = 1000, 60.0
+SOLVED = ".solved"  # a file in an exercise's folder, with the digest of the kernel that was accepted
 SEEN_BY = {  # kind of finding: a sentence that says how we found it
     "value": "The error bound was violated: rounding cannot explain an error this large.",
     "suspicious": "The error is suspicious: rounding could only just explain it.",
@@ -37,21 +41,37 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
     """Check the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for one that cannot be
     imported.
 
-    Calls `progress` with the number of examples done, out of `EXAMPLES`.
+    If the kernel is right, the folder remembers it for `is_solved`. Calls `progress` with the number of examples done,
+    out of `EXAMPLES`.
     """
     file = folder / KERNEL
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist: make it with llamaspec lab start {exercise.number}")
     if not exercise.op:
         assert not isinstance(exercise, Broken) and exercise.judge is not None
-        return _check_layer(exercise.judge, file, function_of(exercise))
+        result = _check_layer(exercise.judge, file, function_of(exercise))
+        if result.solved:
+            (folder / SOLVED).write_text(_digest(file), encoding="utf-8")
+        return result
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
     job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
-    [(report, lines)] = run([job], campaign, progress=progress)
+    [(report, _)] = run([job], campaign, progress=progress)
+    lines = counterexample(report, contract_for(exercise.op), advice=False)
     finding = report.worst.finding
     if finding is None:
+        (folder / SOLVED).write_text(_digest(file), encoding="utf-8")
         return CheckResult(True, [lines[0], f"Solved: {report.compared:,} values are within their bounds."])
     return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
+
+
+def is_solved(folder: Path) -> bool:
+    """Return whether `check` accepted the kernel in a folder, and the kernel has not changed since."""
+    mark, file = folder / SOLVED, folder / KERNEL
+    return mark.is_file() and file.is_file() and mark.read_text(encoding="utf-8") == _digest(file)
+
+
+def _digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
 
 
 def _check_layer(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:

@@ -97,7 +97,7 @@ class Result(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The matrix, its inputs for the texts that the methods see, and for others."""
+    """The matrix, its inputs for the texts that the methods see, and its inputs for other texts."""
 
     params: Params
     config: Config
@@ -130,14 +130,14 @@ def stories() -> list[str]:
 
 
 def inputs_of_down(params: Params, ids: np.ndarray, config: Config) -> Float64[np.ndarray, "seq cols"]:
-    """Compute what the down projection of `LAYER` multiplies, for every token of a text."""
+    """Compute the inputs of the down projection of `LAYER`, for every token of a text."""
     x = params.embedding[ids].astype(np.float64)
-    for block, cache in zip(params.layers[: LAYER + 1], empty_cache(config), strict=False):
-        y, _ = attend(x, block, cache, window=None, config=config)
-        if block is params.layers[LAYER]:
-            break
-        x = feed_forward(y, block, config=config)
-    block = params.layers[LAYER]
+    *earlier, block = params.layers[: LAYER + 1]
+    cache = empty_cache(config)[0]
+    for layer in earlier:
+        y, _ = attend(x, layer, cache, window=None, config=config)
+        x = feed_forward(y, layer, config=config)
+    y, _ = attend(x, block, cache, window=None, config=config)
     assert isinstance(block.ffn, FeedForward) and block.ffn.gate is not None
     n = apply_norm(y, block.ffn_norm, config=config)
     return swiglu(linear(n, *block.ffn.gate), linear(n, *block.ffn.up))
@@ -179,13 +179,14 @@ def results(of: Layer) -> Iterator[Result]:
 
 def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
     """Judge a rounded matrix. With `factors`, its inputs are divided by them and rounded to int8."""
-    if factors is None:
-        errors = [_relative(x @ rounded.T, x @ of.weight.T) for x in (of.seen, of.others)]
-        return Result(name, bits, _relative(rounded, of.weight), *errors, divergence(of, rounded))
-    errors = [
-        _relative(smoothquant.activations(x / factors) @ rounded.T, x @ of.weight.T) for x in (of.seen, of.others)
-    ]
-    return Result(name, bits, None, *errors, None)
+
+    def error(x: np.ndarray) -> float:
+        inputs = x if factors is None else smoothquant.activations(x / factors)
+        return _relative(inputs @ rounded.T, x @ of.weight.T)
+
+    weights = None if factors is not None else _relative(rounded, of.weight)
+    kl = None if factors is not None else divergence(of, rounded)
+    return Result(name, bits, weights, error(of.seen), error(of.others), kl)
 
 
 def _relative(actual: np.ndarray, expected: np.ndarray) -> float:

@@ -42,7 +42,7 @@ class Field(NamedTuple):
         return (runs >> shifts & (1 << self.bits) - 1).reshape(*batch, -1)
 
 
-Multiples = tuple[Int8[Array, "*batch groups"], Int8[Array, "*batch groups"] | None]  # of scales, and of minima
+Multiples = tuple[Int8[Array, "*batch groups"], ...]  # of scales, and of minima if the type has minima
 
 
 class BlockLayout(NamedTuple):
@@ -63,7 +63,7 @@ def _two_nibbles(blocks: Any) -> Multiples:
 
 def _six_bits_from_minus_32(blocks: Any) -> Multiples:
     """Unpack Q3_K's multiples: four bits in one field, two bits in another field."""
-    return _signed(Field(96, 104, 4, 8).of(blocks) | Field(104, 108, 2, 4).of(blocks) << 4) - 32, None
+    return (_signed(Field(96, 104, 4, 8).of(blocks) | Field(104, 108, 2, 4).of(blocks) << 4) - 32,)
 
 
 def _six_bits(blocks: Any) -> Multiples:
@@ -78,7 +78,7 @@ def _six_bits(blocks: Any) -> Multiples:
 
 def _bytes(blocks: Any) -> Multiples:
     """Unpack Q6_K's multiples: signed bytes."""
-    return _signed(blocks[..., 192:208]), None
+    return (_signed(blocks[..., 192:208]),)
 
 
 def _signed(numbers: Any) -> Int8[Array, "*shape"]:
@@ -135,7 +135,7 @@ def _unpacked(
         units = [scales, *(-unit for unit in minima)]
         scales, *minima = (
             (unit[..., None] * numbers.astype(jnp.float32)).reshape(rows, -1)
-            for unit, numbers in zip(units, multiples, strict=False)
+            for unit, numbers in zip(units, multiples, strict=True)
         )
     return codes, scales, minima[0] if FORMS[type].form in WITH_MINIMA else None
 

@@ -124,10 +124,17 @@ def load_params(
     if readers == 1:
         return assemble(checkpoint.config, place, rope)
     with ThreadPoolExecutor(readers) as pool:
-        arrays: dict[tuple[str, ...], Future] = {}
-        for names in jax.tree.leaves(array_names(checkpoint.config, rope)):
-            if isinstance(names, Names) and names.names not in arrays:
-                arrays[names.names] = pool.submit(place, *names.names, apart=names.apart)
+        leaves = jax.tree.leaves(array_names(checkpoint.config, rope))
+        places = {leaf.names: leaf.apart for leaf in leaves if isinstance(leaf, Names)}
+
+        def size(names: tuple[str, ...]) -> int:
+            return sum(checkpoint.tensors[name].bytes for name in names)
+
+        # We load the largest arrays first. They need most memory for a moment, while the device still holds little, and
+        # no reader is still busy with a large array when all others have finished.
+        arrays: dict[tuple[str, ...], Future] = {
+            names: pool.submit(place, *names, apart=places[names]) for names in sorted(places, key=size, reverse=True)
+        }
         try:
             return assemble(checkpoint.config, lambda *names, apart=False: arrays[names].result(), rope)
         except BaseException:

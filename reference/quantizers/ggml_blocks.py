@@ -178,7 +178,10 @@ def _searched(
     importance: Float[np.ndarray, " cols"],
     search: Callable[[np.ndarray, np.ndarray], ggml_search.Fit],
 ) -> Blocks:
-    """Quantize by a search that minimizes the sum of c (w - w^)^2. d and m are rounded after the search."""
+    """Quantize by a search that minimizes the sum of c (w - w^)^2; c says how much the error of a weight counts.
+
+    d and m are rounded after the search.
+    """
     rows = blocks.reshape(*blocks.shape[:-2], -1)
     c = ggml_search.importances(rows, importance.astype(np.float32), count=rows.shape[-1])
     with np.errstate(all="ignore"):

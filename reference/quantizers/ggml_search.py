@@ -18,8 +18,8 @@ best a (and b) for these codes. The search returns the try with the smallest sum
     b = (sum c q sum c q w - sum c q^2 sum c w) / D,  but b = 0 and a = sum c q w / sum c q^2 if this b is negative
 
 All numbers are float32, and sums add one term after the other. llama.cpp's library for x86-64 computes the same bits,
-because its compiler does not fuse a multiplication with an addition there. On other processors it may. Groups are
-columns here: an array [members, groups] has the weights of a group in a column.
+because its compiler does not fuse a multiplication with an addition there. On other processors, compilers may fuse
+them. Groups are columns here: an array [members, groups] has the weights of a group in a column.
 """
 
 from typing import NamedTuple

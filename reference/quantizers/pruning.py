@@ -17,13 +17,18 @@ mask, so Q(-w) = -Q(w) for Q(w) = w * mask. More weights: the mask for a larger 
 smaller number.
 
 `compress` stores the kept weights of an n_of_m mask, and the position of each among its m weights. For 2 of 4, this
-takes half the memory of w, plus 2 bits per kept weight.
+takes half the memory of w, plus 2 bits per kept weight. The product never makes the zeros: each kept weight selects its
+x among the m of its group. With the values v and the places p,
+
+    y = sum_k v_k x_(m floor(k / n) + p_k)
+
+NVIDIA's sparse tensor cores do this for 2 of 4, with half the multiplications and half the bytes of W.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Shaped, UInt8
+from jaxtyping import Bool, Float, Float64, Shaped, UInt8
 
 from llamaspec.reference.quantizers import packing
 from llamaspec.reference.quantizers.blocks import finite
@@ -118,6 +123,25 @@ def pack(places: UInt8[np.ndarray, "*batch kept"]) -> UInt8[np.ndarray, "*batch 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch kept"]:
     """Restore the positions from `pack`."""
     return packing.unpack(packed, bits=2)
+
+
+def sparse_linear(
+    x: Float[np.ndarray, "*batch cols"], compressed: Compressed, *, n: int, m: int
+) -> Float64[np.ndarray, "*batch rows"]:
+    """Compute W x from the kept weights [rows, kept], in float64.
+
+    Raises ValueError unless the groups of the weights fill the length of x.
+
+    >>> w = Compressed(np.array([[-3.0, 2.0]]), np.array([[1, 2]], np.uint8))
+    >>> sparse_linear(np.array([9.0, 1.0, 10.0, 9.0]), w, n=2, m=4)
+    array([17.])
+    """
+    kept = compressed.values.shape[-1]
+    if kept * m != x.shape[-1] * n:
+        raise ValueError(f"{kept} kept weights, {n} of every {m}, do not fit {x.shape[-1]} inputs")
+    columns = np.arange(kept) // n * m + compressed.places  # [rows, kept]
+    selected = x.astype(np.float64)[..., columns]  # [*batch, rows, kept]
+    return np.sum(selected * compressed.values, axis=-1)
 
 
 def _largest(sizes: Float[np.ndarray, "*batch members"], keep: int) -> Bool[np.ndarray, "*batch members"]:

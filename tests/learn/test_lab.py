@@ -3,6 +3,7 @@
 If the learner must write a function, the judge refuses the empty function and accepts a right one.
 """
 
+import hashlib
 import inspect
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llamaspec.learn.lab.check import check, solution
+from llamaspec.learn.lab.check import SOLVED, check, is_solved, solution
 from llamaspec.learn.lab.exercise import Broken
 from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, narrowings, readme, write
 from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
@@ -105,6 +106,26 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
         assert exercise.judge is not None and exercise.judge(RIGHT[exercise.name]) is None
 
 
+def test_a_solved_exercise_is_remembered_until_its_kernel_changes(tmp_path):
+    folder = tmp_path / name_of(3)
+    write(ALL[3], folder)
+    lines = check(ALL[3], folder).lines
+    assert any("by convention, this contract expects zeros" in line for line in lines)
+    assert not any("--" in line for line in lines) and not is_solved(folder)
+    (folder / KERNEL).write_text(kernel(ALL[3], solved=True), encoding="utf-8")
+    assert not is_solved(folder)
+    (folder / SOLVED).write_text(hashlib.sha256((folder / KERNEL).read_bytes()).hexdigest())
+    assert is_solved(folder)
+    (folder / KERNEL).write_text(kernel(ALL[3]), encoding="utf-8")
+    assert not is_solved(folder) and not is_solved(tmp_path)
+
+
+def test_a_right_layer_is_marked_as_solved(tmp_path):
+    [exercise] = [exercise for exercise in OWN if exercise.name == "encode"]
+    (tmp_path / KERNEL).write_text("from llamaspec.reference.sentencepiece_bpe import encode\n", encoding="utf-8")
+    assert check(exercise, tmp_path).solved and is_solved(tmp_path)
+
+
 def test_an_exercise_folder_states_the_contract_without_the_solution():
     texts = {exercise.name: readme(exercise) + kernel(exercise) for exercise in OWN}
     assert "In this exercise, the contract draws only these values: `name` is Q4_0" in texts["ggml_encode"]
@@ -154,6 +175,9 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     (tmp_path / "lab-02" / KERNEL).write_text(kernel(ALL[2], solved=True), encoding="utf-8")
     solved = lab("check", "2")
     assert solved.code == 0 and "Solved" in solved.out
+    marked = lab("list")
+    assert [line[:3] for line in marked.out.splitlines() if "*" in line[:3]] == [" 2*"]
+    assert marked.err.endswith("1 of 47 solved\n")
     assert run_llamaspec("lab", "hint", "2").out.strip() == ALL[2].hint
     assert "+            total = total * np.exp" in run_llamaspec("lab", "solution", "2").out
     assert run_llamaspec("lab", "hint", "48").code == 2

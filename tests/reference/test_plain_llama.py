@@ -13,19 +13,20 @@ NAMES = ("7 to 1, rescaled", "2 to 1, wide, tied")
 PLAIN = [SMALL, replace(SMALL, layers=0), *(CONFIGS[name] for name in NAMES)]
 
 
+def block(layer: llama.Layer) -> plain_llama.Block:
+    """Take the weights of a layer that has none of the switches' parts."""
+    ffn = layer.ffn
+    assert isinstance(ffn, llama.FeedForward) and ffn.gate and layer.attention_norm is not None
+    assert layer.ffn_norm is not None
+    q, k, v, o = (matrix.weight for matrix in (layer.q, layer.k, layer.v, layer.o))
+    norms = layer.attention_norm, layer.ffn_norm
+    return plain_llama.Block(norms[0], q, k, v, o, norms[1], ffn.gate.weight, ffn.up.weight, ffn.down.weight)
+
+
 @pytest.mark.parametrize("config", PLAIN, ids=["1 to 1", "no layers", *NAMES])
 def test_both_pages_give_the_same_bits(config):
     params = load_reference_params(random_checkpoint(config, seed=3))
-    blocks = [
-        plain_llama.Block(
-            layer.attention_norm,
-            *(matrix.weight for matrix in (layer.q, layer.k, layer.v, layer.o)),
-            layer.ffn_norm,
-            *(matrix.weight for matrix in layer.ffn),
-        )
-        for layer in params.layers
-    ]
-    weights = plain_llama.Weights(params.embedding, blocks, params.norm, params.head)
+    weights = plain_llama.Weights(params.embedding, list(map(block, params.layers)), params.norm, params.head)
     tokens = np.random.default_rng(3).integers(config.vocab, size=9)
     expected, _ = llama.forward(params, tokens, llama.empty_cache(config), config=config)
     frequencies = config.rotation().frequencies

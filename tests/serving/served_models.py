@@ -47,8 +47,10 @@ class Served:
 
 
 @cache
-def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
+def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH, cache: np.dtype | None = None) -> Served:
     """Load a model of `MODELS` and compile its programs; the token POISON has an embedding of NaN.
+
+    The cache has the dtype `cache`, or that of the weights if `cache` is None.
 
     The model OWN_KEYS has two adapters, of different ranks and matrices.
     """
@@ -68,7 +70,7 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
         LIMITS.pages,
         PAGE,
         LIMITS.blocks,
-        dtype,
+        cache or dtype,
         sum(adapter.rank for adapter in adapters.values()),
     )
     shapes = abstract_params(config, dtype=dtype, positions=CONTEXT + CHUNK, tensors=checkpoint.tensors)

@@ -24,13 +24,13 @@ from llamaspec.model.running.session import Session
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.loading import load_engine
 from llamaspec.serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
-from tests.serving.served_models import ADAPTERS, EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
+from tests.serving.served_models import ADAPTERS, EOS, FLOAT32, LIMITS, OWN_KEYS, POISON, Answer, Server, served
 from tests.support.random_models import random_checkpoint
 from tests.support.strategies import share_of
 from tests.support.waiting import PATIENCE
 
 MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
-BFLOAT16 = np.dtype(jnp.bfloat16)
+BFLOAT16, INT8 = np.dtype(jnp.bfloat16), np.dtype(np.int8)
 BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompts with the same beginning
 VOCAB = 50
 
@@ -149,10 +149,10 @@ def company(server: Server, request: Request) -> Answer:
 
 @pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
-def test_an_answer_is_the_same_among_preempting_requests(name, dtype):
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8], ids=str)
+def test_an_answer_is_the_same_among_preempting_requests(name, cache):
     """A request gets the same answer by itself and among others, even if others preempt it."""
-    model = served(name, dtype)
+    model = served(name, BFLOAT16 if cache == BFLOAT16 else FLOAT32, cache=cache)
     preempted = 0
     for seed in range(6):
         options = {"temperature": 0.9 * (seed % 2), "seed": seed, "logprobs": 2, "priority": seed % 3}
@@ -184,9 +184,10 @@ def test_masks_are_not_recomputed_for_refed_tokens():
     assert preempted >= 12
 
 
-def test_a_prompt_that_is_found_gives_the_same_answer():
+@pytest.mark.parametrize("cache", [FLOAT32, INT8], ids=str)
+def test_a_prompt_that_is_found_gives_the_same_answer(cache):
     """A request with a partly cached prompt gets the same answer bit for bit, for every length of the prompt."""
-    model = served(MODELS[0])
+    model = served(MODELS[0], cache=cache)
     text = (1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 7, 9, 20, 21, 22)
     for length in range(2, len(text)):
         request = Request(text[:length], 5, logprobs=3, temperature=0.0)

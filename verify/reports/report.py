@@ -42,7 +42,9 @@ def headline(report: Report) -> str:
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({details})"
 
 
-def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
+def counterexample(
+    report: Report, contract: Contract | None, *, replay: str | None = None, advice: bool = True
+) -> list[str]:
     """Write the lines of a report.
 
     For a right candidate: the verdict and, if the user limited variables of the draws, the share of values that
@@ -53,20 +55,20 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     ones; and `replay`, the command that repeats the call.
 
     Another line says if the contract is a weaker one, and another if all arrays were contiguous. A walk through a model
-    has no contract, so it has no inputs to show.
+    has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
     """
     lines = [headline(report)]
     finding = report.worst.finding
     if report.weaker:
         lines.append(f"  a weaker contract: {report.weaker}")
-    if report.contiguous:
+    if report.contiguous and advice:
         lines.append("  --contiguous: all arrays were contiguous")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
         if contract and (unchecked := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
             lines.append(f"  skipped laws, because they need other draws: {'; '.join(unchecked)}")
     if report.differs:
-        lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
+        lines.append(f"  not deterministic: {report.differs}" + "; --deterministic counts that as wrong" * advice)
     lines += [f"  not judged: {count} draws, because {reason}" for reason, count in report.not_judged.items()]
     if report.explained and report.outcome == "within bounds":
         lines.append(f"  {report.explained}")
@@ -80,7 +82,9 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     if finding.condition:
         lines.append(f"  {finding.condition}")
     if contract:
-        lines += [f"  {hint}" for hint in (_convention(contract, report), _large(contract, report)) if hint]
+        convention, option = _convention(contract, report)
+        convention += f": {option}" if advice and option else ""
+        lines += [f"  {hint}" for hint in (convention, _large(contract, report)) if hint]
     if replay:
         lines.append(f"  {replay}")
     return lines
@@ -116,24 +120,24 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
     return f"narrowed to {100 * share:.2g} % of the contract's draws: {parts}"
 
 
-def _convention(contract: Contract, report: Report) -> str:
-    """Say how to leave out inputs for which the expected result is only a convention, if the counterexample has any.
+def _convention(contract: Contract, report: Report) -> tuple[str, str]:
+    """Name the convention on which the expected result rests, and the option that leaves out such inputs; "" if none.
 
     Other kernels may give a row of only -inf another result, or may rely on finite numbers beyond a length.
     """
     draw = report.worst.draw
     if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
-        return ""
+        return "", ""
     arguments = _arguments(contract, report)
     arrays = [a.astype(np.float64) for a in arguments.values() if isinstance(a, np.ndarray) and a.dtype.kind in "fV"]
     blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
     for name in ("hidden", "mask"):
         if blind and draw.get(name, "none") != "none":
             expected = "by convention, this contract expects zeros for a row of only -inf"
-            return f"{expected}: --set {name}=none leaves out such rows"
+            return expected, f"--set {name}=none leaves out such rows"
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
-        return "the inputs hold NaN where a kernel must not read: --set padding=0 writes 0 there instead"
-    return ""
+        return "the inputs hold NaN where a kernel must not read", "--set padding=0 writes 0 there instead"
+    return "", ""
 
 
 def _large(contract: Contract, report: Report) -> str:

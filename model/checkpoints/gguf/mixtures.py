@@ -1,8 +1,8 @@
 """The mixtures of ggml's types that llama.cpp calls Q4_K_M and the like: a table, and the type of each matrix.
 
 (https://github.com/ggml-org/llama.cpp, src/llama-quant.cpp: llama_tensor_get_type, with its switches as they are in
-llama-cpp-python 0.3.36. tests/goldens/mixtures.json has what it chose for each architecture that we write.) A matrix
-gets the type of the first rule of its row that applies, and otherwise the mixture's main type:
+llama-cpp-python 0.3.36. tests/goldens/mixtures.json has llama.cpp's choices for each architecture that we write.) A
+matrix gets the type of the first rule of its row that applies, and otherwise the mixture's main type:
 
             main     attn_v, attn_qkv                   ffn_down                           attn_output
     q2_k    Q2_K     Q4_K if gqa, else Q3_K             Q3_K                               Q5_K if eight, else Q3_K
@@ -13,13 +13,13 @@ gets the type of the first rule of its row that applies, and otherwise the mixtu
     iq4_nl  IQ4_NL   Q5_K if gqa                        Q5_K in an 8th, if unweighted      Q5_K if eight
 
 gqa: at least 4 query heads share a kv head. eight: the layer has 8 experts. unweighted: no importance matrix is given.
-In two layers, a 16th or an 8th: in the first ones. In more: in the first and last eighth of the layers, and in every
-third layer between these. Then, for every mixture:
+In two layers, in a 16th, in an 8th: in the first two layers, or in the first 16th or 8th of the layers. In more: in the
+first and last eighth of the layers, and in every third layer between these. Then, for every mixture:
 
 - The output matrix, or an embedding that is also the output, gets Q6_K.
 - With 8 experts, attn_v and attn_k get Q8_0.
-- In models that llama.cpp counts as 70B, attn_v gets Q5_K instead of Q3_K or Q4_K. These are models of 80 layers of its
-  architecture llama, unless each head has its own kv head, or of qwen2.
+- In models that llama.cpp counts as 70B, attn_v gets Q5_K instead of Q3_K or Q4_K. These are models with 80 layers of
+  the architecture qwen2, or of llama with fewer kv heads than heads.
 - If rows are no whole superblocks of 256 weights, a type with blocks of 32 replaces the type of the matrix (`INSTEAD`).
   llama.cpp stores rows that are no multiple of 32 in float16, or refuses them; we always store them in float16.
 """

@@ -79,8 +79,8 @@ def write_gguf(
     `to` is a key of `FLOATS`, `QUANTIZED_TYPES` or `MIXTURES`; None keeps the stored dtype. `vocabulary` has the keys
     of the tokenizer and the chat template (see `model.tokenizers.gguf_writer`). `importances` has the importances of
     columns by tensor name, for a mixture: [1, cols], or a row for each expert. After each weight, we call `progress`
-    with its name and its number of bytes. Returns the types of the matrices that could not have the type that `to`
-    means for them, because their rows are not whole blocks of it, by tensor name.
+    with its name and its number of bytes. Returns, by tensor name, the types of matrices with rows that are not whole
+    blocks of the type that `to` gives them.
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
     finite or too large for its type, or if llama.cpp does not support a part of the model.

@@ -20,7 +20,7 @@ from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
 from llamaspec.model.running.session import Session
 from llamaspec.model.running.start_clock import StartClock
-from llamaspec.model.weights import quantizing
+from llamaspec.model.weights import loading, quantizing
 from llamaspec.model.weights.loading import abstract_params, load_params, no_progress
 from tests.support.random_models import SMALL, random_checkpoint
 
@@ -181,6 +181,21 @@ def test_several_reader_threads_load_the_same_weights(monkeypatch, scheme):
     monkeypatch.setattr(quantizing, "FEW", 0)
     assert bits(load()) == expected
     assert bits(load(readers=3, device=Device("gpu", "a GPU", "8.0"))) == expected
+
+
+def test_several_reader_threads_begin_with_the_largest_arrays(monkeypatch):
+    """Their temporary copies then take memory while the device holds little."""
+    checkpoint, sizes = random_checkpoint(CONFIG, seed=0), []
+
+    class Pool(loading.ThreadPoolExecutor):
+        def submit(self, place, *names, **options):
+            sizes.append(sum(checkpoint.tensors[name].bytes for name in names))
+            return super().submit(place, *names, **options)
+
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", Pool)
+    load_params(checkpoint, dtype=np.dtype(np.float32), positions=8, readers=2)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
 
 
 def test_a_weight_that_is_no_number_is_found_while_it_is_read():

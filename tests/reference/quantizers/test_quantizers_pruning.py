@@ -70,6 +70,19 @@ def test_compression_keeps_what_stays(weights, pattern):
         np.testing.assert_array_equal(pruning.expand(small, n=n, m=m), w * mask)
 
 
+@given(seed=st.integers(0, 2**32 - 1), pattern=st.sampled_from([(2, 4), (1, 4), (4, 8), (2, 2)]))
+def test_the_product_of_kept_weights_is_the_product_of_the_pruned_matrix(seed, pattern):
+    n, m = pattern
+    rng = np.random.default_rng(seed)
+    w, x = rng.integers(-9, 10, (5, 16)).astype(np.float32), rng.integers(-9, 10, (3, 16)).astype(np.float32)
+    mask = pruning.n_of_m(w, n=n, m=m)
+    compressed = pruning.compress(w, mask, n=n, m=m)
+    # Integers, so that no sum is rounded
+    np.testing.assert_array_equal(pruning.sparse_linear(x, compressed, n=n, m=m), x @ (w * mask).T)
+    with pytest.raises(ValueError, match="do not fit 15 inputs"):
+        pruning.sparse_linear(x[:, :15], compressed, n=n, m=m)
+
+
 @given(weights=weights)
 def test_codes_can_be_pruned_too(weights):
     q = symmetric.quantize(weights(2, 16), bits=4, block=(1, 16))
