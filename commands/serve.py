@@ -287,7 +287,7 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
-    from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
+    from llamaspec.model.checkpoints.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
