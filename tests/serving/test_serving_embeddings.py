@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
+from llamaspec.model.checkpoints.pooling import read_pooling
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference import llama
 from llamaspec.serving.embeddings import MOST_AT_ONCE, unit
@@ -17,6 +17,7 @@ from llamaspec.serving.request import Request
 from tests.serving.served_models import CHUNK, OWN_KEYS, Server, served
 from tests.serving.served_models import MODELS as CONFIGS
 from tests.serving.serving_site import TOKENIZER, FakeEngine, request_bytes, running
+from tests.support.gguf_files import STRING, U32, File
 from tests.support.random_models import random_checkpoint
 from tests.support.waiting import PATIENCE, until
 
@@ -181,8 +182,17 @@ def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches
     if switches is not None:
         (tmp_path / "1_Pooling").mkdir()
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8} | switches))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (9, "type 9")]
+)
+def test_a_gguf_file_states_the_pooling(tmp_path, number, expected):
+    keys: dict = {"general.architecture": (STRING, "qwen3")}
+    keys |= {} if number is None else {"qwen3.pooling_type": (U32, number)}
+    assert read_pooling(File(keys, {}).write(tmp_path / "x.gguf")) == expected
 
 
 def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():
