@@ -13,6 +13,7 @@
 # make bench-gpu          the suite `gpu` on an H200, and its summary in benchmarks/results/ (needs the extra gpu)
 # make bench-gpu-models, bench-gpu-kernels, bench-gpu-variants   the other suites of the GPU
 # make release    the wheel and the source distribution in dist/, tried in empty environments
+# make test-cards  what the compiler makes of the kernels on other cards (CARDS="a100 l4 ..."; SAMPLE= for all cases)
 # make ci         lint, docs, test-all and gates, as .ci/run does
 
 BIN := .venv/bin
@@ -20,7 +21,7 @@ COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
 .PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
-.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs release
+.PHONY: test-cards gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs release
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do
@@ -74,6 +75,12 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 	    *) exit 1 ;; \
 	esac
 
+# The same for cards on which nothing is measured: a few cases each, or with SAMPLE= the whole table.
+CARDS ?= rtx-3060 rtx-5090
+SAMPLE ?= --sample
+test-cards:
+	@set -e; for card in $(CARDS); do $(MAKE) test-gpu-compile ARGS="--card $$card $(SAMPLE)"; done
+
 bench-gpu: $(COMPLETE)
 	@mkdir -p $(RESULTS)/raw
 	@$(BIN)/llamaspec bench --suite gpu --json $(RESULTS)/raw/gpu.json --plot $(RESULTS)/gpu.svg
@@ -89,6 +96,7 @@ bench-gpu-models bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
 gates:
 	@HYPOTHESIS_PROFILE=brief $(MAKE) test-jax011 KERNEL_TABLE=sample ARGS='-m "not slow"'
 	@$(MAKE) test-gpu-compile ARGS="--sample"
+	@$(MAKE) test-cards
 
 # The site first: tests open it in a browser.
 ci: lint docs test-all gates

@@ -12,7 +12,7 @@ from llamaspec.pallas_kernels.parts.card import Card, card_of
 # Phrases in JAX's error messages for a GPU without free memory.
 FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
 HOPPER = "9.0"  # the compute capability on which we have measured the kernels
-CHOSEN = (9,)  # major compute capabilities of the GPUs on which models run with kernels
+CHOSEN = ("9",)  # major compute capabilities of the GPUs on which models run with kernels
 
 
 class Device(NamedTuple):
@@ -27,7 +27,7 @@ class Device(NamedTuple):
     @property
     def has_kernels(self) -> bool:
         """True if models run on this device with the kernels of `pallas_kernels`."""
-        return self.card.capability[0] in CHOSEN if self.capability else False
+        return (self.capability or "").partition(".")[0] in CHOSEN
 
     @property
     def kernels(self) -> str:

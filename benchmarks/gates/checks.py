@@ -104,6 +104,8 @@ def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
             yield f"has instructions that need {feature}, which the card does not have"
     if kernel.waits != card.dependent_launch:
         yield f"expected {'a' if card.dependent_launch else 'no'} wait for the previous kernel"
+    if kernel.cached_loads and not case.kernels.get(kernel.name, KernelLimits()).eager:
+        yield f"{kernel.cached_loads} loads before the wait for the previous kernel stay in the first-level cache"
     if kernel.moved:
         yield f"waits for loads in flight: it moves {kernel.moved} registers that the same turn loads"
     least = least_load(case)

@@ -335,7 +335,7 @@ class QuantizedProduct(ABC):
             last = staged["units"].shape[2] - groups
             store_all([Store(staged["units"], (b, i, last), none, units_layout) for i in range(self.kinds)], target)
         # This holds unless columns are in two passes, or there are more passes than norms read before the wait.
-        together = self.cols % (PASS) == 0 and len(passes) <= PASSES
+        together = self.cols % PASS == 0 and len(passes) <= PASSES
         squares: Any = 0.0
         for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
             loaded = [self._load_pass(x_ref, first) for first in some]

@@ -381,6 +381,14 @@ def test_a_kernel_that_does_not_suit_a_card_is_named(card: str, facts: dict[str,
     assert mentions(line, words)
 
 
+def test_attention_loads_nothing_before_the_wait_for_the_previous_kernel():
+    case = replace(CASE, op="attention_decode", kernels={"gemv": KernelLimits(eager=False)}, bits=0)
+    early = replace(ON_RTX, waits=True, cached_loads=2)
+    assert list(broken_on_card(case, SHEETS["rtx-5090"].card, PROGRAM, [early])) == [
+        "gemv: 2 loads before the wait for the previous kernel stay in the first-level cache"
+    ]
+
+
 def test_loads_of_several_vectors_may_be_half_as_wide():
     case = replace(CASE, arrays=(None, np.zeros((8, 4096))))
     kernels = [replace(ON_RTX, streamed={bits: 4}) for bits in (64, 32)]

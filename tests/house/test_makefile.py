@@ -247,6 +247,13 @@ def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, tar
     assert checkout.worked
 
 
+def test_each_card_is_compiled_for_in_a_process_of_its_own(checkout: Checkout):
+    *_, first, second = checkout.setup(target="test-cards")
+    gates = "-m llamaspec.benchmarks.gates --card"
+    assert (first, second) == (f"{gates} rtx-3060 --sample", f"{gates} rtx-5090 --sample")
+    assert checkout.worked
+
+
 def test_without_the_plugin_gates_are_skipped_with_one_line(checkout: Checkout):
     checkout.broken.write_text("jax-cuda13-plugin")
     assert checkout.setup(target="test-gpu-compile")[-1].startswith("install --no-deps jax-cuda13-plugin")

@@ -61,10 +61,11 @@ def test_a_device_names_other_kinds_of_cards(monkeypatch, capabilities, others):
 def test_what_is_known_of_the_kernels_on_a_card(monkeypatch):
     rtx, h200 = Device("gpu", "RTX 3060", "8.6", 28), Device("gpu", "NVIDIA H200", "9.0")
     assert (rtx.kernels, h200.kernels, Device("cpu", "cpu").kernels) == ("none", "measured", "none")
+    assert Device("gpu", "AMD Instinct MI300X", "gfx942").kernels == "none"
     assert rtx.card == Card((8, 6), 28)
     choice = OpsChoice("pallas", XLA, ("attend",), {})
     assert describe_run(np.dtype("float32"), h200, choice) == f"float32 on NVIDIA H200; {summarize(choice)}"
-    monkeypatch.setattr(device, "CHOSEN", (8, 9))
+    monkeypatch.setattr(device, "CHOSEN", ("8", "9"))
     words = "compiled and verified, speed not measured on this card"
     assert (rtx.kernels, h200.kernels) == (words, "measured")
     assert describe_run(np.dtype("float32"), rtx, choice) == f"float32 on RTX 3060; {summarize(choice)} ({words})"

@@ -400,7 +400,7 @@ def test_a_card_that_is_not_chosen_runs_xla():
 
 @pytest.mark.parametrize("params", [shapes(TINY), in_codes(shapes(WIDE), "int4", 64)], ids=["floats", "codes"])
 def test_a_chosen_card_without_wgmma_has_kernels_for_all_ops_but_prompts(monkeypatch, params):
-    monkeypatch.setattr("llamaspec.model.device.CHOSEN", (8, 9))
+    monkeypatch.setattr("llamaspec.model.device.CHOSEN", ("8", "9"))
     config = TINY if len(params.embedding.shape) and params.embedding.shape[1] == TINY.dim else WIDE
     for kernels in ("auto", "pallas"):
         choice = ops_for(kernels, config, params, **SIZES, device=Device("gpu", "RTX 3060", "8.6", 28))
