@@ -1,4 +1,4 @@
-"""What fine-tuning minimizes: the log probability of an answer, DPO's loss of pairs, and GRPO's loss of a group."""
+"""Objectives of fine-tuning: an answer's log probability, DPO's loss of pairs, and GRPO's loss of a group."""
 
 import numpy as np
 from hypothesis import strategies as st
