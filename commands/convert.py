@@ -29,7 +29,14 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--calibration",
     metavar="FILE",
-    help="awq, gptq and smoothquant: calibrate on the text in FILE. Choose a text that is typical of the model's use.",
+    help="awq, gptq, smoothquant, and mixtures: calibrate on the text in FILE. Choose a text that is typical of the "
+    "model's use.",
+)
+@click.option(
+    "--imatrix",
+    type=FILE,
+    metavar="FILE",
+    help="Mixtures: use the importance matrix in FILE, which llama.cpp's llama-imatrix wrote.",
 )
 @click.option(
     "--dtype",
@@ -53,6 +60,7 @@ def convert(source: str, destination: str, adapter: str | None, **options: Any):
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
+    llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q4_k_m --imatrix imatrix.gguf
     llamaspec convert stories robot-stories --to safetensors --adapter robot
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """

@@ -47,7 +47,7 @@ def lab():
 @lab.command("list", cls=Verb)
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for solved exercises in DIR.")
 def list_exercises(into: str):
-    """List the exercises by number, one per line. A star marks the ones that you have solved."""
+    """List the exercises by number, one per line. A star marks each solved exercise."""
     from llamaspec.learn.lab.check import is_solved
     from llamaspec.learn.lab.folder import ALL, name_of
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from llamaspec.model.chat.template import template_of
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.gguf.imatrix import ImportanceMatrix, read_imatrix
 from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
-from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
+from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, of_tensors, write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from llamaspec.model.checkpoints.mapped import MappedFile
@@ -30,7 +31,13 @@ SCHEMES_OF = {
 
 
 def check_request(
-    to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None, calibration: str | Path | None
+    to: str,
+    *,
+    quantize: str | None,
+    dtype: str | None,
+    tokenizer: str | Path | None,
+    calibration: str | Path | None,
+    imatrix: str | Path | None = None,
 ) -> None:
     """Raise ValueError if the format `to` does not support an option, or if options exclude each other.
 
@@ -44,8 +51,12 @@ def check_request(
         raise ValueError(
             f"--quantize {quantize} needs --calibration FILE, with a text that is typical of the model's use"
         )
-    if calibration and quantize not in CALIBRATED:
-        raise ValueError(f"--calibration works only with --quantize {', '.join(CALIBRATED)}")
+    if calibration and quantize not in (*CALIBRATED, *MIXTURES):
+        raise ValueError(f"--calibration works only with --quantize {', '.join((*CALIBRATED, *MIXTURES))}")
+    if imatrix and quantize not in MIXTURES:
+        raise ValueError(f"--imatrix works only with --quantize {', '.join(MIXTURES)}")
+    if imatrix and calibration:
+        raise ValueError("--imatrix and --calibration exclude each other: give only one of them")
     if to != "gguf" and dtype:
         raise ValueError("--dtype works only with --to gguf")
     if to != "gguf" and tokenizer and not calibration:
@@ -66,6 +77,7 @@ def convert(
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
     calibration: str | Path | None = None,
+    imatrix: str | Path | None = None,
     progress: TensorWritten | None = None,
     calibrating: Callable[[str, float], object] = lambda stage, share: None,
 ) -> list[str]:
@@ -75,16 +87,22 @@ def convert(
       weight keeps its dtype.
     - `tokenizer` is the path of a tokenizer, by default the model's own. A GGUF file contains the tokenizer and the
       chat template. If we convert a GGUF file to a directory, we write both as files.
-    - `calibration` is the path of a text file, for the schemes in `CALIBRATED`. During calibration, we call
-      `calibrating` with the name of the current stage and the share of this stage that is done.
+    - `calibration` is the path of a text file, for the schemes in `CALIBRATED` and for mixtures. During calibration, we
+      call `calibrating` with the name of the current stage and the share of this stage that is done.
+    - `imatrix` is the path of an importance matrix of llama.cpp, for mixtures.
     - After each tensor, we call `progress` with its name and its number of bytes.
 
     Returns notes for the user, one line each. Raises ValueError if `check_request` refuses the options. Raises
     CheckpointError if a file cannot be used, or if the format cannot hold the model.
     """
-    check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
+    paths = {"tokenizer": tokenizer, "calibration": calibration, "imatrix": imatrix}
+    check_request(to, quantize=quantize, dtype=dtype, **paths)
     if to == "gguf":
-        return _to_gguf(checkpoint, destination, to=quantize or dtype, tokenizer=tokenizer, progress=progress)
+        importances = read_imatrix(str(imatrix)) if imatrix else None
+        if calibration:
+            importances = _importances(checkpoint, calibration, tokenizer=tokenizer, progress=calibrating)
+        chosen = quantize or dtype
+        return _to_gguf(checkpoint, destination, chosen, importances, tokenizer=tokenizer, progress=progress)
     if to == "llama2c":
         write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
     else:
@@ -161,11 +179,26 @@ def _calibrated(
     return calibrated(checkpoint, windows, method=method, progress=progress)
 
 
+def _importances(
+    checkpoint: Checkpoint,
+    calibration: str | Path,
+    *,
+    tokenizer: str | Path | None,
+    progress: Callable[[str, float], object],
+) -> ImportanceMatrix:
+    from llamaspec.model.quantize.calibration import importances, read_windows  # here, for the same reason
+
+    windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
+    values = importances(checkpoint, windows, progress=progress)
+    return ImportanceMatrix(str(calibration), of_tensors(checkpoint, values))
+
+
 def _to_gguf(
     checkpoint: Checkpoint,
     destination: str | Path,
-    *,
     to: str | None,
+    importances: ImportanceMatrix | None,
+    *,
     tokenizer: str | Path | None,
     progress: TensorWritten | None,
 ) -> list[str]:
@@ -179,9 +212,14 @@ def _to_gguf(
     templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
     vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates, named=_named(checkpoint, tokenizer))
-    other_types = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
-    if other_types:
-        types = ", ".join(sorted(set(other_types.values())))
-        what = f"{len(other_types)} matrices are stored in {types}, since their rows do not fill the blocks of {to}"
-        notes.append(f"{what}: {next(iter(other_types))} …")
+    written = write_gguf(
+        checkpoint, destination, to=to, vocabulary=vocabulary, importances=importances, progress=progress
+    )
+    if types := written.other_types:
+        names = ", ".join(sorted(set(types.values())))
+        what = f"{len(types)} matrices are stored in {names}, since their rows do not fill the blocks of {to}"
+        notes.append(f"{what}: {next(iter(types))} …")
+    if importances and written.unweighted:
+        what = f"{importances.path} has no importances for {len(written.unweighted)} matrices of blocks"
+        notes.append(f"{what}: {written.unweighted[0]} …")
     return notes

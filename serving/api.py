@@ -235,7 +235,7 @@ class Api:
                 raise Refusal(f"{param}: a list must contain only strings or only token ids", param=param)
             return [self._prompts.from_ids(ids, param=param)]
         if len(value) > most:
-            raise Refusal(f"{param}: expected at most {most} prompts, got {len(value)}", param=param)
+            raise Refusal(f"{param}: expected at most {most} texts, got {len(value)}", param=param)
         prompts = []
         for item in value:
             if isinstance(item, str):

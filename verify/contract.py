@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Shaped
 
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.bounds.summation import NO_SUM, Roundings
+from llamaspec.verify.bounds.summation import Roundings, no_sum
 
 Arguments = dict[str, Any]  # arguments by name, in the order of the definition's signature
 
@@ -27,7 +27,8 @@ class Expected(NamedTuple):
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
-    sums: Roundings = NO_SUM  # errors that long float32 sums, one term after the other, may add to the alarm
+    # Errors that long float32 sums, one term after the other, may add to the alarm. Computed if they are needed.
+    sums: Callable[[], Roundings] = no_sum
     rounded: bool = True  # True: once, to the result's dtype; False: the op only copies numbers
 
 

@@ -1,4 +1,4 @@
-"""Uses our server through the clients of others, and reports which of their calls work.
+"""Uses our server through the clients of other projects, and reports which of their calls work.
 
 python -m llamaspec.benchmarks.audits.clients [--python PYTHON] [--node FOLDER]
 

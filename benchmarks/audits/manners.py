@@ -202,12 +202,18 @@ def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
 
 
 def beside_another(runner: Runner, model: str) -> Iterator[Row]:
-    """Run commands while another process holds most of the GPU, and while it leaves too little memory."""
+    """Run commands while another process holds most of the GPU, and while it holds nearly all of it.
+
+    In the second case, `generate` must run if `inspect --plan` says that the model fits in the rest of the memory, as a
+    small model does on a large GPU. Otherwise it must be refused.
+    """
     with holding(MOST):
         yield quiet(f"story while a process holds {MOST:.0%} of the GPU", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):
+        plan = runner.run("inspect", model, "--plan", "--json")
         done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
-    if model == "stories":  # this model fits in the remaining memory of any GPU
+    yield quiet(f"inspect --plan while a process holds {NEARLY_ALL:.0%} of the GPU", plan)
+    if plan.code == 0 and json.loads(plan.out)["memory"]["fits"]:
         yield quiet(f"generate while a process holds {NEARLY_ALL:.0%} of the GPU", done)
     else:
         yield refused(done, NEARLY_ALL)

@@ -178,7 +178,7 @@ def results(of: Layer) -> Iterator[Result]:
 
 
 def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
-    """Judge a rounded matrix. With `factors`, its inputs are divided by them and rounded to int8."""
+    """Judge a rounded matrix. With `factors`, the inputs are divided by these factors and rounded to int8."""
 
     def error(x: np.ndarray) -> float:
         inputs = x if factors is None else smoothquant.activations(x / factors)

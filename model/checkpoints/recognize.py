@@ -41,14 +41,14 @@ def weights_file(path: str | Path) -> MappedFile:
         for first, what in TEXTS.items():
             if start.lstrip().startswith(first):
                 raise refused(path, what)
-    if _begins_imatrix(start):
+    if begins_imatrix(start):
         raise refused(path, IMATRIX)
     if len(start) > 8 and set(start) <= PRINTABLE:  # llama2.c's magic number is printable, too.
         raise refused(path, "is a text file, not weights")
     return file
 
 
-def _begins_imatrix(start: bytes) -> bool:
+def begins_imatrix(start: bytes) -> bool:
     """Tell whether a file begins like an imatrix file of llama.cpp.
 
     Such a file begins with the number of tensors, then the length of a name, then the name.

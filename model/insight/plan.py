@@ -11,7 +11,7 @@ import numpy as np
 
 from llamaspec.model.device import Device
 from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
-from llamaspec.model.running.memory import Memory, gigabytes, memory_of
+from llamaspec.model.running.memory import Memory, allocated_on_gpu, gigabytes, loading_peak, memory_of
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.collectives import ring_seconds, tree_seconds
@@ -128,6 +128,13 @@ class MemoryPlan(NamedTuple):
     work: list[Work]
     devices: int = 1
     link: Link = NVLINK  # link between two devices
+    loading: int = 0  # on a GPU: the bytes in use at the peak while weights are read
+
+    @property
+    def allocated(self) -> int:
+        """The memory of a GPU that the process takes, as nvidia-smi shows it; 0 for a CPU."""
+        peak = max(self.memory.peak, self.loading)
+        return allocated_on_gpu(peak, most=self.device.memory) if self.device.platform == "gpu" else 0
 
     @property
     def fits(self) -> bool:
@@ -146,7 +153,10 @@ class MemoryPlan(NamedTuple):
             "experts": self.experts,
             "devices": self.devices,
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
-            "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
+            "memory": {
+                **self.memory._asdict(),
+                **{"peak": self.memory.peak, "fits": self.fits, "loading": self.loading, "allocated": self.allocated},
+            },
             "link": self.link._asdict() if self.devices > 1 else None,
             "work": [work.as_json() for work in self.work],
         }
@@ -192,6 +202,7 @@ def make_plan(
         ],
         devices=devices,
         link=link,
+        loading=loading_peak(params) if platform == "gpu" else 0,
     )
 
 
@@ -216,6 +227,7 @@ def as_text(plan: MemoryPlan) -> str:
         f"{'total':12}{sum(memory.values()) / 1e6:12,.1f} MB",
         *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the rest is allocated"] if compiling else []),
         f"{'peak':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', MORE THAN THE DEVICE HAS'}",
+        *_lines_of_gpu(plan),
         "",
         f"{'':7}{'after':>8}{'MFLOP':>12}{'MB':>12}{'FLOP/byte':>11}{'tokens/s':>12}  waits for",
     ]
@@ -240,6 +252,16 @@ def as_text(plan: MemoryPlan) -> str:
             "often."
         )
     return "\n".join(lines) + "\n"
+
+
+def _lines_of_gpu(plan: MemoryPlan) -> list[str]:
+    """Return the lines about the memory that a process takes on a GPU in addition to its arrays; none for a CPU."""
+    if not plan.allocated:
+        return []
+    return [
+        f"{'loading':12}{plan.loading / 1e6:12,.1f} MB at most, before the cache is allocated",
+        f"{'allocated':12}{plan.allocated / 1e6:12,.1f} MB of the GPU: JAX takes powers of 2, CUDA adds 0.6 GiB",
+    ]
 
 
 def _rate(tokens_per_second: float) -> str:

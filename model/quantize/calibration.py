@@ -1,5 +1,7 @@
 """Quantizes a model by AWQ, GPTQ or SmoothQuant, layer by layer, for the activations that a text produces.
 
+`importances` measures the same activations for the quantizers of llama.cpp.
+
 We split the text into windows of tokens, and pass the windows through the model once. AWQ and SmoothQuant multiply the
 columns of a matrix by factors s before they round it, and divide the inputs of the matrix by s. An earlier norm or
 matrix absorbs the division. A layer has four kinds of matrices, in the order of computation:
@@ -26,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64, Int
+from jaxtyping import Array, Float, Float32, Float64, Int
 
 from llamaspec.model.cache import LayerCache
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
@@ -35,7 +37,7 @@ from llamaspec.model.checkpoints.codes import PART, dequantized
 from llamaspec.model.ops.block import rmsnorm
 from llamaspec.model.ops.table import Positions
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.quantize.methods import METHODS, Method, observe
+from llamaspec.model.quantize.methods import METHODS, Inputs, Method, observe
 from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
@@ -89,6 +91,25 @@ def calibrated(
     return replace(checkpoint, tensors={name: walk.tensor(name) for name in checkpoint.tensors})
 
 
+def importances(
+    checkpoint: Checkpoint, windows: Int[np.ndarray, "windows seq"], *, progress: Progress = no_progress
+) -> dict[str, Float32[np.ndarray, " cols"]]:
+    """Compute the importances of the columns of each matrix of a layer, as llama.cpp's llama-imatrix does, by name.
+
+    An importance is the mean square of the inputs over the tokens of `windows`. Experts get all tokens, where llama.cpp
+    counts only the tokens that the router sends to an expert.
+    """
+    checkpoint.config.check_llama("methods that calibrate")
+    all_stacks, streams = stacks(checkpoint.config), _embedded(checkpoint, windows)
+    squares: dict[str, Float32[np.ndarray, " cols"]] = {}
+    for index in range(checkpoint.config.layers):
+        layer = _ObservedLayer(checkpoint, index, all_stacks, progress)
+        streams = layer.pass_through(streams)
+        squares |= layer.squares
+        checkpoint.release()
+    return squares
+
+
 class _Walk:
     """A pass through the layers, which keeps the residual streams of all windows at the input of the next layer."""
 
@@ -118,18 +139,10 @@ class _Walk:
 
     def _result(self, layer: int, name: str) -> Any:
         if layer < self._current or self._current < 0:
-            embedding = self._checkpoint.tensors[EMBEDDING].read()
-            self._streams = [jnp.asarray(embedding[row][None].astype(np.float32)) for row in self._windows]
-            self._current = -1
+            self._streams, self._current = _embedded(self._checkpoint, self._windows), -1
         while self._current < layer:
             self._results = {}
-            work = _Layer(
-                self._checkpoint,
-                self._current + 1,
-                [stack for stack in self._stacks if stack.layer == self._current + 1],
-                self._method,
-                self._progress,
-            )
+            work = _QuantizedLayer(self._checkpoint, self._current + 1, self._stacks, self._progress, self._method)
             self._streams = work.pass_through(self._streams)
             self._current, self._results = self._current + 1, work.results()
             self._checkpoint.release()
@@ -149,16 +162,19 @@ def _in_parts(part: Quantized) -> Iterator[Quantized]:
         yield Quantized(*(array[start : start + rows] for array in part))
 
 
-class _Layer:
-    """A layer during its quantization: the current weights, and the codes of matrices that are already quantized."""
+def _embedded(checkpoint: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> list[Array]:
+    embedding = checkpoint.tensors[EMBEDDING].read()
+    return [jnp.asarray(embedding[row][None].astype(np.float32)) for row in windows]
 
-    def __init__(
-        self, checkpoint: Checkpoint, index: int, stacked: Sequence[Stack], method: Method, progress: Progress
-    ):
-        self._config, self._index, self._method, self._progress = checkpoint.config, index, method, progress
+
+class _Layer:
+    """A layer that visits its kinds of matrices in the order of computation, with its current weights."""
+
+    def __init__(self, checkpoint: Checkpoint, index: int, all_stacks: Sequence[Stack], progress: Progress):
+        self._config, self._index, self._progress = checkpoint.config, index, progress
         self._path = checkpoint.path
         self._now: dict[str, np.ndarray] = {}  # float32, by name
-        self._parts: dict[str, Quantized] = {}  # by name
+        stacked = [stack for stack in all_stacks if stack.layer == index]
         for weight in (weight for stack in stacked for weight in (*stack.weights, *stack.biases)):
             values = checkpoint.tensors[weight.name].read()
             check_finite(weight.name, values, path=checkpoint.path)
@@ -168,37 +184,7 @@ class _Layer:
         self._ffns = [{stack.field: stack for stack in expert} for expert in experts] or [self._fields]
         self._kinds_done = 0
 
-    def results(self) -> dict[str, Any]:
-        """Return the codes of each matrix, and the new values of every other tensor, by name."""
-        return {name: self._parts.get(name, values) for name, values in self._now.items()}
-
-    def pass_through(self, streams: Sequence[Array]) -> list[Array]:
-        """Quantize the layer for the residual streams `streams`, and return the layer's outputs for these streams."""
-        config, seq = self._config, streams[0].shape[1]
-        table = rope_table(config, seq)
-        positions = Positions(jnp.arange(seq)[None], table.cos[None], table.sin[None])
-        attended = partial(_attended, positions=positions, window=config.window(self._index), config=config)
-
-        qkv, o = (_names(self._fields[field]) for field in ("qkv", "o"))
-        norm = "attention_norm"
-        self._quantize(qkv, lambda x, layer: _rmsnorm(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
-        self._quantize(o, attended, streams, rows=qkv[2])
-        layer = self._layer()
-        streams = [_projected(attended(x, layer), layer, x) for x in streams]
-
-        entering = [name for ffn in self._ffns for name in _names(ffn["gate_up"])]
-        self._quantize(entering, lambda x, layer: _rmsnorm(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
-        for e, ffn in enumerate(self._ffns):
-
-            def gated(x: Array, layer: Layer, e: int = e) -> Array:
-                ffn = layer.ffn.experts[e] if isinstance(layer.ffn, Experts) else layer.ffn
-                return _gated(x, layer._replace(ffn=ffn), config=config)
-
-            self._quantize(_names(ffn["down"]), gated, streams, rows=_names(ffn["gate_up"])[1])
-        layer = self._layer()
-        return [_fed_forward(x, layer, config=config) for x in streams]
-
-    def _quantize(
+    def _visit(
         self,
         names: Sequence[str],
         inputs: Callable[[Array, Layer], Array],
@@ -207,47 +193,42 @@ class _Layer:
         norm: str | None = None,
         rows: str | None = None,
     ) -> None:
-        """Quantize the matrices `names` for their `inputs`; the norm `norm` or the matrix `rows` absorbs 1 / s."""
-        method = self._method
-        seen = observe(self._inputs(inputs, streams), gram=method.gram)
+        """Use the matrices `names` and their `inputs`; the norm `norm` or the matrix `rows` computes the inputs."""
+        raise NotImplementedError
+
+    def pass_through(self, streams: Sequence[Array]) -> list[Array]:
+        """Visit all matrices for the residual streams `streams`; return the layer's outputs for these streams."""
+        config, seq = self._config, streams[0].shape[1]
+        table = rope_table(config, seq)
+        positions = Positions(jnp.arange(seq)[None], table.cos[None], table.sin[None])
+        attended = partial(_attended, positions=positions, window=config.window(self._index), config=config)
+
+        qkv, o = (_names(self._fields[field]) for field in ("qkv", "o"))
+        norm = "attention_norm"
+        self._visit(qkv, lambda x, layer: _rmsnorm(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
+        self._visit(o, attended, streams, rows=qkv[2])
+        layer = self._layer()
+        streams = [_projected(attended(x, layer), layer, x) for x in streams]
+
+        entering = [name for ffn in self._ffns for name in _names(ffn["gate_up"])]
+        self._visit(entering, lambda x, layer: _rmsnorm(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
+        for e, ffn in enumerate(self._ffns):
+
+            def gated(x: Array, layer: Layer, e: int = e) -> Array:
+                ffn = layer.ffn.experts[e] if isinstance(layer.ffn, Experts) else layer.ffn
+                return _gated(x, layer._replace(ffn=ffn), config=config)
+
+            self._visit(_names(ffn["down"]), gated, streams, rows=_names(ffn["gate_up"])[1])
+        layer = self._layer()
+        return [_fed_forward(x, layer, config=config) for x in streams]
+
+    def _seen(self, name: str, inputs: Callable[[Array, Layer], Array], streams: Sequence[Array], gram: bool) -> Inputs:
+        """Observe the inputs of the matrix `name`."""
+        seen = observe(self._inputs(inputs, streams), gram=gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"cannot calibrate: the inputs of {names[0]} overflow float32")
-        s = np.ones(len(seen.means))
-        if method.factors and (norm or method.into_matrices):
-            if rows and len(self._now[rows]) < len(s):
-                seen = seen._replace(means=_over_groups(seen.means, self._config))
-            s = method.factors(np.concatenate([self._now[name] for name in names]).astype(np.float64), seen)
-            if norm:
-                self._divide_norm(norm, s)
-            elif rows:
-                self._divide_rows(rows, s)
-        for name in names:
-            part = method.quantize(self._now[name] * s, seen)
-            self._take(name, part)
+            raise refused(self._path, f"cannot calibrate: the inputs of {name} overflow float32")
         self._kinds_done += 1
-
-    def _divide_norm(self, field: str, s: Float64[np.ndarray, " cols"]) -> None:
-        [norm] = _names(self._fields[field])
-        self._now[norm] = smoothquant.fold(self._now[norm], s).astype(np.float32)
-        if field == "ffn_norm" and "router" in self._fields:
-            [router] = _names(self._fields["router"])
-            self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
-
-    def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Divide the rows of the quantized matrix `name` by `s`; heads that share a kv head have equal factors."""
-        rows = len(self._now[name])
-        if rows < len(s):
-            s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
-        part = self._parts[name]
-        self._take(name, part._replace(scales=(part.scales / s[:, None]).astype(np.float32)))
-        bias = name.removesuffix("weight") + "bias"
-        if bias in self._now:
-            self._now[bias] = (self._now[bias] / s).astype(np.float32)
-
-    def _take(self, name: str, part: Quantized) -> None:
-        self._parts[name] = part
-        shape = part.codes.shape
-        self._now[name] = dequantized(_codes(self._method, shape, lambda: iter([part])), shape)
+        return seen
 
     def _inputs(self, inputs: Callable[[Array, Layer], Array], streams: Sequence[Array]) -> Iterator[Array]:
         layer, kinds = self._layer(), 3 + len(self._ffns)
@@ -281,6 +262,90 @@ class _Layer:
             ffn_norm=vector("ffn_norm"),
             ffn=ffns[0] if router is None else Experts(router, ffns),
         )
+
+
+class _QuantizedLayer(_Layer):
+    """A layer during its quantization, with the codes of matrices that are already quantized."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, index: int, all_stacks: Sequence[Stack], progress: Progress, method: Method
+    ):
+        super().__init__(checkpoint, index, all_stacks, progress)
+        self._method = method
+        self._parts: dict[str, Quantized] = {}  # by name
+
+    def results(self) -> dict[str, Any]:
+        """Return the codes of each matrix, and the new values of every other tensor, by name."""
+        return {name: self._parts.get(name, values) for name, values in self._now.items()}
+
+    def _visit(
+        self,
+        names: Sequence[str],
+        inputs: Callable[[Array, Layer], Array],
+        streams: Sequence[Array],
+        *,
+        norm: str | None = None,
+        rows: str | None = None,
+    ) -> None:
+        """Quantize the matrices `names` for their `inputs`; the norm `norm` or the matrix `rows` absorbs 1 / s."""
+        method = self._method
+        seen = self._seen(names[0], inputs, streams, method.gram)
+        s = np.ones(len(seen.means))
+        if method.factors and (norm or method.into_matrices):
+            if rows and len(self._now[rows]) < len(s):
+                seen = seen._replace(means=_over_groups(seen.means, self._config))
+            s = method.factors(np.concatenate([self._now[name] for name in names]).astype(np.float64), seen)
+            if norm:
+                self._divide_norm(norm, s)
+            elif rows:
+                self._divide_rows(rows, s)
+        for name in names:
+            part = method.quantize(self._now[name] * s, seen)
+            self._take(name, part)
+
+    def _divide_norm(self, field: str, s: Float64[np.ndarray, " cols"]) -> None:
+        [norm] = _names(self._fields[field])
+        self._now[norm] = smoothquant.fold(self._now[norm], s).astype(np.float32)
+        if field == "ffn_norm" and "router" in self._fields:
+            [router] = _names(self._fields["router"])
+            self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
+
+    def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
+        """Divide the rows of the quantized matrix `name` by `s`; heads that share a kv head have equal factors."""
+        rows = len(self._now[name])
+        if rows < len(s):
+            s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
+        part = self._parts[name]
+        self._take(name, part._replace(scales=(part.scales / s[:, None]).astype(np.float32)))
+        bias = name.removesuffix("weight") + "bias"
+        if bias in self._now:
+            self._now[bias] = (self._now[bias] / s).astype(np.float32)
+
+    def _take(self, name: str, part: Quantized) -> None:
+        self._parts[name] = part
+        shape = part.codes.shape
+        self._now[name] = dequantized(_codes(self._method, shape, lambda: iter([part])), shape)
+
+
+class _ObservedLayer(_Layer):
+    """A layer that keeps its weights, and records the mean squares of the inputs of each matrix."""
+
+    def __init__(self, checkpoint: Checkpoint, index: int, all_stacks: Sequence[Stack], progress: Progress):
+        super().__init__(checkpoint, index, all_stacks, progress)
+        self.squares: dict[str, Float32[np.ndarray, " cols"]] = {}  # by name
+
+    def _visit(
+        self,
+        names: Sequence[str],
+        inputs: Callable[[Array, Layer], Array],
+        streams: Sequence[Array],
+        *,
+        norm: str | None = None,
+        rows: str | None = None,
+    ) -> None:
+        del norm, rows
+        squares = self._seen(names[0], inputs, streams, False).squares.astype(np.float32)
+        self.squares |= dict.fromkeys(names, squares)
 
 
 def _names(stack: Stack) -> list[str]:

@@ -36,6 +36,7 @@ class Inputs(NamedTuple):
 
     gram: Float64[np.ndarray, "cols cols"] | None  # X^T X, for methods that need it
     means: Float64[np.ndarray, " cols"]  # means of |X|
+    squares: Float64[np.ndarray, " cols"]  # means of X^2
     tops: Float64[np.ndarray, " cols"]  # the largest |X|
 
 
@@ -53,11 +54,11 @@ class Method(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="gram")
-def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, Array, Array]:
+def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, Array, Array, Array]:
     rows = x.reshape(-1, x.shape[-1])
     magnitudes = jnp.abs(rows)
     product = jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST) if gram else None
-    return product, jnp.sum(magnitudes, axis=0), jnp.max(magnitudes, axis=0)
+    return product, jnp.sum(magnitudes, axis=0), jnp.sum(rows * rows, axis=0), jnp.max(magnitudes, axis=0)
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
@@ -69,16 +70,17 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
     total, tokens = None, 0
     for x in parts:
         seen = _sums(x, gram=gram)
-        magnitudes, tops = (np.asarray(a, np.float64) for a in seen[1:])
+        magnitudes, squares, tops = (np.asarray(a, np.float64) for a in seen[1:])
         product = None if seen[0] is None else np.asarray(seen[0], np.float64)
         tokens += x.size // x.shape[-1]
         if total is None:
-            total = Inputs(product, magnitudes, tops)
+            total = Inputs(product, magnitudes, squares, tops)
         else:
             products = None if product is None or total.gram is None else total.gram + product
-            total = Inputs(products, total.means + magnitudes, np.maximum(total.tops, tops))
+            means, squares = total.means + magnitudes, total.squares + squares
+            total = Inputs(products, means, squares, np.maximum(total.tops, tops))
     assert total
-    return total._replace(means=total.means / tokens)
+    return total._replace(means=total.means / tokens, squares=total.squares / tokens)
 
 
 def errors(

@@ -17,7 +17,7 @@ from llamaspec.model.ops.choice import OpsChoice, ops_for
 from llamaspec.model.ops.emulated import emulated_ops, with_roundings
 from llamaspec.model.options import RunOptions
 from llamaspec.model.running.jax_backend import JaxBackend
-from llamaspec.model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
+from llamaspec.model.running.memory import READERS, Memory, check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
 from llamaspec.model.running.program_store import ProgramStore, facts
 from llamaspec.model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
@@ -27,7 +27,6 @@ from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 COMPILERS_ROOM = 4 << 30  # bytes of GPU memory that we leave for the compiler while we read weights
-READERS = 8  # number of threads that read weights for a GPU
 
 
 def load_on_one_device(

@@ -1,7 +1,9 @@
 """The memory that a model needs, planned and checked before we allocate any of it."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +13,7 @@ from llamaspec.model.cache import cache_bytes, cache_rows
 from llamaspec.model.ops.attention import SPANS
 from llamaspec.model.ops.cpu import PROMPT_SPANS
 from llamaspec.model.ops.products import MOST_CPU_DECODED, MOST_DECODED, partial_sums
+from llamaspec.model.running.process import MOST
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.params import Params, weight_bytes
 from llamaspec.reference.config import Config
@@ -23,6 +26,11 @@ PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # bytes for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
 CONTEXT = 1 << 30  # bytes; CUDA itself needs less than this in a process
+CUDA = 600 << 20  # bytes of a GPU's memory that CUDA itself takes in a process with compiled programs
+# While a matrix is quantized or unpacked on a GPU, its copy from the file and temporary arrays take this many bytes for
+# each weight: 2 for bfloat16, and about 1 for the rest.
+BEING_QUANTIZED = 3
+READERS = 8  # number of threads that read weights for a GPU; each loads one array at a time
 
 
 class Memory(NamedTuple):
@@ -125,6 +133,37 @@ def _matrices(tree: Any) -> list[Any]:
 def _quantized(params: Params) -> list[QuantizedMatrix]:
     """Return the quantized matrices of the layers."""
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
+
+
+def loading_peak(params: Params, *, readers: int = READERS) -> int:
+    """Return the bytes on a GPU at the peak while `readers` threads load weights, the largest arrays first."""
+    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
+    matrices = {id(matrix.codes): matrix for matrix in _matrices(params) if isinstance(matrix, QuantizedMatrix)}
+    parts = {id(leaf) for matrix in matrices.values() for leaf in jax.tree.leaves(matrix)}
+    sizes = [(_bytes(leaf), 0) for key, leaf in arrays.items() if key not in parts]
+    for matrix in matrices.values():
+        sizes.append((sum(map(_bytes, jax.tree.leaves(matrix))), BEING_QUANTIZED * len(matrix.codes) * matrix.cols))
+    sizes.sort(key=sum, reverse=True)
+    loaded = accumulate((size for size, _ in sizes), initial=0)
+    return max(
+        before + sum(map(sum, sizes[i : i + readers])) for i, before in zip(range(len(sizes)), loaded, strict=False)
+    )
+
+
+def _bytes(array: Any) -> int:
+    return array.size * array.dtype.itemsize
+
+
+def allocated_on_gpu(peak: int, *, most: float) -> int:
+    """Return how much GPU memory a process takes if its arrays take `peak` bytes at once; `most` is the GPU's memory.
+
+    JAX takes memory in regions, each as large as all regions before. It keeps the regions until the process ends, and
+    takes at most the share `MOST` of the GPU's memory. CUDA needs some memory, too.
+
+    >>> [round(allocated_on_gpu(round(arrays * 2**30), most=131 * 2**30) / 2**30, 1) for arrays in (2.05, 8.2, 100)]
+    [4.6, 16.6, 121.1]
+    """
+    return round(min(2 ** math.ceil(math.log2(peak)), float(MOST) * most)) + CUDA
 
 
 def check_fits(memory: Memory, *, context: int, available: int, other_programs: int = 0) -> None:

@@ -1,8 +1,8 @@
 """Unpacks quantized matrices of GGUF files on the device: the file's bytes become codes and scales there.
 
 The host copies bytes and does no arithmetic, so loading takes as long as reading the file. The codes and scales are the
-same, bit for bit, as those of `Codes.parts`, which `reference.quantizers.ggml` unpacks with NumPy. Its modules explain
-the layouts in the table below.
+same, bit for bit, as the ones that `Codes.parts` yields, which NumPy unpacks on the host. `reference.quantizers` explains
+the layouts in the table below, in the modules ggml_blocks, ggml_codebooks and ggml_superblocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,8 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.quantizing import no_parts, stored_on_device
 from llamaspec.reference.quantizers.ggml import READABLE
+
+AT_ONCE = 1 << 24  # number of weights in a slab
 
 
 class Field(NamedTuple):
@@ -110,11 +112,34 @@ def blocks_of(tensors: Sequence[Tensor]) -> list[Blocks] | None:
 
 @partial(jax.jit, static_argnames=("type", "for_kernels"))
 def matrix_of_blocks(packed: UInt8[Array, "rows bytes"], *, type: str, for_kernels: bool) -> QuantizedMatrix:
-    """Unpack rows of blocks of ggml's type `type`, into the layout of the kernels if `for_kernels` is set."""
+    """Unpack rows of blocks of ggml's type `type`, into the layout of the kernels if `for_kernels` is set.
+
+    Temporary arrays take several bytes for each weight, so we unpack a large matrix in slabs, one after the other.
+    """
     form, group = FORMS[type]
     codes = Codes(form, group, zeros=False, bytes=0, parts=no_parts)
-    matrix = stored_on_device(*_unpacked(packed, type), codes)
-    return arranged(matrix) if for_kernels else matrix
+
+    def unpack(rows: UInt8[Array, "rows bytes"]) -> QuantizedMatrix:
+        matrix = stored_on_device(*_unpacked(rows, type), codes)
+        return arranged(matrix) if for_kernels else matrix
+
+    rows, row_bytes = packed.shape
+    slab = _slab(rows, row_bytes // READABLE[type].bytes * READABLE[type].weights)
+    if slab == rows:
+        return unpack(packed)
+    slabs = lax.map(unpack, packed.reshape(-1, slab, row_bytes))
+    return jax.tree.map(lambda array: array.reshape(rows, *array.shape[2:]), slabs)
+
+
+def _slab(rows: int, cols: int) -> int:
+    """Return the number of rows to unpack at once: all, or a divisor of `rows` for about `AT_ONCE` weights.
+
+    >>> _slab(1024, 4096), _slab(128_256, 4096), _slab(100_003, 4096)
+    (1024, 4008, 100003)
+    """
+    most = max(1, AT_ONCE // cols)
+    divisor = next((rows // count for count in range(-(-rows // most), 16 * rows // most) if rows % count == 0), rows)
+    return min(rows, divisor)
 
 
 def _unpacked(

@@ -17,8 +17,8 @@ mask, so Q(-w) = -Q(w) for Q(w) = w * mask. More weights: the mask for a larger 
 smaller number.
 
 `compress` stores the kept weights of an n_of_m mask, and the position of each among its m weights. For 2 of 4, this
-takes half the memory of w, plus 2 bits per kept weight. The product never makes the zeros: each kept weight selects its
-x among the m of its group. With the values v and the places p,
+takes half the memory of w, plus 2 bits per kept weight. The product does not need the zeros: each kept weight selects
+its x among the m of its group. With the values v and the places p,
 
     y = sum_k v_k x_(m floor(k / n) + p_k)
 

@@ -1,6 +1,7 @@
 """The script that looks for XLA's log lines on stderr: which lines it recognizes, and how it judges a command."""
 
 import doctest
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -69,9 +70,25 @@ def test_a_command_that_ended_before_ctrl_c_is_right_if_it_ended_well():
     assert not interruption("Ctrl-C", CommandResult(130, "", "", 9.0), running=True)["right"]
 
 
-@pytest.mark.parametrize(("model", "code", "right"), [("stories", 0, True), ("stories", 1, False), ("model", 0, False)])
-def test_a_model_that_fits_next_to_another_process_must_run(monkeypatch, model, code, right):
+@pytest.mark.parametrize(("fits", "code", "right"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_model_that_fits_next_to_another_process_must_run(monkeypatch, fits, code, right):
     monkeypatch.setattr(manners, "holding", lambda share: nullcontext())
-    runner = SimpleNamespace(run=lambda *words: CommandResult(code, "text", "", 1.0))
-    *_, row = beside_another(runner, model)  # type: ignore[arg-type]
-    assert row["right"] == right
+    plan = json.dumps({"memory": {"fits": fits}})
+
+    def run(*words: str) -> CommandResult:
+        return CommandResult(0, plan, "", 1.0) if words[0] == "inspect" else CommandResult(code, "text", "", 1.0)
+
+    *_, planned, row = beside_another(SimpleNamespace(run=run), "model")  # type: ignore[arg-type]
+    assert (planned["right"], row["right"]) == (True, right)
+
+
+def test_a_model_that_does_not_fit_next_to_another_process_must_be_refused(monkeypatch):
+    monkeypatch.setattr(manners, "holding", lambda share: nullcontext())
+    results = {"inspect": CommandResult(0, '{"memory": {"fits": false}}', "", 1.0)}
+    refusal = CommandResult(1, "", "error: 2.2 GB of weights do not fit in 1.0 GB of free memory", 1.0)
+    runner = SimpleNamespace(run=lambda command, *words: results.get(command, refusal))
+    *_, row = beside_another(runner, "model")  # type: ignore[arg-type]
+    assert row["right"]
+    results["inspect"] = CommandResult(1, "", "error: no", 1.0)
+    *_, planned, row = beside_another(runner, "model")  # type: ignore[arg-type]
+    assert (planned["right"], row["right"]) == (False, True)

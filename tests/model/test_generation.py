@@ -20,7 +20,8 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Alphabet:
     """A tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
 
-    vocab, bos, eos, special, dummy_prefix, absorbs = VOCAB, 256, 257, {"<s>": 256, "</s>": 257}, False, {}
+    vocab, bos, eos, special = VOCAB, 256, 257, {"<s>": 256, "</s>": 257}
+    dummy_prefix, absorbs, appended = False, {}, ()
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         return text

@@ -146,6 +146,10 @@ class FakeEngine:
                 PromptLogprobs(tuple(-i / 8 for i, _ in enumerate(after)), tuple(_likeliest(t, top) for t in after))
             )
         if request.embeds:
+            while self.pause == 0 and number not in self._cancelled:
+                time.sleep(0.005)
+            if number in self._cancelled:
+                return "cancelled", 0
             deliver(_embedding(request.prompt))
             return "length", 0
         drawn = 0

@@ -2,22 +2,27 @@
 
 import base64
 import json
+import socket
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llamaspec.model.checkpoints.huggingface.pooling import read_pooling
+from llamaspec.model.checkpoints.pooling import read_pooling
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference import llama
 from llamaspec.serving.embeddings import MOST_AT_ONCE, unit
 from llamaspec.serving.request import Request
-from tests.serving.served_models import CHUNK, MODELS, Server, served
-from tests.serving.serving_site import TOKENIZER, FakeEngine, running
+from tests.serving.served_models import CHUNK, OWN_KEYS, Server, served
+from tests.serving.served_models import MODELS as CONFIGS
+from tests.serving.serving_site import TOKENIZER, FakeEngine, request_bytes, running
+from tests.support.gguf_files import STRING, U32, File
 from tests.support.random_models import random_checkpoint
+from tests.support.waiting import PATIENCE, until
 
 PATH = "/v1/embeddings"
+MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
 TEXTS = ["the fox", "a red kite", "the old tree"]
 
 
@@ -115,33 +120,53 @@ def test_one_failing_input_fails_the_request_and_cancels_the_others():
         assert engine.open == 0
 
 
-def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company():
+def test_an_adapter_is_chosen_by_the_model_s_name():
+    with running(FakeEngine(), adapters=["wolf"]) as site:
+        for name, adapter in (("wolf", "wolf"), ("stories", ""), (None, "")):
+            reply = site.ask(PATH, {"input": "a", "model": name})
+            assert (reply.status, reply.json["model"]) == (200, name or "stories")
+            assert site.engine.requests[-1].adapter == adapter
+
+
+def test_a_client_that_leaves_ends_its_requests():
+    engine = FakeEngine(context=64)
+    engine.pause = 0
+    with running(engine) as site:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
+            until(lambda: engine.open == MOST_AT_ONCE)  # the others wait, so that other clients get their turn
+        until(lambda: engine.open == 0)
+        assert engine.ends == {"cancelled": MOST_AT_ONCE}
+
+
+@pytest.mark.sampled(1)  # 12 s each
+@pytest.mark.parametrize("name", MODELS)
+def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name):
     """An embedding has the same bits by itself and among texts, and `reference.llama` computes the same vector."""
-    for name in MODELS:
-        model, draw = served(name), np.random.default_rng(0)
-        checkpoint = random_checkpoint(replace(MODELS[name], tied=False), seed=0)
-        params, config = load_reference_params(checkpoint), model.config
-        for length in (1, CHUNK, 3 * CHUNK + 2):
-            prompt = tuple(int(token) for token in draw.integers(5, 50, length))
-            single, together = Server(model), Server(model)
-            single.submit(Request(prompt, 0, embeds=True))
-            alone = single.finish()[0]
-            together.submit(Request((*prompt, 7), 1))
-            together.finish()  # now the prefix cache has the prompt's pages
-            for seed in range(3):
-                together.submit(Request((*prompt[: 4 * seed + 1], 7), 9, seed=seed, temperature=1.0))
-            together.turn()
-            number = together.submit(Request(prompt, 0, embeds=True))
-            together.submit(Request((1, 2, 5, 6, 7, 8, 9, 10, 11), 5))
-            assert together.finish()[number] == alone
-            assert sorted(alone.pooled) == [*range(0, length, CHUNK)] and alone.reason == "length"
-            x, _ = llama.hidden_states(params, np.array(prompt), llama.empty_cache(config), config=config)
-            exact = llama.apply_norm(x, params.norm, params.norm_bias, config=config)
-            last = alone.pooled[max(alone.pooled)][0]
-            total = np.sum([pooled[1] for pooled in alone.pooled.values()], axis=0)
-            size = np.abs(exact).max()
-            assert np.abs(last - exact[-1]).max() < 1e-4 * size
-            assert np.abs(total - exact.sum(axis=0)).max() < 1e-4 * size * length
+    model, draw = served(name), np.random.default_rng(0)
+    checkpoint = random_checkpoint(replace(CONFIGS[name], tied=False), seed=0)
+    params, config = load_reference_params(checkpoint), model.config
+    for length in (1, CHUNK, 3 * CHUNK + 2):
+        prompt = tuple(int(token) for token in draw.integers(5, 50, length))
+        single, together = Server(model), Server(model)
+        single.submit(Request(prompt, 0, embeds=True))
+        alone = single.finish()[0]
+        together.submit(Request((*prompt, 7), 1))
+        together.finish()  # now the prefix cache has the prompt's pages
+        for seed in range(3):
+            together.submit(Request((*prompt[: 4 * seed + 1], 7), 9, seed=seed, temperature=1.0))
+        together.turn()
+        number = together.submit(Request(prompt, 0, embeds=True))
+        together.submit(Request((1, 2, 5, 6, 7, 8, 9, 10, 11), 5))
+        assert together.finish()[number] == alone
+        assert sorted(alone.pooled) == [*range(0, length, CHUNK)] and alone.reason == "length"
+        x, _ = llama.hidden_states(params, np.array(prompt), llama.empty_cache(config), config=config)
+        exact = llama.apply_norm(x, params.norm, params.norm_bias, config=config)
+        last = alone.pooled[max(alone.pooled)][0]
+        total = np.sum([pooled[1] for pooled in alone.pooled.values()], axis=0)
+        size = np.abs(exact).max()
+        assert np.abs(last - exact[-1]).max() < 1e-4 * size
+        assert np.abs(total - exact.sum(axis=0)).max() < 1e-4 * size * length
 
 
 @pytest.mark.parametrize(
@@ -157,8 +182,17 @@ def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches
     if switches is not None:
         (tmp_path / "1_Pooling").mkdir()
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8} | switches))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (9, "type 9")]
+)
+def test_a_gguf_file_states_the_pooling(tmp_path, number, expected):
+    keys: dict = {"general.architecture": (STRING, "qwen3")}
+    keys |= {} if number is None else {"qwen3.pooling_type": (U32, number)}
+    assert read_pooling(File(keys, {}).write(tmp_path / "x.gguf")) == expected
 
 
 def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():

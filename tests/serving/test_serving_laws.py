@@ -184,6 +184,7 @@ def test_masks_are_not_recomputed_for_refed_tokens():
     assert preempted >= 12
 
 
+@pytest.mark.sampled(1, first=True)  # 8 s each
 @pytest.mark.parametrize("cache", [FLOAT32, INT8], ids=str)
 def test_a_prompt_that_is_found_gives_the_same_answer(cache):
     """A request with a partly cached prompt gets the same answer bit for bit, for every length of the prompt."""

@@ -61,7 +61,9 @@ class Roundings(NamedTuple):
         )
 
 
-NO_SUM = Roundings(np.zeros(()), np.zeros(()), np.zeros((), int))
+def no_sum() -> Roundings:
+    """Model a result that no long sum is part of."""
+    return Roundings(np.zeros(()), np.zeros(()), np.zeros((), int))
 
 
 def roundings(

@@ -1,6 +1,8 @@
 """Attention with a mask, and its three forms in kernels: prefill, decoding, and decoding from pages."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
@@ -37,7 +39,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     """
     if not mask.size:
         zeros = np.zeros(q.shape)
-        return Expected(zeros, zeros, zeros, zeros, sums=Roundings(zeros, zeros, zeros.astype(int)))
+        return Expected(zeros, zeros, zeros, zeros, sums=lambda: Roundings(zeros, zeros, zeros.astype(int)))
     dtype = precision(v.dtype.name)
     unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
     exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit, smallest=smallest)
@@ -50,7 +52,8 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     # An error `off` of a score multiplies its weight by e^off. e^300 exceeds any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
-    return Expected(exact.value, exact.error, alarm + underflow, added, sums=_sums(q, k, sizes[2], mask, added))
+    sums = partial(_sums, q, k, sizes[2], mask, added)
+    return Expected(exact.value, exact.error, alarm + underflow, added, sums=sums)
 
 
 def _sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, added: np.ndarray) -> Roundings:
@@ -71,7 +74,7 @@ def _stacked(rows: list[Expected]) -> Expected:
         hard=np.stack([row.hard for row in rows]),
         alarm=np.stack([row.alarm for row in rows]),
         size=np.stack([row.size for row in rows]),
-        sums=Roundings(*(np.stack(parts) for parts in zip(*(row.sums for row in rows), strict=True))),
+        sums=lambda: Roundings(*(np.stack(parts) for parts in zip(*(row.sums() for row in rows), strict=True))),
     )
 
 
@@ -93,9 +96,14 @@ def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarr
     for query, keys, value_rows, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
         output = _bounded(query[None], keys[start:length], value_rows[start:length], np.zeros((1, length - start)))
-        sums = output.sums.map(lambda part: part[0])
+        sums = partial(_first, output.sums)
         rows.append(Expected(*(np.asarray(part)[0] for part in output[:4]), sums=sums))
     return _stacked(rows)
+
+
+def _first(sums: Callable[[], Roundings]) -> Roundings:
+    """Model the only query of a sequence."""
+    return sums().map(lambda part: part[0])
 
 
 def expect_paged(

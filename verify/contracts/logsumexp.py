@@ -7,7 +7,7 @@ from llamaspec.reference.logsumexp import logsumexp
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma
-from llamaspec.verify.bounds.summation import roundings
+from llamaspec.verify.bounds.summation import Roundings, roundings
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -47,8 +47,12 @@ def expect(x: np.ndarray) -> Expected:
     furthest = np.max(size, axis=-1)
     alarm = (16 + 2 * np.sqrt(n) + 8 * furthest + 4 * log_sum) * U + 2 * U * np.abs(value) + 4 * TINY
     size = np.abs(top[:, 0]) + log_sum
-    sums = roundings(softmax(exact), lambda weights: weights.sum(axis=-1, keepdims=True))
-    return Expected(value, hard, np.minimum(alarm, hard), size, sums=sums.map(lambda part: part[..., 0]))
+
+    def sums() -> Roundings:
+        model = roundings(softmax(exact), lambda weights: weights.sum(axis=-1, keepdims=True))
+        return model.map(lambda part: part[..., 0])
+
+    return Expected(value, hard, np.minimum(alarm, hard), size, sums=sums)
 
 
 def _shift(trial: Trial) -> Claim | None:

@@ -39,8 +39,12 @@ def expect(x: np.ndarray) -> Expected:
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
-    sums = roundings(p, lambda weights: weights.sum(axis=-1, keepdims=True))  # of weights with the sum 1
-    return Expected(p, hard, alarm, p, sums=Roundings(sums.running * p, sums.blocked * p, sums.terms))
+
+    def sums() -> Roundings:
+        model = roundings(p, lambda weights: weights.sum(axis=-1, keepdims=True))  # of weights with the sum 1
+        return Roundings(model.running * p, model.blocked * p, model.terms)
+
+    return Expected(p, hard, alarm, p, sums=sums)
 
 
 def _sums_to_one(trial: Trial) -> Claim:

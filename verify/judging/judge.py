@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.verify.bounds.precision import PRECISIONS, Precision
-from llamaspec.verify.bounds.summation import Roundings
+from llamaspec.verify.bounds.summation import Roundings, no_sum
 from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
 
 CANCELLING = 100.0  # terms this many times larger than their sum have canceled
@@ -88,7 +88,8 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
     with np.errstate(invalid="ignore"):
         error = np.where((got == exact) | overflow | np.isposinf(hard), 0.0, np.abs(got - exact))
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
-    explained = (near > 1) & (error <= alarm + expected.sums.running * (1 + returned.unit))
+    sums = expected.sums() if np.any(near > 1) else no_sum()
+    explained = (near > 1) & (error <= alarm + sums.running * (1 + returned.unit))
     unexplained = np.where(explained, 0.0, near)
     at = _worst(over)
     finding = None
@@ -100,7 +101,7 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
         at = _worst(unexplained)
         finding = Finding("suspicious", _difference(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
-    why = _running_sum(np.where(explained, near, 0), expected.sums) if np.any(explained) else ""
+    why = _running_sum(np.where(explained, near, 0), sums) if np.any(explained) else ""
     points = _points(exact, error, hard, over)
     return Verdict(_largest(over), _largest(near), finding, compared, place, explained=why, points=points)
 

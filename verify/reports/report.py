@@ -121,7 +121,7 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _convention(contract: Contract, report: Report) -> tuple[str, str]:
-    """Name the convention on which the expected result rests, and the option that leaves out such inputs; "" if none.
+    """Return the convention that decides the expected result, and the option that leaves out such inputs; "" if none.
 
     Other kernels may give a row of only -inf another result, or may rely on finite numbers beyond a length.
     """

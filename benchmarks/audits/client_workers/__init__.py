@@ -1,4 +1,4 @@
-"""Programs that use a server through the clients of others. Another Python, or Node.js, runs them.
+"""Programs that use a server through the clients of other projects. Another Python, or Node.js, runs them.
 
 PROGRAM URL MODEL    runs the checks against the server at URL, and prints one JSON object per check
 

@@ -23,7 +23,7 @@ TEXTS = ["The fox found a kite.", "A bear swims.", "The fox found a red kite."]
 
 
 def are_near(vectors: list[list[float]]) -> bool:
-    """Return whether the first text is nearer to the third, which is nearly the same, than to the second."""
+    """Return whether the first vector is nearer to the third (of a similar text) than to the second."""
     first, second, third = vectors
     return sum(a * b for a, b in zip(first, third, strict=True)) > sum(
         a * b for a, b in zip(first, second, strict=True)
@@ -31,7 +31,7 @@ def are_near(vectors: list[list[float]]) -> bool:
 
 
 def run(checks: Mapping[str, Callable[[], Any]], packages: list[str]) -> None:
-    """Run each check. A check is right if it returns a true value."""
+    """Run each check. A check succeeds if it returns a true value."""
     for name, check in checks.items():
         try:
             outcome = "ok" if check() else "wrong answer"

@@ -24,6 +24,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.gguf import layout
 from llamaspec.model.checkpoints.gguf.file import Value
+from llamaspec.model.checkpoints.gguf.imatrix import ImportanceMatrix
 from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES, fitting_type, wanted_type
 from llamaspec.model.checkpoints.gguf.rope import to_factors
 from llamaspec.model.checkpoints.recognize import GGUF
@@ -42,8 +43,14 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}
 QUANTIZATION = 2  # general.quantization_version: the version of the layouts of blocks
 AT_ONCE = 1 << 20  # number of weights that a thread encodes at a time
 THREADS = os.cpu_count() or 1
+IMATRIX_ENTRIES = "quantize.imatrix.entries_count"
 
-Importances = Mapping[str, Float32[np.ndarray, "matrices cols"]]
+
+class Written(NamedTuple):
+    """Facts about a written file that a user may want to know."""
+
+    other_types: dict[str, str]  # types of matrices with rows that do not fill the blocks of the type they should have
+    unweighted: list[str]  # matrices of blocks without importances, if others have some
 
 
 class GGUFTensor(NamedTuple):
@@ -71,31 +78,33 @@ def write_gguf(
     *,
     to: str | None = None,
     vocabulary: Mapping[str, Value] | None = None,
-    importances: Importances | None = None,
+    importances: ImportanceMatrix | None = None,
     progress: Callable[[str, int], None] | None = None,
-) -> dict[str, str]:
+) -> Written:
     """Write `checkpoint` to the new file `path`, tensor by tensor.
 
     `to` is a key of `FLOATS`, `QUANTIZED_TYPES` or `MIXTURES`; None keeps the stored dtype. `vocabulary` has the keys
-    of the tokenizer and the chat template (see `model.tokenizers.gguf_writer`). `importances` has the importances of
-    columns by tensor name, for a mixture: [1, cols], or a row for each expert. After each weight, we call `progress`
-    with its name and its number of bytes. Returns, by tensor name, the types of matrices with rows that are not whole
-    blocks of the type that `to` gives them.
+    of the tokenizer and the chat template (see `model.tokenizers.gguf_writer`). `importances` improve the scales of a
+    mixture. After each weight, we call `progress` with its name and its number of bytes.
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
-    finite or too large for its type, or if llama.cpp does not support a part of the model.
+    finite or too large for its type, if llama.cpp does not support a part of the model, or if the importances are of
+    another model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to, weighted=importances is not None))
+    searched = {tensor.name: tensor.shape for tensor in stored if tensor.type in ggml.SEARCHED}
+    rows_by_name = importances.of_shapes(searched) if importances else {}
     keys = _keys(checkpoint, architecture, _file_type(checkpoint, to)) | dict(vocabulary or {})
+    if importances:
+        keys |= {"quantize.imatrix.file": Path(importances.path).name, IMATRIX_ENTRIES: len(importances.values)}
     factors = _factors(config)
     with new_file(path) as staged, open(staged, "wb") as file:
         _write_header(file, keys, stored, factors)
         for array in factors.values():
             _write_padded(file, array.tobytes())
         for tensor in stored:
-            written = 0
-            rows = (importances or {}).get(tensor.name)
+            written, rows = 0, rows_by_name.get(tensor.name)
             for weight in tensor.weights:
                 importance = None if rows is None else rows[weight.expert or 0]
                 for part in _encoded(checkpoint, weight.name, tensor, importance):
@@ -105,7 +114,10 @@ def write_gguf(
                 if progress:
                     progress(weight.name, checkpoint.tensors[weight.name].bytes)
             file.write(bytes(-written % layout.ALIGNMENT))
-    return {tensor.name: tensor.type for tensor in stored if tensor.wanted != tensor.type}
+    return Written(
+        {tensor.name: tensor.type for tensor in stored if tensor.wanted != tensor.type},
+        [name for name in searched if name.startswith("blk.") and name not in rows_by_name] if importances else [],
+    )
 
 
 def architecture_for(checkpoint: Checkpoint) -> Architecture:
@@ -114,6 +126,21 @@ def architecture_for(checkpoint: Checkpoint) -> Architecture:
     if lacking := architecture.lacks(checkpoint.config):
         raise refused(checkpoint.path, f"llama.cpp's architecture {architecture.name} does not support {lacking}")
     return architecture
+
+
+def of_tensors(
+    checkpoint: Checkpoint, importances: Mapping[str, Float32[np.ndarray, " cols"]]
+) -> dict[str, Float32[np.ndarray, " values"]]:
+    """Return `importances`, which have the names of `model.tensors`, by the names of the tensors of a GGUF file.
+
+    A tensor of experts gets the importances of all experts, and matrices that are joined have the same importances.
+    """
+    values = {}
+    for tensor in _stored(checkpoint, architecture_for(checkpoint), None, weighted=True):
+        weights = tensor.weights if tensor.weights[0].expert is not None else tensor.weights[:1]
+        if all(weight.name in importances for weight in weights):
+            values[tensor.name] = np.concatenate([importances[weight.name] for weight in weights])
+    return values
 
 
 def _type(to: str | None) -> str | None:

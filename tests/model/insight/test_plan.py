@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.suites import timed_model
 from llamaspec.benchmarks.suites.timed_model import choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
@@ -23,10 +24,11 @@ from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.running.memory import PROCESS, Memory, check_fits, memory_of
+from llamaspec.model.running.memory import PROCESS, Memory, check_fits, loading_peak, memory_of
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.running.reference_backend import reference_memory
 from llamaspec.model.tensors import quantizable
+from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.loading import abstract_params
 from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
@@ -246,6 +248,33 @@ def test_on_a_gpu_only_arrays_count():
     plan = make_plan("m", shapes, config, DEVICES["l4"], context=64, batch=1, quantize=None)
     assert plan.memory._asdict().items() >= {"process": 0, "compiling": 0}.items()
     assert "process" not in as_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scheme", "gibibytes"),  # the first two as nvidia-smi showed them on an H200
+    [("tinyllama-1.1b", None, 4.6), ("llama-3.1-8b", "q8", 16.6), ("llama-3.1-8b", "q4", 8.6)],
+)
+def test_a_plan_predicts_the_memory_that_a_process_takes_on_a_gpu(run, shape, scheme, gibibytes):
+    words = ("inspect", "--plan", "--shape", shape, "--device", "h200", "--dtype", "bfloat16")
+    options = ("--quantize", scheme) if scheme else ()
+    memory = json.loads(run(*words, *options, "--json")[1])["memory"]
+    assert memory["allocated"] / 2**30 == pytest.approx(gibibytes, rel=0.05)
+    assert memory["weights"] <= memory["loading"] < memory["allocated"]
+    assert mentions(run(*words, *options)[1], f"allocated {memory['allocated'] / 1e6:,.1f} MB")
+
+
+def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
+    """Codes need 3 bytes a weight while they are made. The largest arrays come first, and a tied head takes nothing."""
+    shapes = random_shapes(SMALL, dtype=FLOAT32, positions=1, quantize="q8")._replace(rope=None)  # type: ignore
+    sizes, temporary = [], []
+    for leaf in jax.tree.leaves(shapes, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix)):
+        sizes.append(sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(leaf)))
+        temporary.append(3 * len(leaf.codes) * leaf.cols if isinstance(leaf, QuantizedMatrix) else 0)
+    assert loading_peak(shapes, readers=len(sizes)) == sum(sizes) + sum(temporary)
+    largest = max(range(len(sizes)), key=lambda i: sizes[i] + temporary[i])
+    assert sizes[largest] + temporary[largest] <= loading_peak(shapes, readers=1) < sum(sizes) + max(temporary)
+    plain = abstract_params(replace(SMALL, tied=True), dtype=FLOAT32, positions=1)._replace(rope=None)  # type: ignore
+    assert loading_peak(plain) == weight_bytes(plain)
 
 
 def test_a_plan_fits_where_loading_would_go_on():

@@ -72,7 +72,7 @@ def correlated(seed: int, tokens: int, cols: int) -> np.ndarray:
 
 
 def sums(x: np.ndarray) -> Inputs:
-    return Inputs(x.T @ x, np.mean(np.abs(x), axis=0), np.max(np.abs(x), axis=0))
+    return Inputs(x.T @ x, np.mean(np.abs(x), axis=0), np.mean(x**2, axis=0), np.max(np.abs(x), axis=0))
 
 
 @given(noise=noises, split=st.integers(1, 4))

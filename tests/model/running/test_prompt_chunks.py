@@ -184,7 +184,7 @@ def test_several_reader_threads_load_the_same_weights(monkeypatch, scheme):
 
 
 def test_several_reader_threads_begin_with_the_largest_arrays(monkeypatch):
-    """Their temporary copies then take memory while the device holds little."""
+    """The temporary copies of these arrays then take memory while the device holds little."""
     checkpoint, sizes = random_checkpoint(CONFIG, seed=0), []
 
     class Pool(loading.ThreadPoolExecutor):

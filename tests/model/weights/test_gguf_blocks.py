@@ -13,6 +13,7 @@ from llamaspec.model.checkpoints.checkpoint import Tensor
 from llamaspec.model.checkpoints.gguf.blocks import FLOAT16_AT
 from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.parallel.reading import share_of
+from llamaspec.model.weights import gguf_blocks
 from llamaspec.model.weights.forms.integers import Int8
 from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.gguf_blocks import LAYOUTS, matrix_of_blocks
@@ -73,6 +74,17 @@ def test_the_device_unpacks_the_same_bits_as_the_host(tmp_path, type):
     words = arranged(jax.device_put(expected))
     assert isinstance(words, Words | Int8)
     assert_equal(matrix_of_blocks(packed, type=type, for_kernels=True), words)
+
+
+@pytest.mark.parametrize(("type", "rows", "slab"), [("Q6_K", 12, 4), ("Q4_K", 10, 5)])
+def test_a_large_matrix_is_unpacked_in_slabs(monkeypatch, type, rows, slab):
+    """A slab has at most 5 rows here, and their number divides the matrix's."""
+    monkeypatch.setattr(gguf_blocks, "AT_ONCE", 5 * 256)
+    packed = np.frombuffer(random_blocks(type, (rows, 256), seed=1), np.uint8).reshape(rows, -1)
+    unpack = partial(matrix_of_blocks, type=type, for_kernels=True)
+    assert "while" in jax.jit(unpack).lower(packed).as_text()
+    pieces = [unpack(packed[start : start + slab]) for start in range(0, rows, slab)]
+    assert_equal(unpack(packed), jax.tree.map(lambda *arrays: np.concatenate(arrays), *pieces))
 
 
 @pytest.mark.parametrize("device", [WITH_KERNELS, WITHOUT_KERNELS], ids=["kernels", "plain"])

@@ -50,7 +50,7 @@ def raw_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
 @pytest.mark.parametrize("family", READABLE)
 def test_a_model_goes_there_and_back(tmp_path, family, dtype):
     first = source(tmp_path / "hf", family, dtype)
-    assert write_gguf(first, tmp_path / "x.gguf", vocabulary=vocabulary_keys(first, None)) == {}
+    assert write_gguf(first, tmp_path / "x.gguf", vocabulary=vocabulary_keys(first, None)) == ({}, [])
     second = open_checkpoint(tmp_path / "x.gguf")
     assert (second.config, second.bos, second.stops) == (first.config, first.bos, first.stops)
     for name, tensor in first.tensors.items():
@@ -76,7 +76,7 @@ def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
 
     The result also has the key `left`: the names of the matrices that do not divide into blocks of `to`, in one string.
     """
-    leftover = write_gguf(checkpoint, path, to=to)
+    leftover = write_gguf(checkpoint, path, to=to).other_types
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
     return types | {"left": " ".join(leftover)}
 
@@ -127,7 +127,7 @@ MIXED = replace(SMALL, dim=256, ffn=256, layers=9, heads=4, kv_heads=1, head_dim
 @pytest.mark.parametrize("to", MIXTURES)
 def test_mixtures_have_their_types_and_bytes(tmp_path, to):
     checkpoint = random_checkpoint(MIXED, seed=0)
-    assert write_gguf(checkpoint, tmp_path / "x.gguf", to=to) == {}
+    assert write_gguf(checkpoint, tmp_path / "x.gguf", to=to) == ({}, [])
     metadata = read_header(MappedFile(tmp_path / "x.gguf")).metadata
     assert metadata.integer("general.file_type") == MIXTURES[to].file_type
     stored, tensors = raw_tensors(tmp_path / "x.gguf"), open_checkpoint(tmp_path / "x.gguf").tensors
@@ -140,7 +140,7 @@ def test_mixtures_have_their_types_and_bytes(tmp_path, to):
 
 def test_rows_of_other_lengths_get_other_types(tmp_path):
     checkpoint = random_checkpoint(replace(MIXED, layers=1, dim=96, ffn=72), seed=0)
-    other_types = write_gguf(checkpoint, tmp_path / "x.gguf", to="q4_k_m")
+    other_types = write_gguf(checkpoint, tmp_path / "x.gguf", to="q4_k_m").other_types
     assert other_types["output.weight"] == "Q8_0" and other_types["blk.0.attn_q.weight"] == "Q5_0"
     assert other_types["blk.0.ffn_down.weight"] == "F16"
     types = {name: kind for name, (_, kind, _) in raw_tensors(tmp_path / "x.gguf").items() if kind != "F32"}

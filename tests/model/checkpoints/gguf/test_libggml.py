@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from llamaspec import SamplingOptions, load
 from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.gguf.imatrix import ImportanceMatrix
 from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
-from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.gguf.write import of_tensors, write_gguf
 from llamaspec.model.convert import convert
 from llamaspec.model.llama import load_backend
 from llamaspec.model.options import RunOptions
+from llamaspec.model.quantize.calibration import importances
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.ggml import READABLE, TYPES
 from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
@@ -102,15 +104,26 @@ def test_mixtures_are_the_files_of_llama_cpp(live, tmp_path, name, to, weighted)
     """llama.cpp quantizes our float32 file to the same bytes, tensor by tensor."""
     checkpoint, single, actual, expected = random_checkpoint(MIXED[name], seed=0), *map(tmp_path.joinpath, "abc")
     write_gguf(checkpoint, single, to="float32")
-    importances = {}
+    columns: dict[str, np.ndarray] = {}
     if weighted:
         shapes = {name: shape for name, (shape, _, _) in raw_tensors(single).items() if len(shape) > 1}
         sizes = {name: (shape[0] if len(shape) == 3 else 1, shape[-1]) for name, shape in shapes.items()}
         sizes.pop("output.weight", None)
-        importances = {name: importance(int(np.prod(size)), seed=1).reshape(size) for name, size in sizes.items()}
-    write_gguf(checkpoint, actual, to=to, importances=importances or None)
-    live.mix_file(single, expected, MIXTURES[to].file_type, importances)
+        columns = {name: importance(int(np.prod(size)), seed=1) for name, size in sizes.items()}
+    write_gguf(checkpoint, actual, to=to, importances=ImportanceMatrix("x", columns) if weighted else None)
+    live.mix_file(single, expected, MIXTURES[to].file_type, columns)
     assert raw_tensors(actual) == raw_tensors(expected)
+
+
+def test_calibration_sees_the_inputs_of_llama_cpp(live, tmp_path):
+    """The importances of a text are the mean squares of the vectors that llama.cpp multiplies by each matrix."""
+    checkpoint, ids = random_checkpoint(MIXED["llama"], seed=0), [1, 17, 42, 63, 5, 5, 30, 21]
+    path = tmp_path / "x.gguf"
+    write_gguf(checkpoint, path, to="float32", vocabulary={"tokenizer.ggml.model": "none"})
+    actual = of_tensors(checkpoint, importances(checkpoint, np.array([ids], np.int32)))
+    for name, (x, _) in live.products(path, ids).items():
+        if name != "output":
+            np.testing.assert_allclose(actual[f"{name}.weight"], np.mean(x**2, axis=0), rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
