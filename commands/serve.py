@@ -287,8 +287,8 @@ def _site(
 
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
-    from llamaspec.model.checkpoints.pooling import read_pooling
     from llamaspec.model.checkpoints.open import place_of
+    from llamaspec.model.checkpoints.pooling import read_pooling
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
     from llamaspec.serving.http import Site

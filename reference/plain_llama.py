@@ -10,8 +10,11 @@ A token's number selects its first vector x. Each block adds to x twice: first w
 
 The functions are on the pages before this one. Llama 3 8B has these sizes:
 
-    dim      4096     heads     32    head_dim  128    layers  32        theta  500,000
-    ffn      14336    kv_heads  8     vocab     128,256                  eps    10^-5
+    dim       4096         ffn       14336
+    heads     32           kv_heads  8
+    head_dim  128          layers    32
+    vocab     128,256      theta     500,000
+    context   8192         eps       10^-5
 
 Count its weights: a layer has 2 dim^2 for q and o, 2 dim 1024 for k and v, and 3 dim ffn, which are 218 million; 32
 layers, the embedding and the head make 8.03 billion. In bfloat16 they take 16 GB.

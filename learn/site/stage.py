@@ -36,7 +36,13 @@ BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page come
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": [
-        *("docs/reading.md", "docs/glossary.md", "docs/positions.md", "docs/quantizers-compared.md"),
+        *(
+            "docs/reading.md",
+            "docs/glossary.md",
+            "docs/questions.md",
+            "docs/positions.md",
+            "docs/quantizers-compared.md",
+        ),
         *("docs/gallery.md", "docs/others.md"),
     ],
     "Verify": [

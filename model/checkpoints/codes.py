@@ -122,8 +122,9 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
         return CodesWithMinima(levels, scales, lowest)
 
     form: Form = "int8_min" if minima else "int8"
-    parts = {"parts": lambda: map(widened, codes.parts()), "blocks": None}
-    return codes._replace(form=form, group=group, scheme="", source=None, **parts)
+    return codes._replace(
+        form=form, group=group, parts=lambda: map(widened, codes.parts()), scheme="", source=None, blocks=None
+    )
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:

@@ -28,7 +28,7 @@ PROGRAMS = (100_000_000, 4_000_000)
 CONTEXT = 1 << 30  # bytes; CUDA itself needs less than this in a process
 CUDA = 600 << 20  # bytes of a GPU's memory that CUDA itself takes in a process with compiled programs
 # While a matrix is quantized or unpacked on a GPU, its copy from the file and temporary arrays take this many bytes for
-# each weight: 2 for bfloat16, and at most 1 for codes.
+# each weight: 2 for bfloat16, and about 1 for the rest.
 BEING_QUANTIZED = 3
 READERS = 8  # number of threads that read weights for a GPU; each loads one array at a time
 
@@ -155,7 +155,7 @@ def _bytes(array: Any) -> int:
 
 
 def allocated_on_gpu(peak: int, *, most: float) -> int:
-    """Return how much GPU memory a process takes whose arrays take `peak` bytes at once; `most` is the GPU's memory.
+    """Return how much GPU memory a process takes if its arrays take `peak` bytes at once; `most` is the GPU's memory.
 
     JAX takes memory in regions, each as large as all regions before. It keeps the regions until the process ends, and
     takes at most the share `MOST` of the GPU's memory. CUDA needs some memory, too.

@@ -7,9 +7,8 @@ import pytest
 
 from llamaspec.learn.site.stage import ASSETS
 from tests.support.browser import let_timers_run, picture, silent_page
-from tests.support.processes import REPOSITORY
+from tests.support.site_search import SITE, require_site
 
-SITE = REPOSITORY / "build/site/html"
 PAGES = {
     "front": "index.html",
     "definition": "reference/attention.py.html",
@@ -37,8 +36,7 @@ CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter((
 
 @pytest.fixture
 def opened(browser):
-    if not (SITE / "index.html").is_file():
-        pytest.skip("needs the built site: make docs")
+    require_site()
 
     def at(page, width=1600, scheme="light", motion="no-preference"):
         options = {"offline": True, "viewport": {"width": width, "height": 1000}, "color_scheme": scheme}
