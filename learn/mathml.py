@@ -123,7 +123,7 @@ def _is_variable(word: str) -> bool:
     base, _, index = word.partition("_")
     return (
         "_" not in index
-        and bool(re.fullmatch(r"d?[^\W\d_]|[^\W\d_]\d?(?!\d*_)", base))
+        and bool(re.fullmatch(r"d?[^\W\d_]|[^\W\d_]\d", base))
         and not ("_" in word and base[-1].isdigit())
     )
 
@@ -249,9 +249,9 @@ class _Parser:
                 for form in ("prefix", "postfix")
             ]
         parts = (fences[0]._replace(spaces=opening.spaces), *inner, fences[1])
-        kept = parts if not tall and opening.text in PAIRS else ()
+        breakable = parts if not tall and opening.text in PAIRS else ()
         bare = _row(inner) if opening.text == "(" else ""
-        return Element("math", _row(parts), opening.spaces, tall, kept, bare)
+        return Element("math", _row(parts), opening.spaces, tall, breakable, bare)
 
     def _word(self, token: Token, depth: int) -> Element:
         word, i = token.text, self.at - 1
@@ -325,7 +325,7 @@ class _Parser:
         if not index:
             opening = self._next()
             self.at += 1
-            inner = self.sequence(PAIRS.get(opening.text, ""), 9)
+            inner = self.sequence(PAIRS.get(opening.text, ""), 1)
             self.at += 1
             return _row(inner)
         if (index.isalpha() and len(index) > 3) or index in ("up", *GREEK):
@@ -344,7 +344,7 @@ class _Parser:
                 self.at += 1
             if self._next().text == "(":
                 self.at += 1
-                inner = _row(self.sequence(")", 9))
+                inner = _row(self.sequence(")", 1))
                 self.at += 1
                 inner = f'<mrow><mo stretchy="false">(</mo>{inner}<mo stretchy="false">)</mo></mrow>' if sign else inner
             else:
