@@ -222,7 +222,9 @@ class _Parser:
     def _near_operator(self, i: int) -> bool:
         before = self.tokens[i - 1].text if i else ""
         after = self.tokens[i + 1] if i + 1 < len(self.tokens) else Token("end", "", 1)
-        return before in OPERATORS or after.text in OPERATORS or (after.text == "(" and not after.spaces)
+        sign = after.spaces and i + 2 < len(self.tokens) and not self.tokens[i + 2].spaces and after.text in "+-"
+        operator = after.text in OPERATORS and not sign
+        return before in OPERATORS or operator or (after.text == "(" and not after.spaces)
 
     def _closes(self, closing: str) -> bool:
         """Return whether `closing` follows before the end of the surrounding group."""
@@ -373,7 +375,7 @@ def _symbol(mark: str) -> str:
 
 
 _BREAKS_AFTER = {f"<mo{form}>{_symbol(mark)}</mo>" for mark in RELATIONS for form in ("", ' form="infix"')}
-_OPENING = '<mo stretchy="false">(</mo>'
+_OPENING, _BRACKET = '<mo stretchy="false">(</mo>', '<mo stretchy="false">[</mo>'
 _BREAKS_BEFORE = {f'<mo form="infix">{_symbol(mark)}</mo>' for mark in "+-"}
 
 
@@ -405,7 +407,8 @@ def _row(elements: "list[Element] | tuple[Element, ...]") -> str:
             or (element.kind == "text" and before != "mark")
             or (before == "text" and element.kind == "math")
         )
-        markup += WIDE if element.spaces > 1 and element.kind != "mark" else SPACE * thin
+        apart = element.spaces > 1 and (element.kind != "mark" or element.markup in (_OPENING, _BRACKET))
+        markup += WIDE if apart else SPACE * thin
         markup += f"<mtext>{element.markup}</mtext>" if element.kind == "text" else element.markup
         before = element.kind
     return f"<mrow>{markup}</mrow>"
