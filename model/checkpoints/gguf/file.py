@@ -22,6 +22,7 @@ MOST_STRINGS = 1_000_000
 MOST_KEYS = 10_000
 MOST_TENSORS = 50_000
 LARGEST_ALIGNMENT = 1 << 16
+INSTEAD = "take a file of the model in another type, such as Q4_K_M or Q8_0"
 
 Value = int | float | bool | str | list[str] | np.ndarray
 
@@ -267,7 +268,8 @@ def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[
         raise cursor.refused(what)
     name = layout.TYPE_NAMES.get(code, str(code))
     if name not in layout.BLOCKS:
-        raise cursor.refused(f"{title} has type {name}, which is not supported (only {', '.join(layout.BLOCKS)})")
+        known = f"only {', '.join(layout.BLOCKS)}"
+        raise cursor.refused(f"{title} has type {name}, which is not supported ({known}); {INSTEAD}")
     if shape[-1] % (size := layout.BLOCKS[name].weights):
         what = f"rows of {shape[-1]} weights, expected a multiple of the {size} weights in a block of {name}"
         raise cursor.refused(f"{title} has {what}")

@@ -200,6 +200,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "a type that was dropped": (tensor(NORM, code=4), "type Q4_2 ggml no longer supports Q4_0 file"),
     "a type for one processor": (tensor(UP, code=32), "type Q4_0_4_8 ggml no longer supports Q4_0 file"),
     "a type that is not read": (tensor(NORM, code=9), "type Q8_1 not supported"),
+    "a type with a cure": (tensor(NORM, code=40), "type NVFP4 not supported take a file another type Q4_K_M"),
     "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows 31 multiple 32 block Q8_0"),
     "another type, so another size": (tensor(UP, code=1), "blk.1.ffn_down.weight leaves gap before"),
     "an offset of 2^64 - 32": (
