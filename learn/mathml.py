@@ -123,7 +123,7 @@ def _is_variable(word: str) -> bool:
     base, _, index = word.partition("_")
     return (
         "_" not in index
-        and bool(re.fullmatch(r"d?[^\W\d_]|[^\W\d_]\d?(?!\d*_)", base))
+        and bool(re.fullmatch(r"d?[^\W\d_]|[^\W\d_]\d", base))
         and not ("_" in word and base[-1].isdigit())
     )
 
@@ -222,7 +222,9 @@ class _Parser:
     def _near_operator(self, i: int) -> bool:
         before = self.tokens[i - 1].text if i else ""
         after = self.tokens[i + 1] if i + 1 < len(self.tokens) else Token("end", "", 1)
-        return before in OPERATORS or after.text in OPERATORS or (after.text == "(" and not after.spaces)
+        sign = after.spaces and i + 2 < len(self.tokens) and not self.tokens[i + 2].spaces and after.text in "+-"
+        operator = after.text in OPERATORS and not sign
+        return before in OPERATORS or operator or (after.text == "(" and not after.spaces)
 
     def _closes(self, closing: str) -> bool:
         """Return whether `closing` follows before the end of the surrounding group."""
@@ -249,9 +251,9 @@ class _Parser:
                 for form in ("prefix", "postfix")
             ]
         parts = (fences[0]._replace(spaces=opening.spaces), *inner, fences[1])
-        kept = parts if not tall and opening.text in PAIRS else ()
+        breakable = parts if not tall and opening.text in PAIRS else ()
         bare = _row(inner) if opening.text == "(" else ""
-        return Element("math", _row(parts), opening.spaces, tall, kept, bare)
+        return Element("math", _row(parts), opening.spaces, tall, breakable, bare)
 
     def _word(self, token: Token, depth: int) -> Element:
         word, i = token.text, self.at - 1
@@ -325,7 +327,7 @@ class _Parser:
         if not index:
             opening = self._next()
             self.at += 1
-            inner = self.sequence(PAIRS.get(opening.text, ""), 9)
+            inner = self.sequence(PAIRS.get(opening.text, ""), 1)
             self.at += 1
             return _row(inner)
         if (index.isalpha() and len(index) > 3) or index in ("up", *GREEK):
@@ -344,7 +346,7 @@ class _Parser:
                 self.at += 1
             if self._next().text == "(":
                 self.at += 1
-                inner = _row(self.sequence(")", 9))
+                inner = _row(self.sequence(")", 1))
                 self.at += 1
                 inner = f'<mrow><mo stretchy="false">(</mo>{inner}<mo stretchy="false">)</mo></mrow>' if sign else inner
             else:
@@ -373,7 +375,7 @@ def _symbol(mark: str) -> str:
 
 
 _BREAKS_AFTER = {f"<mo{form}>{_symbol(mark)}</mo>" for mark in RELATIONS for form in ("", ' form="infix"')}
-_OPENING = '<mo stretchy="false">(</mo>'
+_OPENING, _BRACKET = '<mo stretchy="false">(</mo>', '<mo stretchy="false">[</mo>'
 _BREAKS_BEFORE = {f'<mo form="infix">{_symbol(mark)}</mo>' for mark in "+-"}
 
 
@@ -405,7 +407,8 @@ def _row(elements: "list[Element] | tuple[Element, ...]") -> str:
             or (element.kind == "text" and before != "mark")
             or (before == "text" and element.kind == "math")
         )
-        markup += WIDE if element.spaces > 1 and element.kind != "mark" else SPACE * thin
+        apart = element.spaces > 1 and (element.kind != "mark" or element.markup in (_OPENING, _BRACKET))
+        markup += WIDE if apart else SPACE * thin
         markup += f"<mtext>{element.markup}</mtext>" if element.kind == "text" else element.markup
         before = element.kind
     return f"<mrow>{markup}</mrow>"

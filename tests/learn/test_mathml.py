@@ -66,5 +66,10 @@ def test_a_formula_becomes_mathml(formula: str, markup: str):
     assert block(formula) == (f'<math display="block"><mrow>{markup.format('<mspace width="0.17em"/>')}</mrow></math>')
 
 
+def test_a_word_before_a_sign_is_prose_and_wide_spaces_stay():
+    assert typeset("3 from -4").startswith("<math") and " from <math" in typeset("3 from -4")
+    assert '<mi>k</mi><mspace width="1em"/><mo stretchy="false">[</mo>' in typeset("k  [keys, 2]")
+
+
 def test_a_long_formula_can_be_broken_at_relations_signs_and_prose():
     assert typeset("y = rint(a + b, c) - z for all z").count("<math") == 6

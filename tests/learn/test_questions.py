@@ -16,8 +16,8 @@ def test_there_are_sixty():
 
 
 def test_the_search_finds_every_answer(browser):
-    found = search(browser, [words for _, _, words, _ in QUESTIONS])
-    for (_, question, _, link), results in zip(QUESTIONS, found, strict=True):
+    all_results = search(browser, [words for _, _, words, _ in QUESTIONS])
+    for (_, question, _, link), results in zip(QUESTIONS, all_results, strict=True):
         path = target_of(link.removeprefix("../") if link.startswith("../") else f"docs/{link}")
         pages = list(dict.fromkeys(result.partition("#")[0] for result in results))
         assert f"{path.removesuffix('.md')}.html" in pages[:3], (question, pages)

@@ -145,15 +145,15 @@ def test_pages_fit_the_screen_and_axe_finds_nothing_serious(opened, name, width,
 
 def clipped(browser, paths):
     """List the blocks of the pages `paths` that are wider than the space for them, at each width in WIDTHS."""
-    found = []
+    blocks = []
     with silent_page(browser, "about:blank", offline=True) as page:
         for path in paths:
             page.goto((SITE / path).as_uri())
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": 1000})
                 let_timers_run(page)
-                found += [f"{path} at {width}: {block}" for block in page.evaluate(CLIPPED)]
-    return found
+                blocks += [f"{path} at {width}: {block}" for block in page.evaluate(CLIPPED)]
+    return blocks
 
 
 def test_nothing_is_clipped_at_any_width(browser, opened):

@@ -6,6 +6,7 @@ from llamaspec.model.tokenizers.tokenizer import decode
 from tests.serving.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.serving.test_serving_channels import TOKENIZER as HARMONY
 from tests.serving.test_serving_channels import ids_of
+from tests.serving.test_serving_thoughts import replies
 from tests.serving.tool_templates import HARMONY as TEMPLATE
 from tests.support.browser import opened_page, picture, silent_page
 from tests.support.waiting import until
@@ -280,6 +281,16 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
         assert page.get_by_text("Thoughts").count() == 2  # an earlier answer no longer shows "Thinking…"
         engine.pause = None
         finished(page)
+
+
+@pytest.mark.slow  # 3 s
+def test_thoughts_between_tags_are_folded_too(browser):
+    written = "<think>\n**Which** fox?\n</think>\n\nThe **red** one.|END|"
+    with replies(written) as site, silent_page(browser, site.url) as page:
+        ask(page, "Which?")
+        assert finished(page).inner_text() == "The red one."
+        page.get_by_text("Thoughts").click()
+        assert page.locator(".thoughts div").inner_text() == "**Which** fox?"  # thoughts are shown as they are
 
 
 def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
