@@ -247,7 +247,8 @@ _context, _dtype, _cache = (
     click.option(
         "--dtype",
         type=click.Choice(["float32", "bfloat16"]),
-        help="Compute with this dtype.  [default: float32 on a CPU, bfloat16 on a GPU unless stored in float32]",
+        help="Compute with this dtype.  [default: float32 on a CPU; on a GPU bfloat16, or float32 if the model is "
+        "stored in float32]",
     ),
     click.option(
         "--cache",

@@ -62,7 +62,7 @@ def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Co
         part = [op for spelt, op in bare.items() if name and name.replace("_", "").lower() in spelt]
         meant = " or ".join(part[:5] or get_close_matches(name, contracts))
         known = f"did you mean {meant}? --list shows all" if meant else f"expected one of {', '.join(contracts)}"
-        raise ValueError(f"no contract has the name {name}: {known}")
+        raise ValueError(f"no contract is named {name}: {known}")
     return contracts[name]
 
 

@@ -97,7 +97,7 @@ def card_table(card: str, only: str, sample: bool, compile: Compile) -> Iterator
     "--json",
     "raw",
     type=click.Path(path_type=Path),
-    help="File for all facts, which llamaspec.benchmarks.summary reads.",
+    help="Write all measurements to this file, for llamaspec.benchmarks.summary to read.",
 )
 def main(card: str, only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     """Compile, print tables, and fail if a gate is broken."""

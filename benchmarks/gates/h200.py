@@ -47,7 +47,7 @@ def roofline(kernel: Kernel) -> Roofline | None:
 def resident_blocks(kernel: Kernel) -> int:
     """Compute how many thread blocks of `kernel` fit on a multiprocessor.
 
-    A warp gets registers in units of 256. Each block takes a kilobyte of shared memory more than it requests.
+    A warp gets registers in units of 256. Each block takes one kilobyte more shared memory than it requests.
     """
     warps = -(-kernel.threads // 32)
     by_registers = SCHEDULERS * (REGISTERS // SCHEDULERS // (-(-kernel.registers * 32 // 256) * 256)) // warps

@@ -86,7 +86,7 @@ class Spans:
 
     @property
     def count(self) -> int:
-        """The number of complete spans, and of thread blocks per row."""
+        """The number of complete spans, which is also the number of thread blocks per row."""
         return self.length // self.size
 
     @cached_property

@@ -35,7 +35,7 @@ def test_fixed_point_errors_are_relative_to_the_groups_maximum(noise):
 
 
 def test_integers_convert_exactly():
-    """All integers below 2^21 in magnitude are exact, if the group's largest number makes the unit 1."""
+    """If the largest number of a group gives a step of 1, every integer below 2^21 in magnitude converts exactly."""
     integers = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
     x = np.concatenate([integers, [0]]).reshape(1, -1, 8)
     x[0, -1, -1] = 2**21 - 1

@@ -162,8 +162,8 @@ def composed_bound(
 ) -> Approx:
     """Compute a whole model's logits for one sequence in float64, with a bound on the error of each logit.
 
-    Each op's bound includes the error of its input. `unit` is the roundoff of the dtype, which also rounds attention
-    weights. The online softmax reads the keys in `blocks` blocks.
+    Each op's bound includes the error of its input. `unit` is the roundoff of the dtype; attention weights are
+    rounded to it, too. The online softmax reads the keys in `blocks` blocks.
     """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):

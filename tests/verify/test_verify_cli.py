@@ -371,7 +371,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["conv"], "no contract has the name conv"),
+        (["conv"], "no contract is named conv"),
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],

@@ -162,7 +162,10 @@ def in_groups(x, *, groups):
 
 
 def test_sizes_that_depend_on_each_other_are_products():
-    """All draws, also the large ones, keep the relation. An argument with the name of a size gets that size."""
+    """A size that is a product of others is their product in all draws, also in large ones.
+
+    An argument named like a size gets this size.
+    """
     contract = declare(
         in_groups, arrays={"x": "groups*width"}, sizes={"groups": [1, 2, 3], "width": [2, 5]}, large={"groups": [99]}
     )
@@ -222,7 +225,7 @@ def test_the_command_takes_a_file(capsys, tmp_path, monkeypatch):
         (["--contract", "mine.py", "--candidate", "mine.py"], "mine.py defines no contract"),
         (
             ["softmax", "--contract", file, "--candidate", "mine.py"],
-            "no contract has the name softmax: expected one of layern",
+            "no contract is named softmax: expected one of layern",
         ),
     ]:
         with pytest.raises(click.UsageError, match=error):

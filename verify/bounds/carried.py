@@ -30,7 +30,7 @@ LARGEST_EXPONENT = 700.0  # e to a larger power overflows float64
 class Rounding(NamedTuple):
     """The rounding of every operation: to float32, or to the narrower dtype of a weaker contract.
 
-    With `part` > 0, code computes a product of float32 matrices as three products of matrices of a narrower dtype:
+    `part` > 0 models a kernel that computes a product of float32 matrices as three products of narrower matrices:
     3xTF32 (Ootomo & Yokota, 2022, https://arxiv.org/abs/2203.03341), and bf16x3 (Henry, Tang &
     Heinecke, 2019, https://arxiv.org/abs/1904.06376). It splits each factor into two parts, x = b + s + r: b is x in
     the narrower dtype, and s is x - b in the narrower dtype. Then

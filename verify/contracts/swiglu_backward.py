@@ -1,4 +1,4 @@
-"""Backward of SwiGLU: silu'(a) = s (1 + a (1 - s)), with s = sigmoid(a), loses digits if s is nearly 1.
+"""Backward of SwiGLU. The formula silu'(a) = s (1 + a (1 - s)), where s = sigmoid(a), loses digits if s is nearly 1.
 
 The derivative is 0 near a = -1.28.
 """

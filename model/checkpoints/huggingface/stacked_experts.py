@@ -169,7 +169,7 @@ class _Stack:
         self._rows = rows * len(parts)
 
     def tensors(self, *, in_mxfp4: bool) -> dict[str, Tensor]:
-        """Return the stacked tensors by the ends of their names, such as "_blocks"."""
+        """Return the stacked tensors. A key is the end of a tensor's name, such as "_blocks"."""
         stack_shape, cols = (self._experts, self._rows), self._cols
         bias = Tensor(
             stack_shape, self._dtype(_bias), partial(self._filled, stack_shape, self._dtype(_bias), _bias, self._read)

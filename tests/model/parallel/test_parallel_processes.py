@@ -154,7 +154,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
 
 
 def stop_process(process: int) -> str:
-    """Return Python code that makes one process wait in the middle of a text, without limit."""
+    """Return Python code that makes one process hang forever in the middle of a generation."""
     return f"""
 import sys, threading
 from llamaspec.model.running import session
