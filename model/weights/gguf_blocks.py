@@ -1,8 +1,8 @@
 """Unpacks quantized matrices of GGUF files on the device: the file's bytes become codes and scales there.
 
 The host copies bytes and does no arithmetic, so loading takes as long as reading the file. The codes and scales are the
-same, bit for bit, as the ones that `Codes.parts` yields, which NumPy unpacks on the host. `reference.quantizers` explains
-the layouts in the table below, in the modules ggml_blocks, ggml_codebooks and ggml_superblocks.
+same, bit for bit, as the ones that `Codes.parts` yields, which NumPy unpacks on the host. The modules ggml_blocks,
+ggml_codebooks and ggml_superblocks of `reference.quantizers` explain the layouts in the table below.
 """
 
 from collections.abc import Callable, Sequence

@@ -118,10 +118,8 @@ cvt.f32.f16 $1, upper;
 }"""
 
 
-BYTES_TO_HALVES = (
-    0x5040,
-    0x7060,
-)  # `prmt`: two bytes of a word, each in the upper half of 16 bits, above a byte of zeros
+# `prmt` with these orders puts two bytes of a word each into the upper half of 16 bits, above a byte of zeros.
+BYTES_TO_HALVES = 0x5040, 0x7060
 
 
 def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:

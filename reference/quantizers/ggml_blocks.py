@@ -26,6 +26,10 @@ same for m:
 about 2^-25, d' is 0, and every weight of the block becomes 0 (m' in Qb_1). `quantize` refuses a d above 65504, the
 largest number of float16.
 
+With an importance of each column, Qb_0 and Qb_1 take d, m and the codes from a search of `ggml_search` instead. The
+squared error of a weight then counts importance sqrt(v + w^2) times, where v is the mean square of the row, and the
+bound above does not hold. Q8_0 does not use importances.
+
 Fixed point: for Q8_0 and Qb_0, quantizing dequantized weights gives the same codes and d'. Their largest magnitude is
 |d'| times 127 (Q8_0) or times 2^(b-1) (Qb_0), and dividing it by this number gives |d'| again. Qb_1 has no such
 guarantee, because m' and (2^b - 1) d' are added in float32. Powers of two: the weights 2^k w have the same codes as w,

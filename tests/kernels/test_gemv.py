@@ -21,12 +21,13 @@ from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.card import H200
-from llamaspec.pallas_kernels.parts.compat import LANES, Target, interpreter, use_target
+from llamaspec.pallas_kernels.parts.compat import LANES, Target, current_target, interpreter, use_target
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
 from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.verify.bounds.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 from tests.support.strategies import DENORMAL, share_of
 
@@ -86,8 +87,12 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     norm = drawn(rng, cols, dtype=dtype) if normed else None
     bias = drawn(rng, rows, dtype=dtype) if biased else None
     r = drawn(rng, batch, rows, dtype=dtype, scale=scale) if residual else None
-    with interpreter():
-        y = np.asarray(gemv(w, x, norm=norm, eps=EPS, bias=bias, residual=r, tile=tile))
+    try:
+        with interpreter():
+            y = np.asarray(gemv(w, x, norm=norm, eps=EPS, bias=bias, residual=r, tile=tile))
+    except Unsupported as refusal:  # this tile of several long vectors, on a card with less shared memory
+        assert current_target().card.shared < H200.shared and "bytes of shared memory" in str(refusal)
+        return
     assert y.dtype == x.dtype
     n = exactly(x) if norm is None else normalized(exactly(x), exactly(norm).value, eps=EPS)
     exact = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)

@@ -41,7 +41,7 @@ def chat(**message):
         ),
         ("/chat/completions", b"{}", "unknown path /chat/completions: use /v1/chat/completions"),
         ("/models/a", b"{}", "unknown path /models/a: use /v1/models/a"),
-        ("/v1/embeddings", b"{}", "unknown path /v1/embeddings"),
+        ("/v1/rerank", b"{}", "unknown path /v1/rerank"),
     ],
 )
 def test_the_error_says_what_is_wrong(site, path, body, says):

@@ -62,7 +62,7 @@ class Roundings(NamedTuple):
 
 
 def no_sum() -> Roundings:
-    """Model a result that no long sum is part of."""
+    """Return the model of a result without a long sum: it allows no rounding errors."""
     return Roundings(np.zeros(()), np.zeros(()), np.zeros((), int))
 
 

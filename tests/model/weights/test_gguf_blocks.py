@@ -78,7 +78,7 @@ def test_the_device_unpacks_the_same_bits_as_the_host(tmp_path, type):
 
 @pytest.mark.parametrize(("type", "rows", "slab"), [("Q6_K", 12, 4), ("Q4_K", 10, 5)])
 def test_a_large_matrix_is_unpacked_in_slabs(monkeypatch, type, rows, slab):
-    """A slab has at most 5 rows here, and their number divides the matrix's."""
+    """A slab has at most 5 rows here, and this number divides the number of the matrix's rows."""
     monkeypatch.setattr(gguf_blocks, "AT_ONCE", 5 * 256)
     packed = np.frombuffer(random_blocks(type, (rows, 256), seed=1), np.uint8).reshape(rows, -1)
     unpack = partial(matrix_of_blocks, type=type, for_kernels=True)
