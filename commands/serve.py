@@ -208,13 +208,13 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
 def _adapters(model: str, folders: Mapping[str, str], checkpoint: Checkpoint) -> dict[str, Adapter]:
     """Read the adapters, and print notes on stderr. Raises click.UsageError for an adapter with the model's name."""
-    from llamaspec.model.checkpoints.adapter import note_of_base, read_adapter
+    from llamaspec.model.checkpoints.adapter import adapter_notes, read_adapter
 
     if _name(model) in folders:
         raise click.UsageError(f"--adapter {_name(model)}: the model has this name, so the adapter needs another one")
     adapters = {name: read_adapter(folder, checkpoint.config) for name, folder in folders.items()}
     for name, adapter in adapters.items():
-        for note in note_of_base(adapter, checkpoint, folders[name]):
+        for note in adapter_notes(adapter, checkpoint, folders[name]):
             say(note)
     return adapters
 

@@ -83,20 +83,24 @@ def answer_log_probability(
 
 
 def dpo(
-    preferred: float, rejected: float, frozen_preferred: float, frozen_rejected: float, *, beta: float
-) -> tuple[float, tuple[float, float]]:
-    """Compute the DPO loss of one pair of answers, and the loss's gradients for the model's two log probabilities.
+    preferred: Float[np.ndarray, " pairs"],
+    rejected: Float[np.ndarray, " pairs"],
+    frozen_preferred: Float[np.ndarray, " pairs"],
+    frozen_rejected: Float[np.ndarray, " pairs"],
+    *,
+    beta: float,
+) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
+    """Compute the DPO loss of each pair of answers, and its gradients for the model's two log probabilities.
 
     Before training, s = r, so the margin m is 0 and the loss is log 2.
 
-    >>> loss, (slope, other_slope) = dpo(-3.0, -5.0, -3.0, -5.0, beta=0.1)
-    >>> round(loss, 6), slope, other_slope
-    (0.693147, -0.05, 0.05)
+    >>> dpo(np.array([-3.0]), np.array([-5.0]), np.array([-3.0]), np.array([-5.0]), beta=0.1)
+    (array([0.69314718]), array([-0.05]), array([0.05]))
     """
-    margin = beta * ((preferred - frozen_preferred) - (rejected - frozen_rejected))
-    loss = float(np.logaddexp(0.0, -margin))
-    slope = -beta * float(np.exp(-np.logaddexp(0.0, margin)))  # -beta sigmoid(-m), without overflow
-    return loss, (slope, -slope)
+    s, other, r, other_r = (np.asarray(a, np.float64) for a in (preferred, rejected, frozen_preferred, frozen_rejected))
+    margins = beta * ((s - r) - (other - other_r))
+    slopes = -beta * np.exp(-np.logaddexp(0.0, margins))  # -beta sigmoid(-m), without overflow
+    return np.logaddexp(0.0, -margins), slopes, -slopes
 
 
 def group_relative(

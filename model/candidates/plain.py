@@ -17,6 +17,7 @@ from llamaspec.model.candidates.own import OwnCandidate, own_candidate
 from llamaspec.model.ops import attention, block, products
 from llamaspec.model.ops.table import Positions
 from llamaspec.model.options import SamplingOptions
+from llamaspec.model.weights.adapted import Adapted
 from llamaspec.reference.config import Config
 
 # Our cache contains finite old values after its length, and XLA's attention reads at least one position.
@@ -31,6 +32,21 @@ layernorm = OwnCandidate("layernorm", jax.jit(block.layernorm, static_argnames="
 gelu = OwnCandidate("gelu", jax.jit(block.gelu))
 squared_relu = OwnCandidate("squared_relu", jax.jit(block.squared_relu))
 argmax = OwnCandidate("argmax", jax.jit(sampling.largest))
+
+
+@own_candidate("lora")
+@jax.jit
+def lora(x: Array, weight: Array, a: Array, b: Array, *, scale: float) -> Float[Array, "batch rows"]:
+    return products.dot(x, Adapted(weight, (a,), (scale * b.astype(jnp.float32),))).astype(x.dtype)
+
+
+@own_candidate("lora_backward", dtypes=("float32",))  # JAX rounds both parts of dx to bfloat16 before it adds them
+@jax.jit
+def lora_backward(
+    x: Array, weight: Array, a: Array, b: Array, dy: Array, *, scale: float
+) -> tuple[Float[Array, "batch cols"], Float[Array, "rank cols"], Float[Array, "rows rank"]]:
+    """Compute the gradients as training does."""
+    return jax.vjp(lambda x, a, b: products.dot(x, Adapted(weight, (a,), (scale * b,))), x, a, b)[1](dy)
 
 
 @own_candidate("capped")

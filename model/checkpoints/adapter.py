@@ -49,6 +49,12 @@ UNDERSTOOD: Mapping[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    # Other methods, such as pissa and olora, also change the weights of the base model.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 
 
@@ -225,24 +231,28 @@ def write_adapter(adapter: Adapter, folder: str | Path, config: Config, *, base:
 def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
     """Return a checkpoint that runs with the adapter in `folder`.
 
-    A note tells the user if the adapter was made for a model with another name. Raises the errors of `read_adapter`.
+    Its notes have the lines of `adapter_notes`. Raises the errors of `read_adapter`.
     """
     adapter = read_adapter(folder, checkpoint.config)
-    notes = (*checkpoint.notes, *note_of_base(adapter, checkpoint, folder))
+    notes = (*checkpoint.notes, *adapter_notes(adapter, checkpoint, folder))
     return replace(adapted(checkpoint, adapter), notes=notes)
 
 
-def note_of_base(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
-    """Return a note if the adapter names another base model. We compare only the last part of a path or of owner/name.
+def adapter_notes(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
+    """Return notes for the user: if the adapter names another base model, and if it has its own chat template.
 
-    The name of the checkpoint's file may be longer, for example by the type of a GGUF file.
+    We compare only the last part of a path or of owner/name. The name of the checkpoint's file may be longer, for
+    example by the type of a GGUF file.
     """
     path = Path(checkpoint.path)
     own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
-    base = Path(adapter.base).name
-    if own == base or not base or (path.is_file() and own.lower().startswith(base.lower())):
-        return []
-    return [f"{folder} was made for {adapter.base}; we use it, because its shapes also fit {own}"]
+    base, notes = Path(adapter.base).name, []
+    if base and own != base and not (path.is_file() and own.lower().startswith(base.lower())):
+        notes.append(f"{folder} was made for {adapter.base}; we use it, because its shapes also fit {own}")
+    for template in (Path(folder) / part / "chat_template.jinja" for part in ("", SUBFOLDER)):
+        if template.is_file():
+            notes.append(f"{folder} has its own chat template: --template {template} uses it")
+    return notes
 
 
 def joined(adapters: Sequence[Adapter]) -> Adapter:

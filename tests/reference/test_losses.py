@@ -1,8 +1,12 @@
 """`reference.losses` agrees with JAX's automatic differentiation and with values by hand, and obeys its laws."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +17,7 @@ from llamaspec.reference.losses import (
     distillation,
     distillation_backward,
     dpo,
+    group_relative,
     log_softmax,
     reverse_kl,
     reverse_kl_backward,
@@ -91,12 +96,43 @@ def test_dpo(seed, beta, scale):
     def loss(chosen_and_rejected):
         return jax.nn.softplus(-beta * ((chosen_and_rejected[0] - answers[2]) - (chosen_and_rejected[1] - answers[3])))
 
-    value, slopes = dpo(*answers, beta=beta)
-    assert_value_and_gradient(loss, np.array(answers[:2]), value, np.array(slopes))
+    (value,), *slopes = dpo(*np.array(answers)[:, None], beta=beta)
+    assert_value_and_gradient(loss, np.array(answers[:2]), value, np.concatenate(slopes))
+
+
+TRL = json.loads((Path(__file__).parents[1] / "goldens" / "trl.json").read_text())
+
+
+@pytest.mark.parametrize("batch", TRL["dpo"])
+def test_dpo_is_the_loss_of_trl(batch):
+    """Loss, gradient, margin and accuracy equal TRL's (goldens/make_trl.py).
+
+    The margin is beta times the difference between the chosen and the rejected answer's log-probability ratio.
+    """
+    counted, beta = np.array(batch["counted"]), batch["beta"]
+    chosen, rejected = np.split((np.array(batch["logps"]) * counted).sum(axis=1), 2)
+    frozen_chosen, frozen_rejected = np.array(batch["frozen"])
+    losses, *slopes = dpo(chosen, rejected, frozen_chosen, frozen_rejected, beta=beta)
+    margins = beta * ((chosen - frozen_chosen) - (rejected - frozen_rejected))
+    assert np.mean(losses) == pytest.approx(batch["loss"], rel=1e-6)
+    slope_of_answer = np.concatenate(slopes) / len(chosen)
+    np.testing.assert_allclose(slope_of_answer[:, None] * counted, batch["slopes"], rtol=1e-6, atol=2e-9)
+    assert np.mean(margins) == pytest.approx(batch["margins"], rel=1e-6)
+    assert np.mean(margins > 0) == pytest.approx(batch["accuracies"])
+
+
+@pytest.mark.parametrize("batch", TRL["grpo"])
+def test_group_relative_has_the_gradient_of_trl(batch):
+    """The gradient for each token equals that of TRL's loss dr_grpo without a KL term (goldens/make_trl.py)."""
+    counted, rewards = np.array(batch["counted"]), np.array(batch["rewards"])
+    scores = (np.array(batch["logps"]) * counted).sum(axis=1)
+    groups = [slice(start, start + batch["group"]) for start in range(0, len(rewards), batch["group"])]
+    slopes = np.concatenate([group_relative(scores[group], rewards[group])[1] for group in groups])
+    np.testing.assert_allclose(slopes[:, None] * counted, batch["slopes"], rtol=1e-6, atol=2e-9)
 
 
 def test_dpo_falls_as_the_preferred_answer_gains():
-    losses = [dpo(s, -5.0, -4.0, -5.0, beta=0.5)[0] for s in (-6.0, -4.0, -2.0)]
+    losses = dpo(np.array([-6.0, -4.0, -2.0]), *np.full((3, 3), [[-5.0], [-4.0], [-5.0]]), beta=0.5)[0].tolist()
     assert losses[0] > losses[1] > losses[2]
     assert abs(losses[1] - np.log(2)) <= CLOSE
 

@@ -40,6 +40,7 @@ BY_DIMENSION: Mapping[str, Use] = {
 OF_A_MATRIX = {"rows": VOCABULARY}
 OF_BLOCKS = {**OF_A_MATRIX, "blocks": Use(HIDDEN.size // 32, f"{HIDDEN.of}, in blocks of 32 columns", grid=False)}
 OF_PAIRS = {**OF_A_MATRIX, "pairs": Use(HIDDEN.size // 2, f"{HIDDEN.of}, two columns in a byte")}
+OF_ADAPTERS = {"rows": HIDDEN, "rank": Use(2_048, "the largest rank in the paper of rsLoRA", grid=False)}
 AFTER_A_NORM = {**OF_A_MATRIX, "cols": FEATURES}
 BY_OP: Mapping[str, Mapping[str, Use]] = {
     **dict.fromkeys(
@@ -50,6 +51,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
         OF_A_MATRIX,
     ),
     **dict.fromkeys(("norm_linear", "norm_gate_up", "norm_qkv"), AFTER_A_NORM),
+    **dict.fromkeys(("lora", "lora_backward"), OF_ADAPTERS),
     **dict.fromkeys(("pack", "unpack"), OF_PAIRS),
     **dict.fromkeys(("ggml_encode", "ggml_decode"), OF_BLOCKS),
 }

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from llamaspec.model.checkpoints.adapter import (
     CONFIG,
     WEIGHTS,
+    Adapter,
     adapted,
     merged,
     read_adapter,
@@ -29,12 +30,16 @@ from llamaspec.model.checkpoints.adapter import (
 )
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, LowRank
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.llama import load_backend
+from llamaspec.model.ops.gpu_products import prompt_product
 from llamaspec.model.ops.products import cpu_product, dot
+from llamaspec.model.options import RunOptions
 from llamaspec.model.weights.adapted import Adapted
 from llamaspec.model.weights.loading import load_params
 from llamaspec.model.weights.params import Linear, adapted_params
 from llamaspec.reference.lora import lora
 from llamaspec.verify.bounds.running_error import gamma
+from tests.goldens import make_peft
 from tests.support.random_models import CONFIGS, SMALL, random_adapter, random_checkpoint
 from tests.support.refusals import mentions
 from tests.support.strategies import assert_within, seeds
@@ -86,6 +91,14 @@ def test_an_adapter_of_another_base_gets_a_note(tmp_path, base, path, differs):
     assert all(mentions(note, f"made for {base} fit {Path(path).name}") for note in notes)
 
 
+def test_an_adapter_with_its_own_chat_template_gets_a_note(folder):
+    checkpoint = replace(random_checkpoint(SMALL, seed=1), path="a/model")
+    assert with_adapter(checkpoint, folder).notes == ()
+    (template := folder / "chat_template.jinja").touch()
+    (note,) = with_adapter(checkpoint, folder).notes
+    assert mentions(note, f"own chat template --template {template}")
+
+
 def test_the_files_have_pefts_names(folder):
     tensors, values = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
     assert tensors[NAME].shape == (3, SMALL.dim)
@@ -93,6 +106,29 @@ def test_the_files_have_pefts_names(folder):
     assert values["target_modules"] == ["down_proj", "q_proj", "v_proj"]
     assert (values["peft_type"], values["r"], values["lora_alpha"], values["use_rslora"]) == ("LORA", 3, 6.0, True)
     assert values["base_model_name_or_path"] == "a/model"
+
+
+GOLDENS = Path(__file__).parents[2] / "goldens"
+
+
+def reference_logits(adapter: Adapter) -> np.ndarray:
+    checkpoint = adapted(random_checkpoint(SMALL, seed=1), adapter)
+    return load_backend(checkpoint, RunOptions(backend="reference")).logits(make_peft.IDS)
+
+
+@pytest.mark.parametrize("name", [*make_peft.OWN, *make_peft.PEFTS])
+def test_an_adapter_has_the_logits_that_peft_computes(name, tmp_path):
+    """PEFT reads our files, and we read PEFT's: the logits are PEFT's, applied and merged (goldens/make_peft.py)."""
+    golden = json.loads((GOLDENS / "peft.json").read_text())
+    if name in make_peft.OWN:
+        assert make_peft.write_own(tmp_path)[name] == golden["digests"][name]  # the file that PEFT has read
+        folder = tmp_path / name
+    else:
+        folder = GOLDENS / name
+    logits = reference_logits(read_adapter(folder, SMALL))
+    for expected in map(np.array, golden["logits"][name].values()):
+        assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(logits - reference_logits(Adapter(1, 1.0, {}))).max() > 0.1 * np.abs(logits).max()
 
 
 def changed(key: str, value: Any) -> Callable[[Path], object]:
@@ -124,6 +160,8 @@ def stored(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path]
         (changed("bias", "all"), 'bias "all" "none"'),
         (changed("modules_to_save", ["lm_head"]), "modules_to_save list"),
         (changed("rank_pattern", {"q_proj": 4}), "rank_pattern object"),
+        (changed("init_lora_weights", "pissa"), 'init_lora_weights "pissa" true'),
+        (changed("arrow_config", {"top_k": 3}), "arrow_config object null"),
         (changed("r", 0), "r 0 rank least 1"),
         (changed("r", 4), "] r 4"),
         (changed("lora_alpha", "x"), 'lora_alpha "x" number'),
@@ -161,7 +199,7 @@ def test_merged_weights_are_rounded_once(dtype):
         assert_within(tensor.read().astype(np.float64), exact, (unit + 2 * gamma(8)) * size)
 
 
-@pytest.mark.parametrize("product", [dot, cpu_product])
+@pytest.mark.parametrize("product", [dot, cpu_product, prompt_product])
 @pytest.mark.parametrize("scheme", [None, "q4", "nf4"])
 def test_the_adapted_product_is_within_the_bound_of_the_definition(product, scheme):
     """For adapters of q and v, the product with the stacked matrix [q; k; v] is within LoRA's error bound.

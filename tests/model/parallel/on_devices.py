@@ -394,7 +394,7 @@ def gradient(name: str) -> dict[str, Any]:
 
 
 def served(devices: int) -> dict[str, Any]:
-    """Serve requests one by one, and then all at once with too few pages for all of them.
+    """Serve requests one by one, and then all at once with too few pages for all of them. Two have an adapter.
 
     In the result, `paged` is true if a request was preempted and another one reused pages of the prefix cache.
     """
@@ -406,15 +406,19 @@ def served(devices: int) -> dict[str, Any]:
     from llamaspec.serving.loading import load_engine
     from llamaspec.serving.request import Finished, Request
     from llamaspec.verify.judging.walk import weights
+    from tests.support.random_models import random_adapter
 
     config = replace(configs()["broad"], tied=False, context=128)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
-    engine = load_engine(checkpoint, RunOptions(context=128, devices=devices), width=3, cached_tokens=128)
+    adapters = {"one": random_adapter(config, parts=("q", "o", "down"))}
+    options = RunOptions(context=128, devices=devices)
+    engine = load_engine(checkpoint, options, width=3, cached_tokens=128, adapters=adapters)
     requests = [
         Request(
             tuple(at % 49 + 1 for at in range(length)),
             40,
             **{"temperature": 0.8 * (i % 2), "seed": i, "logprobs": 2, "ignore_eos": True},
+            adapter="one" if i > 2 else "",
         )
         for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the second later, too
     ]
