@@ -76,7 +76,7 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 	esac
 
 # The same for cards on which nothing is measured: a few cases each, or with SAMPLE= the whole table.
-CARDS ?= rtx-3060 rtx-5090
+CARDS ?= rtx-3060 a100
 SAMPLE ?= --sample
 test-cards:
 	@set -e; for card in $(CARDS); do $(MAKE) test-gpu-compile ARGS="--card $$card $(SAMPLE)"; done

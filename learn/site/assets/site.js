@@ -8,7 +8,8 @@ const ROLES = { TABLE: "table", THEAD: "rowgroup", TBODY: "rowgroup", TR: "row",
 function stack() {
   for (const table of document.querySelectorAll("article table")) {
     table.classList.remove("stacked");
-    if (table.getBoundingClientRect().width <= (table.closest(".md-typeset__scrollwrap, .formula")).clientWidth + 1) continue;
+    const place = table.closest(".md-typeset__scrollwrap, .formula");
+    if (place.scrollWidth <= place.clientWidth + 1) continue;
     const labels = [...table.rows[0].querySelectorAll("th")].map((cell) => cell.textContent.trim());
     for (const part of [table, ...table.querySelectorAll("thead, tbody, tr, th, td")]) part.role = ROLES[part.tagName];
     for (const row of table.rows) {
