@@ -267,8 +267,8 @@ class RowProduct:
     def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
         """Copy a vector through registers to shared memory, multiplied by the weights of the norm, if there is one.
 
-        `early` is the first piece of these weights. With a norm, each thread writes its sum of squares to `squares`, and
-        `run` adds them up at the end.
+        `early` is the first piece of these weights. With a norm, each thread writes its sum of squares to `squares`,
+        and `run` adds them up at the end.
         """
         total: Any = None
         for some in batched(self._pieces, TOGETHER if early is None else 1):
