@@ -52,7 +52,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     default=1,
     show_default="1; 16 for serve",
     metavar="N",
-    help="Run N sequences at once. If N is 2 or more, the suite models times only decoding.",
+    help="Run N sequences at once. If N is 2 or more, the suite `models` measures only decoding.",
 )
 @click.option(
     "--rate",

@@ -262,7 +262,7 @@ class _Pressed:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Make the first Ctrl-C inside this context only set a flag; it raises nothing."""
+        """Inside this context, let the first Ctrl-C set a flag instead of raising KeyboardInterrupt."""
         self._answering, self._pressed = True, False
         try:
             yield

@@ -15,7 +15,7 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
-@click.option("--shape", metavar="NAME", help="Use random weights of a published Llama instead of MODEL.")
+@click.option("--shape", metavar="NAME", help="Use random weights in the shape of a published Llama instead of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
 @click.option("--context", type=COUNT, metavar="N", help="Time a prompt of N tokens, and the decode steps after it.")

@@ -88,8 +88,8 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--quantize",
     type=click.Choice(SCHEME_NAMES),
-    help="With --lora: keep the model in these codes (QLoRA). Without --lora: learn weights that survive rounding to "
-    "q8, q8_row or q4, for `convert --quantize` (QAT).",
+    help="With --lora: store the frozen model in this scheme (QLoRA). Without --lora: learn weights that survive "
+    "rounding to q8, q8_row or q4, for `convert --quantize` (QAT).",
 )
 @click.option(
     "--prune",

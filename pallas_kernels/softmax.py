@@ -4,10 +4,10 @@ r"""Softmax of rows of any length, in one kernel or two.
 
 A row of up to 8,192 scores stays in the registers of one thread block, and is read and written once. A longer row, such
 as the logits of a vocabulary, is cut into spans for many blocks. A first kernel, `exp_sums`, writes the maximum m_s of
-each span s, and its sum, sum_s = sum_j exp(x_j - m_s). A row has at most 128 spans. Every block of the second kernel
+each span s, and its sum, z_s = sum_j exp(x_j - m_s). A row has at most 128 spans. Every block of the second kernel
 combines the spans, one per thread,
 
-    m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
+    m = max_s m_s        z = sum_s z_s exp(m_s - m)
 
 and computes the p_i of its own span. The span is still in the second-level cache, so the row is read from HBM only
 once.

@@ -71,7 +71,7 @@ class Request(SamplingOptions):
         if not self.prompt:
             raise ValueError("the prompt is empty: expected at least one token")
         if self.embeds and (self.max_tokens or self.prompt_logprobs is not None):
-            raise ValueError("embeds needs max_tokens 0, and no prompt_logprobs")
+            raise ValueError("a request with embeds must have max_tokens 0 and no prompt_logprobs")
         for name, penalty in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
             if not abs(penalty) <= LARGEST_PENALTY:
                 raise ValueError(f"{name}_penalty must be between -2 and 2, got {penalty}")

@@ -39,7 +39,8 @@ class SassListing(NamedTuple):
     def all_loops(self) -> Iterator[Loop]:
         """Yield all loops, including nested ones: the instructions from the target of a backward branch to the branch.
 
-        We omit loops that contain the kernel's exit: the compiler puts rare paths after the exit, and they branch back.
+        We omit branches back across the kernel's exit: the compiler puts rare paths after the exit, and these return
+        by such a branch.
         """
         for end, word in enumerate(self.instructions):
             if word.opcode.split(".")[0] == "BRA" and (target := _TARGET.search(word.operands)):

@@ -96,5 +96,6 @@ def check_alike(base: Checkpoint, model: Checkpoint) -> None:
         shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (base, model)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                f"{base.path} and {model.path} are different models: {name} is {shapes[0]} and {shapes[1]}"
+                f"{base.path} and {model.path} are different models: {name} has the shape {shapes[0]} in the first "
+                f"and {shapes[1]} in the second"
             )

@@ -42,7 +42,7 @@ def read_tekken(data: bytes, *, path: str) -> TiktokenTokenizer:
     entries = file.values.get("vocab")
     if not isinstance(entries, list) or not 0 <= vocab - controls <= len(entries) or controls < 0:
         what = f"config implies {vocab - controls:,} tokens and {controls:,} control tokens"
-        raise refused(path, f"{what}, but the list vocab does not have so many tokens, or is missing")
+        raise refused(path, f"{what}, but the list vocab is missing or has fewer tokens")
     names = _names(file.values.get("special_tokens"), controls, path)
     tokens = [_token(entry, rank, path) for rank, entry in enumerate(entries[: vocab - controls])]
     return from_ranks(tokens, names, pattern=pattern, begin=BEGIN, controls_first=True, path=path)

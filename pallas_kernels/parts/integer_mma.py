@@ -408,7 +408,7 @@ def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
 def _product(
     step: StepMemory, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]
 ) -> list[Any]:
-    """Multiply the upper and lower rows of A by B and add C, for 32 columns. Arguments are the lane's parts."""
+    """Multiply the `upper` and `lower` rows of A by B, the `digits`, and add `c`. All are this lane's parts."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 

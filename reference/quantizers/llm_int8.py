@@ -33,7 +33,9 @@ THRESHOLD = 6.0  # as in the paper
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Quantize to int8 codes, and float32 scales a [*batch, 1]. Raises ValueError unless all weights are finite.
+    """Quantize to int8 codes, with float32 scales [*batch, 1], which are the a of the formulas.
+
+    Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[127.0, -0.5, 1.5]]))
     >>> q.codes, q.scales

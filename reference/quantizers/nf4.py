@@ -17,14 +17,14 @@ As in bitsandbytes, w is multiplied by the float32 reciprocal of max(a, 1e-38). 
 midpoints rounded to float32. (bitsandbytes writes some zeros of FP4 as -0.)
 
 Guaranteed, where w^ is the dequantized weight, and l <= w / a <= l' are neighboring levels: |w - w^| <= a (l' - l) / 2
-+ 3 2^-23 a, but only |w - w^| <= a if a < 1e-38. Reasons: The nearest level is at most half a gap away. The reciprocal,
-the product with it and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to about 1. The
-widest gap is 0.304 for NF4, and 1/3 for FP4. 0 is a level, so zeros are exact. The weight of largest magnitude in a
-block is also exact in FP4, and in NF4 as well, because 1 and -1 are levels.
++ 3 2^-23 a. If a < 1e-38, only |w - w^| <= a is guaranteed. Reasons: The nearest level is at most half a gap away. The
+reciprocal, the product with it and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to
+about 1. The widest gap is 0.304 for NF4, and 1/3 for FP4. 0 is a level, so zeros are exact. 1 and -1 are levels, so the
+weight of largest magnitude in a block is exact in both formats.
 
 While a is normal, two laws hold. Fixed point: quantizing w^ gives the same codes and a. Powers of two: the weights 2^k
-w have the same codes as w, and 2^k a. Sign, with Q(w) = w^: in NF4, Q(-w) may differ from -Q(w). In FP4, Q(-w) = -Q(w),
-unless w / a is midway between two levels.
+w have the same codes as w, and 2^k a. A change of sign is not a law: in NF4, the codes of -w may stand for other
+numbers than -w^. In FP4 they stand for -w^, unless w / a is midway between two levels.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Codebook:
         return Quantized(join(self.order[places], block), tops)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Return the products of a and level(q), which float64 holds exactly."""
+        """Return the level of each code times the scale of its block. float64 holds these products exactly."""
         return self.levels.astype(np.float64)[q.codes] * spread(q.scales.astype(np.float64), q.codes.shape)
 
 

@@ -84,7 +84,7 @@ class Story:
 
 @cache
 def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
-    """Build the story of `dtype`; return it with XLA's logits and KV cache of its prompts."""
+    """Build the test story in `dtype`. Also return the logits and the KV cache that XLA computes for its prompts."""
     story = Story(dtype)
     return story, *story.chunk(XLA)
 

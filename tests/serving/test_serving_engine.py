@@ -203,7 +203,7 @@ def test_an_embedding_covers_all_chunks_of_its_prompt(engine):
     engine.submit(Request((1, 2, 8, 1, 1, 1), 0, embeds=True), broken)
     assert (broken.wait().reason, broken.wait().message) == ("error", NOT_NUMBERS)
     assert len(broken.events) == 1
-    with pytest.raises(ValueError, match="embeds needs max_tokens 0"):
+    with pytest.raises(ValueError, match="embeds must have max_tokens 0"):
         Request((1,), 1, embeds=True)
 
 

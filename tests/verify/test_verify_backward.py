@@ -12,7 +12,7 @@ from llamaspec.verify.judging.runner import verify
 
 
 def vjp(function, inputs, dy):
-    """Compute gradients of `function` for the output gradient `dy` in float32, rounded once to the inputs' dtype."""
+    """Compute in float32 the gradients of `function` for the output gradient `dy`, then round to the inputs' dtype."""
     wide = [jnp.asarray(a, jnp.float32) for a in inputs]
     return tuple(
         np.asarray(g.astype(inputs[0].dtype)) for g in jax.vjp(function, *wide)[1](jnp.asarray(dy, jnp.float32))

@@ -97,7 +97,7 @@ def test_a_replay_file_may_lack_a_draw_that_has_a_default():
     saved = load(path)
     assert "shared" not in saved.draw
     check(saved, CONTRACTS["attention_paged"], path)
-    with pytest.raises(ValueError, match="has no such draw"):
+    with pytest.raises(ValueError, match="cannot draw the inputs"):
         check(dataclasses.replace(saved, draw={"page": 4}), CONTRACTS["attention_paged"], path)
 
 

@@ -32,7 +32,7 @@ from llamaspec.training.trainable import Trainable
 
 
 class Answer(NamedTuple):
-    """A sampled answer and its reward. In the example, the loss counts the answer's ids, but not the question's."""
+    """A sampled answer and its reward. In `example`, only the ids of the answer count in the loss."""
 
     example: Example
     reward: float

@@ -72,8 +72,8 @@ def roundings(
     """Return the errors that the model allows in float32 sums of `weights`, or of weights times factors.
 
     `add` computes the exact sums, and may multiply by the factors: `lambda weights: weights @ np.abs(v)`. Weights and
-    factors must be >= 0. The running sum may begin with the first or with the last term. A term below u S counts
-    separately: adding it to a partial sum changes the sum by at most the term itself.
+    factors must be >= 0. The running sum may begin with the first or with the last term. A term below u S,
+    where S is the exact sum, changes the computed sum by at most its own size, so we add its size to the error.
 
     >>> equal = roundings(np.ones((1, 8192)), lambda weights: weights.sum(axis=-1, keepdims=True))
     >>> (equal.running / 8192 / U).round(), (equal.blocked / 8192 / U).round()

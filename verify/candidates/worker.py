@@ -88,7 +88,7 @@ def to_numpy(array: Array) -> np.ndarray:
     """Convert `array` to a new, writable NumPy array.
 
     Raises ImportError if the dtype needs ml_dtypes and this package is missing. Raises TypeError, AttributeError or
-    ValueError for bytes that are not an array.
+    ValueError if the bytes do not describe an array.
     """
     try:
         dtype = np.dtype(array.dtype)

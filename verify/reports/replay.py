@@ -102,7 +102,9 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
         (law in (None, AGAIN) or law in {known.name for known in contract.laws})
         and replay.draw.get(LAYOUT) in (None, *LAYOUTS)
     ):
-        raise ValueError(f"{path}: {contract.name} has no such draw; another version of llamaspec wrote the file")
+        raise ValueError(
+            f"{path}: {contract.name} cannot draw the inputs of this file; another version of llamaspec wrote it"
+        )
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
         inputs = digest(contract, replay.dtype, replay.draw)

@@ -43,7 +43,7 @@ class FP8Rule(CompressedTensors):
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if (count := sum(name in arrays for name in SCALES)) != 1:
             what = "neither is" if not count else "both are"
-            raise ValueError(f"expected one of the tensors {' and '.join(SCALES)}, but {what} present")
+            raise ValueError(f"expected exactly one of the tensors {' and '.join(SCALES)}, but {what} present")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
         [scales] = [arrays[name] for name in SCALES if name in arrays]

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files that the device unpacks: the same bits as those that the host unpacks and uploads."""
+"""GGUF blocks that the device unpacks give the same bits as blocks that the host unpacks and then uploads."""
 
 from dataclasses import replace
 from functools import partial
