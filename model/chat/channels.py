@@ -96,7 +96,7 @@ class ThinkTags:
             thoughts = text.rstrip()
             self._begun, self._space = self._begun or thoughts != "", text[len(thoughts) :]
             return ChannelText("", thoughts, is_answer=False)
-        if text.isspace():
+        if not text or text.isspace():
             return ChannelText("", is_answer=False) if self._part == "between" else ChannelText(text)
         self._part = "text"
         return ChannelText(text)

@@ -31,6 +31,7 @@ from llamaspec.model.tensors import Role, Weight, weights
 from llamaspec.reference.config import Config
 
 FLOAT32 = np.dtype(np.float32)
+LARGEST = float(np.finfo(FLOAT32).max)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SUBFOLDER = "adapter"
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # parts of `model.tensors` that an adapter can change
@@ -121,8 +122,8 @@ def read_adapter(folder: str | Path, config: Config) -> Adapter:
     rank, alpha, rslora = values.get("r"), values.get("lora_alpha"), values.get("use_rslora", False)
     if not isinstance(rank, int) or rank < 1:
         raise refused(path, f"r is {short(rank)}, expected a rank of at least 1")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise refused(path, f"lora_alpha is {short(alpha)}, expected a number")
+    if not isinstance(alpha, int | float) or not abs(alpha) <= LARGEST:
+        raise refused(path, f"lora_alpha is {short(alpha)}, expected a number that float32 can hold")
     if not isinstance(rslora, bool):
         raise refused(path, f"use_rslora is {short(rslora)}, expected true or false")
     base = values.get("base_model_name_or_path")
@@ -244,7 +245,7 @@ def adapter_notes(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) 
     We compare only the last part of a path or of owner/name. The name of the checkpoint's file may be longer, for
     example by the type of a GGUF file.
     """
-    path = Path(checkpoint.path)
+    path = Path(checkpoint.path).absolute()
     own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
     base, notes = Path(adapter.base).name, []
     if base and own != base and not (path.is_file() and own.lower().startswith(base.lower())):

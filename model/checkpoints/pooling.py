@@ -1,7 +1,8 @@
 """Reads how a model of embeddings pools its hidden states.
 
-sentence-transformers writes 1_Pooling/config.json, with a switch for each way to pool, such as pooling_mode_lasttoken.
-One switch is true. A GGUF file has a number in the key `pooling_type`, after the name of the architecture.
+sentence-transformers writes 1_Pooling/config.json: in newer versions with the name of a way to pool in pooling_mode,
+and in older ones with a switch for each way, such as pooling_mode_lasttoken, of which one is true. A GGUF file has a
+number in the key `pooling_type`, after the name of the architecture.
 """
 
 from pathlib import Path
@@ -14,7 +15,8 @@ from llamaspec.model.checkpoints.strict_json import read_object
 
 DEFAULT = "last"
 PREFIX = "pooling_mode_"
-NAMES: dict[str, str] = {"lasttoken": "last", "mean_tokens": "mean"}  # ends of the names of the switches, and our names
+# names in pooling_mode and ends of the names of the switches, and our names
+NAMES: dict[str, str] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 GGUF_TYPES = {0: DEFAULT, 1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.cpp's numbers; 0: unspecified
 
 
@@ -33,5 +35,9 @@ def read_pooling(model: Path) -> str:
     with os_errors(path):
         if not path.exists():
             return DEFAULT
-    names = [str(name).removeprefix(PREFIX) for name, on in read_object(path).items() if name.startswith(PREFIX) and on]
+    values = read_object(path)
+    if isinstance(named := values.get("pooling_mode"), str):
+        names = [named]
+    else:
+        names = [str(name).removeprefix(PREFIX) for name, on in values.items() if name.startswith(PREFIX) and on]
     return " and ".join(NAMES.get(name, name) for name in names) or DEFAULT

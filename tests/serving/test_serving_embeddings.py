@@ -176,6 +176,9 @@ def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name)
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False, "include_prompt": True}, "mean"),
         ({"pooling_mode_cls_token": True}, "cls_token"),
+        ({"pooling_mode": "mean", "embedding_dimension": 8}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "cls"}, "cls"),
     ],
 )
 def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches, expected):

@@ -35,7 +35,8 @@ class ImportanceMatrix(NamedTuple):
     def of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32[np.ndarray, "matrices cols"]]:
         """Return the importances of the tensors with these shapes, as far as the file has them.
 
-        Raises `CheckpointError` if an entry does not fit the tensor of its name, or if no tensor has an entry.
+        Raises `CheckpointError` if an entry does not fit the tensor of its name, or if there are shapes, and no tensor
+        has an entry.
         """
         rows = {}
         for name, shape in shapes.items():
@@ -45,7 +46,7 @@ class ImportanceMatrix(NamedTuple):
                     what = f"{name} has {self.values[name].size} importances, expected {matrices * cols}"
                     raise refused(self.path, f"{what}: the file was made for another model")
                 rows[name] = self.values[name].reshape(matrices, cols)
-        if not rows:
+        if shapes and not rows:
             first = quoted(next(iter(self.values), ""))
             raise refused(
                 self.path, f"has importances for none of the model's matrices, but for tensors such as {first}"

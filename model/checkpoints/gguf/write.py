@@ -8,7 +8,6 @@ For Q4_0 and MXFP4, the output matrix (or a tied embedding) is written as Q8_0, 
 matrix. For types that are not mixtures, a matrix keeps its stored dtype if its rows are not whole blocks of the type.
 """
 
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from llamaspec.model.checkpoints.gguf.rope import to_factors
 from llamaspec.model.checkpoints.recognize import GGUF
 from llamaspec.model.checkpoints.staging import new_file
 from llamaspec.model.family import Architecture, nearest_family
+from llamaspec.model.system import usable_cpus
 from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight, fused_rows
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import ggml
@@ -42,7 +42,7 @@ FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
 QUANTIZATION = 2  # general.quantization_version: the version of the layouts of blocks
 AT_ONCE = 1 << 20  # number of weights that a thread encodes at a time
-THREADS = os.cpu_count() or 1
+THREADS = min(len(usable_cpus()), 16)  # each needs up to 80 MB
 IMATRIX_ENTRIES = "quantize.imatrix.entries_count"
 
 

@@ -1,4 +1,4 @@
-"""Lists the files of a tokenizer and its chat templates next to a model's weights, for copying them with the model."""
+"""Lists the files next to a model's weights that belong to it, for copying: tokenizer, chat templates, pooling."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from llamaspec.model.checkpoints.recognize import leads_out
 NAMES = (
     "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "vocab.json", "merges.txt",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "modules.json", "1_Pooling/config.json",
 )  # fmt: skip
 PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistral's tokenizers, and named templates
 

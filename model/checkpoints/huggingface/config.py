@@ -102,7 +102,7 @@ def family_of(fields: Fields) -> Family:
 def checked(family: Family, fields: Fields) -> Family:
     """Return `family` unchanged. Raises `CheckpointError` if this family does not support the value of a key."""
     own = fields_within(fields.values, fields.path, family).values
-    for key, understood in {"hidden_act": ("silu",), **family.understood}.items():
+    for key, understood in {"hidden_act": ("silu",), "is_causal": (True, None), **family.understood}.items():
         value = own.get(key, understood[0])
         if value not in understood:
             only = understood[0] if isinstance(understood[0], str) else json.dumps(understood[0])

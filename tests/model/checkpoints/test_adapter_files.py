@@ -23,6 +23,7 @@ from llamaspec.model.checkpoints.adapter import (
     WEIGHTS,
     Adapter,
     adapted,
+    adapter_notes,
     merged,
     read_adapter,
     with_adapter,
@@ -89,6 +90,14 @@ def test_an_adapter_of_another_base_gets_a_note(tmp_path, base, path, differs):
     first, *notes = with_adapter(checkpoint, tmp_path).notes
     assert first == "first" and len(notes) == differs
     assert all(mentions(note, f"made for {base} fit {Path(path).name}") for note in notes)
+
+
+def test_a_relative_path_into_the_hubs_cache_gives_the_models_name(folder, tmp_path, monkeypatch):
+    (tmp_path / "models--owner--base" / "snapshots" / "1234").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models--owner--base")
+    adapter = read_adapter(folder, SMALL)._replace(base="owner/base")
+    checkpoint = replace(random_checkpoint(SMALL, seed=1), path="snapshots/1234")
+    assert adapter_notes(adapter, checkpoint, folder) == []
 
 
 def test_an_adapter_with_its_own_chat_template_gets_a_note(folder):
@@ -165,6 +174,8 @@ def stored(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path]
         (changed("r", 0), "r 0 rank least 1"),
         (changed("r", 4), "] r 4"),
         (changed("lora_alpha", "x"), 'lora_alpha "x" number'),
+        (changed("lora_alpha", 1e39), "lora_alpha 1e+39 float32"),
+        (changed("lora_alpha", 10**400), "lora_alpha float32"),
         (changed("use_rslora", 1), "use_rslora 1 true false"),
         (stored(lambda t: t.pop(NAME)), "self_attn.q_proj one lora_A lora_B"),
         (stored(lambda t: t.update({NAME: t[NAME][:, 1:]})), "shape [3 23] [3 24]"),

@@ -82,6 +82,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "phi3", "partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3 not supported"),
     ({"model_type": "gemma", "hidden_size": -1, "hidden_act": "gelu", "head_dim": 2}, "dim -1"),
     ({"model_type": "gemma2", "query_pre_attn_scalar": 0, "hidden_act": "gelu"}, "query_pre_attn_scalar 0.0"),
+    ({"is_causal": False}, "is_causal false not supported only true"),
     ({"model_type": "gemma2", "hidden_act": "silu"}, 'hidden_act "silu" not supported only gelu_pytorch_tanh'),
     ({"model_type": "gemma3", "text_config": 3}, "text_config 3 object"),
     ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers list 2 0 1"),

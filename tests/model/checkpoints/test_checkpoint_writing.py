@@ -62,10 +62,13 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     checkpoint = llama2c_checkpoint(tmp_path / "source")
     (tmp_path / "source" / "tokenizer.bin").write_bytes(b"pieces")
     (tmp_path / "source" / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "source" / "1_Pooling").mkdir()
+    (tmp_path / "source" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     (tmp_path / "source" / "notes.txt").write_text("mine")
     write_huggingface(checkpoint, tmp_path / "copy")
     assert (tmp_path / "copy" / "tokenizer.bin").read_bytes() == b"pieces"
     assert (tmp_path / "copy" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (tmp_path / "copy" / "1_Pooling" / "config.json").read_text() == '{"pooling_mode": "mean"}'
     assert not (tmp_path / "copy" / "notes.txt").exists()
 
 
