@@ -46,10 +46,10 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     check_length(prompt, config.context)
     check_supported(config)
     weights = sum(rows * cols for rows, *rest in tensor_shapes(config).values() for cols in [rest[0] if rest else 1])
-    if (needed := needed_bytes(config, weights)) > (free := available_bytes()):
+    if (needed := needed_bytes(config, weights, prompt=len(prompt))) > (free := available_bytes()):
         raise click.ClickException(
-            f"a proof with {weights:,} weights needs about {needed / 2**30:,.1f} GiB of memory, and "
-            f"{free / 2**30:,.1f} GiB are free"
+            f"a proof with {weights:,} weights and {len(prompt):,} tokens needs about {needed / 2**30:,.1f} GiB of "
+            f"memory, and {free / 2**30:,.1f} GiB are free"
         )
     with new_file(out) if out else nullcontext() as staged:
         from llamaspec.model.running.reference_backend import load_reference_params
@@ -65,7 +65,7 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
             if not as_json and token.decided and token.id not in checkpoint.stops:
                 write(decoder.feed(token.id))
         proven = [token.id for token in tokens if token.decided and token.id not in checkpoint.stops]
-        result = vectors(params, text, prompt, tokens, decode(vocabulary, proven, start=False))
+        result = vectors(params, config, text, prompt, tokens, decode(vocabulary, proven, start=False))
         if as_json:
             write_json(result)
         else:

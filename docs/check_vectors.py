@@ -14,6 +14,7 @@ import urllib.request
 def completion(url: str, model: str, prompt: str, tokens: int) -> str:
     """Ask the server how `prompt` continues at temperature 0."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    body["repetition_penalty"] = 1.0  # a model's generation_config.json may state another one
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -26,6 +27,9 @@ def main() -> int:
     with open(path, encoding="utf-8") as file:
         vectors = json.load(file)
     proven = vectors["text"]
+    if not proven:
+        print("the file has no proven text")
+        return 1
     actual = completion(url, model, vectors["prompt"], sum(vectors["decided"]))
     if actual == proven:
         print(f"right: {len(proven)} characters are the proven ones")

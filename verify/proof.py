@@ -4,13 +4,15 @@ The text of a model is what its weights and the definition in `reference` say as
 logit, computed without rounding. If the interval of one token lies above all others, this token is proven. Otherwise we
 compute again with twice as many bits. A token that `MOST_BITS` do not decide ends the text.
 
-All weights are exact: a file's codes are decoded without rounding. Of the constants, RoPE's frequencies and 1 /
+The weights are exact, as `load_reference_params` reads them. It decodes codes without rounding, except in layouts whose
+scales are quotients or products of stored numbers (NVFP4, BitNet, HQQ, and double quantization of bitsandbytes): these
+scales are rounded to float32 first. Of the constants, RoPE's frequencies and 1 /
 sqrt(head_dim) are computed as balls, and the numbers of the config (eps, theta, caps, scales) are float64 numbers.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +70,8 @@ def prove(
 ) -> Iterator[ProvenToken]:
     """Yield the tokens that follow `prompt`, until a token in `stops`, or one that cannot be decided.
 
+    If `MOST_BITS` do not even decide a comparison on the way to the logits, the text ends without an undecided token.
+
     Raises ValueError for a prompt without tokens, and UnsupportedError for a model with a switch that is not supported.
     """
     if not prompt:
@@ -90,7 +94,7 @@ def prove(
                 bits, cache, done = 2 * bits, start, 0
                 continue
             if token is None:
-                raise UnsupportedError(f"{bits} bits do not decide a comparison in the definition")
+                return
             yield token
             if not token.decided or token.id in stops:
                 return
@@ -116,7 +120,12 @@ def check_supported(config: Config) -> None:
 
 
 def vectors(
-    params: Params, prompt: str, prompt_ids: Sequence[int], tokens: Sequence[ProvenToken], text: str
+    params: Params,
+    config: Config,
+    prompt: str,
+    prompt_ids: Sequence[int],
+    tokens: Sequence[ProvenToken],
+    text: str,
 ) -> dict[str, Any]:
     """Make known-answer vectors, the content of a JSON file: the proven text, and intervals of its logits.
 
@@ -125,6 +134,7 @@ def vectors(
     return {
         "format": "llamaspec known-answer vectors, version 1",
         "checkpoint": digest(params),
+        "config": asdict(config),
         "prompt": prompt,
         "prompt_ids": list(prompt_ids),
         "tokens": [token.id for token in tokens],
@@ -136,11 +146,15 @@ def vectors(
 
 
 def digest(params: Params) -> str:
-    """Return the SHA-256 digest of all weights as little-endian float64 numbers, in the order of `Params`."""
+    """Return the SHA-256 digest of all weights, in the order of `Params`.
+
+    Of each array, we digest the shape in decimal, such as "(1024, 128)", and the numbers in little-endian float64.
+    """
     total = hashlib.sha256()
 
     def add(part: Any) -> None:
         if isinstance(part, np.ndarray):
+            total.update(str(part.shape).encode())
             total.update(np.ascontiguousarray(part, "<f8"))
         elif isinstance(part, tuple | list):
             for each in part:
@@ -150,9 +164,11 @@ def digest(params: Params) -> str:
     return total.hexdigest()
 
 
-def needed_bytes(config: Config, weights: int) -> int:
-    """Estimate the main memory for a proof with a model of `weights` weights."""
-    return BYTES_PER_WEIGHT * weights + (300 << 20)
+def needed_bytes(config: Config, weights: int, *, prompt: int) -> int:
+    """Estimate the main memory for a proof with a model of `weights` weights and `prompt` tokens of prompt."""
+    scores = 4 * config.heads * prompt**2  # scores, masked scores, exponentials and probabilities of a layer
+    cached = 2 * config.layers * config.kv_heads * config.head_dim * prompt
+    return BYTES_PER_WEIGHT * (weights + scores + cached) + (300 << 20)
 
 
 def _exact_params(params: Params, config: Config) -> Params:
@@ -199,8 +215,11 @@ def _objects(balls: Sequence[arb]) -> np.ndarray:
     return array
 
 
-def _token(logits: Any, bits: int) -> ProvenToken:
+def _token(logits: Any, bits: int) -> ProvenToken | None:
+    """Choose the token with the largest logit. Return None if the radius of a logit has grown beyond any bound."""
     balls = list(logits.balls)
+    if not all(ball.is_finite() for ball in balls):
+        return None
     order = sorted(range(len(balls)), key=lambda i: -balls[i].mid())
     first = balls[order[0]]
     decided = all(first > balls[i] for i in order[1:])

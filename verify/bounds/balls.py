@@ -88,8 +88,10 @@ class Balls(NDArrayOperatorsMixin):
 
 
 def operand(value: Any) -> Balls:
-    """Convert a number or an array to `Balls`."""
-    return value if isinstance(value, Balls) else Balls(np.asarray(value, np.float64))
+    """Convert a number, a ball, or an array of either to `Balls`."""
+    if isinstance(value, Balls):
+        return value
+    return Balls(_array(value) if isinstance(value, arb) else np.asarray(value))
 
 
 def _array(values: Any) -> np.ndarray:

@@ -54,6 +54,11 @@ class Rounding(NamedTuple):
         """Bound the relative error of a product of two split factors."""
         return self.part**2 * ((1 + self.part) ** 2 + 2 + self.part**2)
 
+    @property
+    def widest(self) -> float:
+        """Bound the sum of the magnitudes of a product's three parts, relative to the product."""
+        return (1 + self.part) ** 2 * (1 + 2 * self.part)
+
     def summed(self, terms: int) -> float:
         """Bound the relative error of a sum of `terms` products in a matrix product."""
         return gamma(4 * 3 * terms) if self.part else gamma(terms)
@@ -284,7 +289,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
     error = (
         sums
         - size
-        + a.rounding.summed(terms) * (1 + a.rounding.dropped) * sums
+        + a.rounding.summed(terms) * a.rounding.widest * sums
         + a.rounding.dropped * sums
         + (3 if a.rounding.part else 1)  # parts may be flushed to zero, too
         * TINY

@@ -76,7 +76,11 @@ def _constant(trial: Trial) -> Claim:
     beta = np.full(len(losses), arguments["beta"])
     outputs = np.concatenate([as_float64(a) for a in (losses, *slopes)])
     expected = np.concatenate([np.full(len(losses), np.log(2)), -beta / 2, beta / 2])
-    return Claim(outputs, expected, 32 * U * (1 + np.abs(expected)))
+    # The four scores may be added in any order, so the margin may differ from 0 by a rounding of the scores.
+    scores = (np.abs(as_float64(arguments[name])) for name in ("preferred", "rejected"))
+    moved = 2 * gamma(5) * beta * sum(scores)
+    slope = beta * moved / 4
+    return Claim(outputs, expected, 32 * U * (1 + np.abs(expected)) + np.concatenate([moved, slope, slope]))
 
 
 def group_arguments(

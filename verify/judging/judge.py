@@ -110,10 +110,10 @@ def _running_sum(near: np.ndarray, sums: Roundings) -> str:
     """Write the message that a running sum explains the largest error. `near` has errors divided by their alarms."""
     at = _worst(near)
     running, blocked, terms = (np.broadcast_to(part, near.shape)[at] for part in sums)
-    return (
-        f"{near[at]:.2g} times the alarm, which a running sum of {terms:,} terms explains; a sum in blocks would be "
-        f"{running / blocked:.2g} times as exact"
-    )
+    message = f"{near[at]:.2g} times the alarm, which a running sum of {terms:,} terms explains"
+    if running < 2 * blocked:  # a short sum
+        return message
+    return f"{message}; a sum in blocks would be {running / blocked:.2g} times as exact"
 
 
 def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:
