@@ -120,7 +120,8 @@ def test_what_depends_on_linux_is_in_one_file():
         *(REPOSITORY / "llamaspec").glob("*.py"),
     ]
     matches = {path.relative_to(REPOSITORY).as_posix() for path in files if ONLY_LINUX.search(path.read_text())}
-    assert matches == {"model/system.py"}
+    # clock.py runs in the candidate's Python, which cannot import our modules. It needs CUDA's driver, and only with CUDA.
+    assert matches == {"model/system.py", "verify/candidates/clock.py"}
 
 
 SHRINKS = """
