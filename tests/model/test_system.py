@@ -120,7 +120,7 @@ def test_what_depends_on_linux_is_in_one_file():
         *(REPOSITORY / "llamaspec").glob("*.py"),
     ]
     matches = {path.relative_to(REPOSITORY).as_posix() for path in files if ONLY_LINUX.search(path.read_text())}
-    # clock.py runs in the candidate's Python, which cannot import our modules. It needs CUDA's driver, and only with CUDA.
+    # clock.py runs in the Python of a candidate, which cannot import our modules. It calls the driver of CUDA, if any.
     assert matches == {"model/system.py", "verify/candidates/clock.py"}
 
 
