@@ -35,13 +35,13 @@ argmax = OwnCandidate("argmax", jax.jit(sampling.largest))
 
 
 @own_candidate("lora")
-@jax.jit
+@partial(jax.jit, static_argnames="scale")
 def lora(x: Array, weight: Array, a: Array, b: Array, *, scale: float) -> Float[Array, "batch rows"]:
     return products.dot(x, Adapted(weight, (a,), (scale * b.astype(jnp.float32),))).astype(x.dtype)
 
 
 @own_candidate("lora_backward", dtypes=("float32",))  # JAX rounds both parts of dx to bfloat16 before it adds them
-@jax.jit
+@partial(jax.jit, static_argnames="scale")
 def lora_backward(
     x: Array, weight: Array, a: Array, b: Array, dy: Array, *, scale: float
 ) -> tuple[Float[Array, "batch cols"], Float[Array, "rank cols"], Float[Array, "rows rank"]]:

@@ -127,6 +127,7 @@ VALUES = {
 LARGE = Large(
     {"batch": beyond(128, 1024, 8192), "rows": beyond(1024, 8192), "cols": beyond(1024, 8192), "rank": beyond(64, 256)},
     beside={"batch": [2], "rows": [3], "cols": [5], "rank": [2]},
+    ends={"rank": "published adapters have ranks of at most 2,048"},
 )
 
 LORA = Contract(

@@ -139,7 +139,7 @@ DPO = Contract(
     bound="hard and alarm: e = gamma_5 beta times the sum of magnitudes; e + 8 u (1 + loss) for the loss, "
     "beta (e / 4 + 8 u) for the slopes",
     laws=[Law("a model that equals its reference has the loss log 2 and the slopes -beta / 2 and beta / 2", _constant)],
-    large=Large({"pairs": beyond(128, 1024)}, beside={}),
+    large=Large({"pairs": beyond(128, 1024, 8192)}, beside={}),
 )
 GROUP = Contract(
     definition=group_relative,
@@ -156,5 +156,5 @@ GROUP = Contract(
     bound="hard and alarm: gamma_(n + 2) (|r| + mean |r|) for the slopes, gamma_(2 n + 4) of the sum of their products "
     "with |s| for the loss",
     laws=[Law("a constant added to all rewards changes no slope", _no_advantage)],
-    large=Large({"answers": beyond(64, 1024)}, beside={}),
+    large=Large({"answers": beyond(64, 1024, 8192)}, beside={}),
 )

@@ -94,7 +94,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (rope(factor=None), "config.json: factor null"),
     (rope(low_freq_factor=4.0), "low_freq_factor high_freq_factor got 4.0"),
     (rope(original_max_position_embeddings=0), "original context 0"),
-    (rope(full_attention={"rope_type": "default"}), "rope_scaling objects different layers not supported"),
+    (rope(full_attention={"rope_type": "default"}), "rope_scaling separate settings kinds layers not supported"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks key low_freq_factor"),
     ({"rope_scaling": {"type": "linear"}}, "lacks the key factor"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor -1.0"),

@@ -176,7 +176,7 @@ def test_tensors_missing_extra_or_misshapen(folder):
     assert re.search(rf"{re.escape(up)} .*\[48, 112\].*\[112, 48\].*config\.json", refusal(folder))
     rewrite(folder, {**good, up: good[up][:-1]})
     assert f"{up} has shape [111, 48]" in refusal(folder)
-    rewrite(folder, {name.removeprefix("model."): array for name, array in good.items()})
+    rewrite(folder, {name.replace("model.", "net."): array for name, array in good.items()})
     assert "lacks the tensor model.embed_tokens.weight" in refusal(folder)
     rewrite(folder, {})
     assert "0 tensors" in refusal(folder)
