@@ -23,8 +23,8 @@ about 1. The widest gap is 0.304 for NF4, and 1/3 for FP4. 0 is a level, so zero
 weight of largest magnitude in a block is exact in both formats.
 
 While a is normal, two laws hold. Fixed point: quantizing w^ gives the same codes and a. Powers of two: the weights 2^k
-w have the same codes as w, and 2^k a. A change of sign is not a law: in NF4, the codes of -w may stand for other
-numbers than -w^. In FP4 they stand for -w^, unless w / a is midway between two levels.
+w have the same codes as w, and 2^k a. A change of sign is not a law. Let Q(w) = w^: in NF4, Q(-w) may differ from
+-Q(w). In FP4, Q(-w) = -Q(w), unless w / a is midway between two levels.
 """
 
 from dataclasses import dataclass, field

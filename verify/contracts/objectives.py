@@ -83,14 +83,12 @@ def _constant(trial: Trial) -> Claim:
     return Claim(outputs, expected, 32 * U * (1 + np.abs(expected)) + np.concatenate([moved, slope, slope]))
 
 
-def group_arguments(
-    *, precision: Precision, answers: int, scores: Values, rewards: str, seed: int, equal: bool
-) -> Arguments:
+def group_arguments(*, precision: Precision, answers: int, scores: Values, rewards: str, seed: int) -> Arguments:
     levels = 2 if rewards == "exact" else 2001
     own = integers(seed, "rewards", answers, below=levels) * (1 if rewards == "exact" else 0.01)
     return {
         "log_probabilities": log_probabilities(scores, "log_probabilities", answers, precision),
-        "rewards": (np.ones(answers) if equal else own).astype(np.float32),
+        "rewards": (np.ones(answers) if rewards == "equal" else own).astype(np.float32),
     }
 
 
@@ -146,9 +144,8 @@ GROUP = Contract(
     shapes={"answers": st.sampled_from([1, 2, 3, 4, 8, 9])},
     values={
         "scores": values(-3, 8),
-        "rewards": st.sampled_from(["exact", "graded"]),  # 0 or 1; or 2,001 numbers from 0 to 20
+        "rewards": st.sampled_from(["exact", "graded", "equal"]),  # 0 or 1; 2,001 numbers from 0 to 20; all 1
         "seed": seeds,
-        "equal": st.booleans(),
     },
     arguments=group_arguments,
     expect=expect_group,

@@ -33,6 +33,7 @@ BY_DIMENSION: Mapping[str, Use] = {
     "n": VOCABULARY,
     "vocab": VOCABULARY,
     "experts": Use(2_048, "Switch-C", grid=False),
+    "answers": Use(64, "the answers to a question in DeepSeekMath", grid=False),
     "heads": HEADS,
     "group": HEADS,
     "kv_heads": HEADS,

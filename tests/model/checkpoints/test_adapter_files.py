@@ -95,7 +95,7 @@ def test_an_adapter_of_another_base_gets_a_note(tmp_path, base, path, differs):
 def test_a_relative_path_into_the_hubs_cache_gives_the_models_name(folder, tmp_path, monkeypatch):
     (tmp_path / "models--owner--base" / "snapshots" / "1234").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "models--owner--base")
-    adapter = read_adapter(folder, SMALL)._replace(base="owner/base")
+    adapter = replace(read_adapter(folder, SMALL), base="owner/base")
     checkpoint = replace(random_checkpoint(SMALL, seed=1), path="snapshots/1234")
     assert adapter_notes(adapter, checkpoint, folder) == []
 
