@@ -33,11 +33,11 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     from llamaspec.model.checkpoints.staging import new_file
     from llamaspec.model.options import check_length
     from llamaspec.model.system import available_bytes
-    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.tensors import weight_count
     from llamaspec.model.tokenizers.tokenizer import Decoder, decode, encode_text
 
     try:
-        from llamaspec.verify.proof import check_supported, needed_bytes, prove, vectors
+        from llamaspec.verify.proof import BITS, check_supported, needed_bytes, prove, vectors
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[prove]'") from None
     checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
@@ -45,7 +45,7 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     config = checkpoint.config
     check_length(prompt, config.context)
     check_supported(config)
-    weights = sum(rows * cols for rows, *rest in tensor_shapes(config).values() for cols in [rest[0] if rest else 1])
+    weights = weight_count(config)
     if (needed := needed_bytes(config, weights, prompt=len(prompt))) > (free := available_bytes()):
         raise click.ClickException(
             f"a proof with {weights:,} weights and {len(prompt):,} tokens needs about {needed / 2**30:,.1f} GiB of "
@@ -55,17 +55,20 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
         from llamaspec.model.running.reference_backend import load_reference_params
 
         params = load_reference_params(checkpoint)
-        decoder, tokens = Decoder(vocabulary), []
+        decoder, tokens, proven = Decoder(vocabulary), [], []
         shown = "".join(map(decoder.feed, prompt))
         if not as_json:
             write(shown)
         most = min(max_new_tokens, config.context - len(prompt))
         for token in prove(params, prompt, config=config, stops=checkpoint.stops, max_new_tokens=most):
             tokens.append(token)
-            if not as_json and token.decided and token.id not in checkpoint.stops:
-                write(decoder.feed(token.id))
-        proven = [token.id for token in tokens if token.decided and token.id not in checkpoint.stops]
-        result = vectors(params, config, text, prompt, tokens, decode(vocabulary, proven, start=False))
+            if token.decided and token.id not in checkpoint.stops:
+                proven.append(token.id)
+                if not as_json:
+                    write(decoder.feed(token.id))
+        result = None
+        if as_json or staged:  # otherwise we save the digest, which reads all weights
+            result = vectors(params, config, text, prompt, tokens, decode(vocabulary, proven, start=False))
         if as_json:
             write_json(result)
         else:
@@ -74,7 +77,5 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
             staged.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     decided = sum(token.decided for token in tokens)
     radius = max((token.radius for token in tokens), default=0.0)
-    say(
-        f"{decided} of {len(tokens)} tokens are proven; every logit is known to {radius:.1e}, "
-        f"with {result['bits']} bits"
-    )
+    bits = max((token.bits for token in tokens), default=BITS)
+    say(f"{decided} of {len(tokens)} tokens are proven; every logit is known to {radius:.1e}, with {bits} bits")

@@ -96,9 +96,9 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     prepare_jax()
     try:
         with progress_bar():
+            from llamaspec.model.tensors import weight_count
             from llamaspec.training.evaluation import evaluate_model
             from llamaspec.training.recipe import Recipe
-            from llamaspec.training.scratch import parameters
             from llamaspec.training.scratch import train as train_model
 
             source = _source(text, tokenizer, context=options["context"])
@@ -126,7 +126,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         return
     with training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
-    say(f"wrote a model of {parameters(config):,} parameters to {directory}")
+    say(f"wrote a model of {weight_count(config):,} parameters to {directory}")
 
 
 def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:

@@ -7,6 +7,7 @@ We name a weight as Hugging Face's Llamas and Mixtrals do, for every file format
 a block, such as "q" or "down". `model.families` maps parts to the names in files.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -209,6 +210,15 @@ def _weights_of(
 def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a checkpoint, in the order of use."""
     return {weight.name: weight.shape for weight in weights(config)}
+
+
+def weight_count(config: Config) -> int:
+    """Count the weights of a model with this configuration.
+
+    >>> weight_count(Config(4, 0, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, tied=True))
+    44
+    """
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def quantizable(config: Config) -> frozenset[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.device import default_device
-from llamaspec.model.tensors import Role, tensor_shapes, weights
+from llamaspec.model.tensors import Role, weights
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Source, batches, stops
 from llamaspec.training.evaluation import evaluate, rows_at_once
@@ -122,8 +122,3 @@ def train(
 def identity(recipe: Recipe, source: Source) -> dict[str, Any]:
     """Return what the trained weights depend on: the recipe, and digests of the documents and the tokenizer."""
     return asdict(recipe) | dict(source.digests)
-
-
-def parameters(config: Config) -> int:
-    """Count the weights of a model with this configuration."""
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())

@@ -221,7 +221,7 @@ def tune(
         "rows": rows,
         "length": context,
     }
-    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static)
+    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static, platform)
     parts = lesson.rewards(examples) if recipe.method == "reward" else lesson.documents(examples, teacher, progress)
     transform = optimizer(
         lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay, kind=recipe.schedule
@@ -263,6 +263,7 @@ class Lesson(NamedTuple):
     trainable: Trainable
     recipe: TuneRecipe
     static: Mapping[str, Any]  # config, ops, dtype, rows and length of the loss
+    platform: str
 
     def choose(self, examples: Sequence[Any], step: int) -> list[Any]:
         """Return the examples of a step."""
@@ -274,7 +275,7 @@ class Lesson(NamedTuple):
         recipe, trainable, static = self.recipe, self.trainable, self.static
         frozen = trainable.frozen
         if recipe.method == "preference":
-            examples = scored(examples, trainable, **static)
+            examples = scored(examples, trainable, **static, platform=self.platform)
             objective = preference(trainable.params, beta=recipe.beta, **static)
         elif recipe.method == "distill":
             teacher = teacher or self.checkpoint
@@ -291,7 +292,7 @@ class Lesson(NamedTuple):
         def documents(step: int, _: Tensors | None) -> Work:
             return objective.work(self.choose(training, step))
 
-        evaluate = evaluator(objective, held_out, frozen) if held_out else None
+        evaluate = evaluator(objective, held_out, frozen, platform=self.platform) if held_out else None
         return TaskParts(objective.loss, objective.sums, frozen, documents, evaluate)
 
     def rewards(self, questions: list[Any]) -> TaskParts:
@@ -307,6 +308,7 @@ class Lesson(NamedTuple):
             length=length,
             stops=self.checkpoint.stops | turn_stops(self.tokenizer, self.template),
             temperature=recipe.temperature,
+            platform=self.platform,
         )
         draw = drawn_work(sampler, group=recipe.group, rows=rows, length=length, seed=recipe.seed)
         fixed = {name: self.static[name] for name in ("config", "ops", "dtype")}

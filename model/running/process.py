@@ -6,7 +6,6 @@ Importing this module imports neither NumPy nor JAX, so that a command can prepa
 from __future__ import annotations
 
 import glob
-import math
 import os
 import re
 import warnings
@@ -84,9 +83,9 @@ def is_large(config: Config) -> bool:
     """Return whether a model has more than `SMALL` weights, so that reading them takes most of the time of a step on a
     CPU.
     """
-    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.tensors import weight_count
 
-    return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
+    return weight_count(config) > SMALL
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:

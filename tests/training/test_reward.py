@@ -105,6 +105,7 @@ def test_answers_are_the_models_own(model):  # noqa: F811
         length=24,
         stops=checkpoint.stops,
         temperature=1.0,
+        platform="cpu",
     )
     prompts = [llama.encode(text) for text in ("one", "twenty", "three")]
     greedy = [Question(ids, "") for ids in prompts]

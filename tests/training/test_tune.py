@@ -374,7 +374,7 @@ def test_the_gradient_of_a_preference_is_the_definitions(base):
         assert abs(float(totals[1][name]) - value) <= ROUNDINGS * size, name
     assert_same_slopes({name: np.asarray(slope) for name, slope in totals[0].items()}, slopes)
     # At the start the model is its own reference: every margin is 0, whatever the padding.
-    same = scored(pairs, trainable, **static)
+    same = scored(pairs, trainable, **static, platform="cpu")
     for score, own in zip(same, scores, strict=True):
         np.testing.assert_allclose(score.frozen, own, rtol=ROUNDINGS * 10)
 
@@ -396,10 +396,8 @@ def test_the_gradient_of_a_distillation_is_the_definitions(base):
         totals = step.add_gradient(*totals, trainable.tensors, (trainable.frozen, teacher), *batch)
 
     def logits(checkpoint: Checkpoint, ids: np.ndarray) -> np.ndarray:
-        config = checkpoint.config
-        return reference.forward(load_reference_params(checkpoint), ids, reference.empty_cache(config), config=config)[
-            0
-        ]
+        params, config = load_reference_params(checkpoint), checkpoint.config
+        return reference.forward(params, ids, reference.empty_cache(config), config=config)[0]
 
     def loss(checkpoint: Checkpoint) -> float:
         return sum(

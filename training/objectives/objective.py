@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from llamaspec.model.device import default_device
 from llamaspec.training.loop import Work
 from llamaspec.training.steps import Tensors, reproducible
 
@@ -30,9 +29,11 @@ class HeldOut(NamedTuple):
         return ", ".join([f"held-out loss {self.loss:.4f}", *(f"{name} {x:.3f}" for name, x in self.measures.items())])
 
 
-def evaluator(objective: Objective, examples: Sequence[Any], frozen: Any) -> Callable[[Tensors], HeldOut]:
+def evaluator(
+    objective: Objective, examples: Sequence[Any], frozen: Any, *, platform: str
+) -> Callable[[Tensors], HeldOut]:
     """Make a function that measures tensors on held-out examples."""
-    compiled, work = reproducible(objective.loss, default_device().platform), objective.work(examples)
+    compiled, work = reproducible(objective.loss, platform), objective.work(examples)
 
     def evaluate(tensors: Tensors) -> HeldOut:
         totals = dict.fromkeys(objective.sums, 0.0)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.device import default_device
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
@@ -120,6 +119,7 @@ def scored(
     dtype: np.dtype,
     rows: int,
     length: int,
+    platform: str,
 ) -> list[Scored]:
     """Compute the log probabilities of both answers of each pair under the model as it is before training."""
 
@@ -127,7 +127,7 @@ def scored(
         params = trainable.params(tensors, frozen)
         return answer_log_probabilities(params, ids, counted, config=config, ops=ops, dtype=dtype)
 
-    compiled = reproducible(score, default_device().platform)
+    compiled = reproducible(score, platform)
     results: list[Scored] = []
     for ids, counted, _, real in side_by_side([Scored(pair, (0.0, 0.0)) for pair in pairs], rows=rows, length=length):
         values = np.asarray(compiled(trainable.tensors, trainable.frozen, ids, counted))

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.cache import empty_cache
-from llamaspec.model.device import default_device
 from llamaspec.model.forward import DecodeState, decode, prefill
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
@@ -52,6 +51,7 @@ class Sampler:
         length: int,
         stops: frozenset[int],
         temperature: float,
+        platform: str,
     ):
         """Prepare to draw `rows` answers at once. A prompt and its answer have `length` tokens at most."""
         self._frozen, self._tokenizer, self._stops = trainable.frozen, tokenizer, stops
@@ -66,7 +66,7 @@ class Sampler:
             how = {"greedy": greedy, "burst": length, "config": config, "ops": XLA}
             return decode(params, state, cache, keys, sampling, ends, steps, **how)[0]
 
-        self._draw = reproducible(draw, default_device().platform, static_argnames="greedy")
+        self._draw = reproducible(draw, platform, static_argnames="greedy")
 
     def answers(
         self, tensors: Tensors, questions: Sequence[Question], seeds: Sequence[tuple[int, int]], *, greedy: bool = False
