@@ -96,9 +96,9 @@ class ThinkTags:
             thoughts = text.rstrip()
             self._begun, self._space = self._begun or thoughts != "", text[len(thoughts) :]
             return ChannelText("", thoughts, is_answer=False)
-        if not text or text.isspace():
+        if text.isspace():
             return ChannelText("", is_answer=False) if self._part == "between" else ChannelText(text)
-        self._part = "text"
+        self._part = "text"  # without text, a token is a part of a character, or a control token
         return ChannelText(text)
 
 

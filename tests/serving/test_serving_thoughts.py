@@ -141,6 +141,8 @@ def judged(tokenizer, ids: list[int], *, opened: bool) -> tuple[str, str]:
     opened=st.booleans(),
 )
 @example(parts=["<think>", "a", "\n", "\n", "</think>", "é🦙"], cuts=[], lost={5}, opened=False)
+@example(parts=["<think>", "</think>", "é🦙"], cuts=[], lost=set(), opened=False)
+@example(parts=["</think>", "<think>", "\n"], cuts=[], lost=set(), opened=False)
 def test_an_answer_reads_the_same_wherever_it_is_cut(kind, parts, cuts, lost, opened):
     tokenizer, prompt = TOKENIZERS[kind], "<think>\n" if opened else ""
     ids = [id for i, id in enumerate(ids_of(tokenizer, "".join(parts))) if i not in lost]
