@@ -168,6 +168,8 @@ def serve(model: str | None, **options: Any):
 
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
     """Load the model, then serve it until a signal."""
+    from llamaspec.model.checkpoints.open import place_of
+    from llamaspec.model.checkpoints.pooling import read_pooling
     from llamaspec.model.options import RunOptions, choose_context
 
     sampling = file_sampling(model, options)
@@ -176,6 +178,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
         say(stated)
     choose_context(options["context"], checkpoint.config.context)
     adapters = _adapters(model, options["adapters"], checkpoint)
+    pooling = read_pooling(place_of(model))
     with progress_bar() as progress:
         prepare_jax()
         from llamaspec.serving.loading import load_engine
@@ -195,9 +198,8 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
     from llamaspec.serving.watchdog import DeviceHangs
 
     try:
-        site = _site(
-            model, options, checkpoint, tokenizer, engine, limits, access, adapters=adapters, sampling=sampling
-        )
+        about = {"adapters": adapters, "sampling": sampling, "pooling": pooling}
+        site = _site(model, options, checkpoint, tokenizer, engine, limits, access, **about)
         if not _run(site, bound, model):
             if isinstance(engine.failed, DeviceHangs):
                 _end_at_once(f"the device hangs: {engine.failed}")
@@ -277,10 +279,12 @@ def _site(
     *,
     adapters: Mapping[str, Adapter],
     sampling: SamplingOptions | None,
+    pooling: str,
 ) -> Site:
     """Build the site that answers HTTP requests with an engine.
 
-    `sampling` has defaults for the sampling fields of a request. None: OpenAI's defaults.
+    `sampling` has defaults for the sampling fields of a request. None: OpenAI's defaults. `pooling` is the default for
+    embeddings.
     """
     import time
     from dataclasses import replace
@@ -288,7 +292,6 @@ def _site(
     from llamaspec.model.chat.template import find_template
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
     from llamaspec.model.checkpoints.open import place_of
-    from llamaspec.model.checkpoints.pooling import read_pooling
     from llamaspec.serving.api import Api
     from llamaspec.serving.connections import allow_files
     from llamaspec.serving.http import Site
@@ -316,7 +319,7 @@ def _site(
         request_seconds=limits.request_seconds,
         adapters=[*adapters],
         sampling=sampling,
-        pooling=read_pooling(place_of(model)),
+        pooling=pooling,
     )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:

@@ -79,7 +79,9 @@ class Api:
         """
         self.engine = engine
         self.model = model
-        self._adapters = tuple(adapters)
+        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
+        # the model and its adapters, by the names under which clients request them
+        self.models = {model.id: model} | {name: ModelCard(name, **about) for name in adapters}
         self.metrics = metrics
         self.draining = False  # whether the server is shutting down
         self._prompts = prompts
@@ -92,13 +94,6 @@ class Api:
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
-
-    @property
-    def models(self) -> dict[str, ModelCard]:
-        """The model and its adapters, by the names under which clients request them."""
-        model = self.model
-        about = {"created": model.created, "owned_by": model.owned_by, "context": model.context, "parent": model.id}
-        return {model.id: model} | {name: ModelCard(name, **about) for name in self._adapters}
 
     def close(self) -> None:
         """Stop the threads that encode prompts and the processes that render templates."""
@@ -167,13 +162,11 @@ class Api:
             message = f"pooling: this model's files state {pooling}, which is not supported: set it to last or mean"
             raise Refusal(message, param="pooling", code="missing_required_parameter")
         prompts = await self._prompts_of(body.input, param="input", most=MOST_INPUTS, is_complete=True)
-        requests = []
-        for prompt in prompts:
-            if not prompt.ids:
-                raise Refusal("input: expected at least one token, got an empty input", param="input")
-            deadline = min(body.max_seconds or self._request_seconds, self._request_seconds)
-            about = {"priority": body.priority or 0, "deadline": deadline, "adapter": self._adapter_of(body)}
-            requests.append(Request(tuple(prompt.ids), 0, embeds=True, **about))
+        if not all(prompt.ids for prompt in prompts):
+            raise Refusal("input: expected at least one token, got an empty input", param="input")
+        priority, deadline, adapter = body.priority or 0, self._deadline_of(body), self._adapter_of(body)
+        options = {"priority": priority, "deadline": deadline, "adapter": adapter}
+        requests = [Request(tuple(prompt.ids), 0, embeds=True, **options) for prompt in prompts]
         embeddings = await embedded(self.engine, prompts, requests, self.metrics)
         tokens = sum(len(prompt.ids) for prompt in prompts)
         about = {"model": body.model or self.model.id, "tokens": tokens, "pooling": pooling}
@@ -352,7 +345,7 @@ class Api:
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
                     adapter=self._adapter_of(body),
-                    deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
+                    deadline=self._deadline_of(body),
                     **options,
                 )
                 for i in range(body.n or 1)
@@ -363,6 +356,10 @@ class Api:
     def _adapter_of(self, body: SampledRequest | EmbeddingRequest) -> str:
         """Return the name of the adapter that a request asks for, or "" for the model without an adapter."""
         return "" if body.model in (None, self.model.id) else body.model
+
+    def _deadline_of(self, body: SampledRequest | EmbeddingRequest) -> float:
+        """Return after how many seconds a request expires: its own limit, but at most the server's."""
+        return min(body.max_seconds or self._request_seconds, self._request_seconds)
 
     def _biases(self, by_token: dict[str, float]) -> dict[int, float]:
         biases = {}

@@ -66,5 +66,5 @@ def unit(vector: Float[np.ndarray, " dim"], dimensions: int | None) -> Float[np.
     >>> unit(np.array([3.0, 4.0, 12.0]), 2).round(4)
     array([0.6, 0.8], dtype=float32)
     """
-    kept = vector[:dimensions].astype(np.float64)
-    return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4")
+    beginning = vector[:dimensions].astype(np.float64)
+    return (beginning / (np.linalg.norm(beginning) or 1.0)).astype("<f4")

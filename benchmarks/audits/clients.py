@@ -55,12 +55,12 @@ def main(python: str | None, node: str | None):
 
 def commands(python: str | None, node: str | None, folder: Path) -> list[list[str]]:
     """Return the commands that run the clients, without the server's address."""
-    found = [[python, str(file)] for file in sorted(WORKERS.glob("*_client.py"))] if python else []
+    clients = [[python, str(file)] for file in sorted(WORKERS.glob("*_client.py"))] if python else []
     if node:  # Node.js looks for packages next to the program
         programs = [str(shutil.copy(file, folder)) for file in sorted(WORKERS.glob("*.mjs"))]
         (folder / "node_modules").symlink_to(Path(node).resolve() / "node_modules")
-        found += [["node", "--preserve-symlinks", file] for file in programs if file.endswith("_client.mjs")]
-    return found
+        clients += [["node", "--preserve-symlinks", file] for file in programs if file.endswith("_client.mjs")]
+    return clients
 
 
 def report(command: list[str], url: str) -> int:

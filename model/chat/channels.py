@@ -85,9 +85,9 @@ class ThinkTags:
         """Process a token and its text (see `Channels.feed`)."""
         if not self.ends_character(token):
             return self.hear(text)
-        heard = self.hear(text) if text else ChannelText("")
+        before_tag = self.hear(text)
         self._part, self.is_marked = "thoughts" if token == self._opens else "between", True
-        return heard._replace(is_answer=False)
+        return before_tag._replace(is_answer=False)
 
     def hear(self, text: str) -> ChannelText:
         """Add `text` to the reasoning or to the answer's text."""
@@ -96,9 +96,9 @@ class ThinkTags:
             thoughts = text.rstrip()
             self._begun, self._space = self._begun or thoughts != "", text[len(thoughts) :]
             return ChannelText("", thoughts, is_answer=False)
-        if not text or text.isspace():
+        if text.isspace():
             return ChannelText("", is_answer=False) if self._part == "between" else ChannelText(text)
-        self._part = "text"
+        self._part = "text"  # without text, a token is a part of a character, or a control token
         return ChannelText(text)
 
 
@@ -187,12 +187,7 @@ def has_harmony(tokenizer: Tokenizer) -> bool:
 def is_thinking(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     """Return whether a prompt ends with `<think>` and perhaps white space, so that the answer begins with reasoning."""
     tags = _think_tags(tokenizer)
-    for token in reversed(prompt):
-        if tags and token == tags[0]:
-            return True
-        if not tokenizer.bytes_of(token).isspace():
-            return False
-    return False
+    return tags is not None and _ends_with(tokenizer, prompt, tags[0])
 
 
 def channels_of(tokenizer: Tokenizer, prompt: Sequence[int], *, tools: frozenset[str] = frozenset()) -> Channels | None:
@@ -203,7 +198,17 @@ def channels_of(tokenizer: Tokenizer, prompt: Sequence[int], *, tools: frozenset
     if has_harmony(tokenizer):
         return HarmonyChannels(tokenizer, tools=tools)
     tags = _think_tags(tokenizer)
-    return ThinkTags(*tags, is_open=is_thinking(tokenizer, prompt)) if tags else None
+    return ThinkTags(*tags, is_open=_ends_with(tokenizer, prompt, tags[0])) if tags else None
+
+
+def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], tag: int) -> bool:
+    """Return whether a prompt ends with `tag` and perhaps white space."""
+    for token in reversed(prompt):
+        if token == tag:
+            return True
+        if not tokenizer.bytes_of(token).isspace():
+            return False
+    return False
 
 
 def _think_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:

@@ -227,9 +227,8 @@ class Chat:
         or if U+FFFD replaced bytes that are not UTF-8, the ids from there on no longer spell the answer's text. The
         next turn encodes that rest of the answer again. If the answer has marks of reasoning, no ids are kept.
         """
-        if (
-            turn.generation.channels and turn.generation.channels.is_marked
-        ):  # the template writes an earlier answer without its reasoning
+        channels = turn.generation.channels
+        if channels and channels.is_marked:  # the template writes an earlier answer without its reasoning
             return [], 0
         answer, read, kept_ids, whole_bytes = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""

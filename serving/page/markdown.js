@@ -7,8 +7,8 @@ const OPTIONS = { gfm: true, breaks: true };
 const SAFE = ["http:", "https:", "mailto:"]; // protocols of links that may be clicked
 
 export function rendered(source, write) {
-  // Returns a fragment with the elements of `source`. `write(text, at)` returns the nodes of a piece of text that is at
-  // this place of `source`, or nowhere in it (-1).
+  // Returns a fragment with the elements of `source`. `write(text, at)` returns the nodes for a piece of text. `at` is
+  // its place in `source`, or -1 if `source` does not contain it.
   const fragment = document.createDocumentFragment();
   try {
     let end = 0;
@@ -23,20 +23,20 @@ export function rendered(source, write) {
 }
 
 function reader(source, at, write) {
-  // Makes a function that writes pieces of text in order, and finds each in `source` from the end of the one before on.
-  // Each line is looked for by itself, because code in a list is indented in the source.
+  // Makes a function that writes pieces of text in order. It looks for each line by itself, because code in a list is
+  // indented in the source. It searches from the end of the previous line on.
   const leaf = (text) =>
     text.split(/(\n)/).flatMap((line) => {
-      const found = line && line !== "\n" ? source.indexOf(line, at) : -1;
-      if (found >= 0) at = found + line.length;
-      return line ? write(line, found) : [];
+      const start = line && line !== "\n" ? source.indexOf(line, at) : -1;
+      if (start >= 0) at = start + line.length;
+      return line ? write(line, start) : [];
     });
   leaf.within = (raw, make) => {
-    // What comes after `raw` is not looked for inside it, such as in the address of a link.
+    // Text after `raw` is searched only after it: the address of a link, for example, may contain the same words.
     const begin = source.indexOf(raw, at);
-    const made = make();
+    const nodes = make();
     if (begin >= 0) at = begin + raw.length;
-    return made;
+    return nodes;
   };
   return leaf;
 }
@@ -74,17 +74,17 @@ function block(token, leaf) {
 
 function list(token, leaf) {
   const items = token.items.map((item) => element("li", blocks(item.tokens, leaf)));
-  const made = element(token.ordered ? "ol" : "ul", items);
-  if (token.ordered) made.start = Number(token.start) || 0;
-  return made;
+  const node = element(token.ordered ? "ol" : "ul", items);
+  if (token.ordered) node.start = Number(token.start) || 0;
+  return node;
 }
 
 function table(token, leaf) {
   const row = (cells, name) =>
     element("tr", cells.map((cell) => {
-      const made = element(name, inlines(cell.tokens, leaf));
-      if (cell.align) made.style.textAlign = cell.align;
-      return made;
+      const node = element(name, inlines(cell.tokens, leaf));
+      if (cell.align) node.style.textAlign = cell.align;
+      return node;
     }));
   const head = element("thead", [row(token.header, "th")]);
   return element("table", [head, element("tbody", token.rows.map((cells) => row(cells, "td")))]);
@@ -120,12 +120,12 @@ function inline(token, leaf) {
 
 function link(href, children) {
   if (!SAFE.includes(URL.parse(href)?.protocol)) return children;
-  const made = element("a", children);
-  return [Object.assign(made, { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" })];
+  const node = element("a", children);
+  return [Object.assign(node, { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" })];
 }
 
 function element(name, children = []) {
-  const made = document.createElement(name);
-  made.append(...children);
-  return made;
+  const node = document.createElement(name);
+  node.append(...children);
+  return node;
 }

@@ -304,10 +304,10 @@ function speak(turn) {
 function open(turn, index) {
   close();
   const token = turn.tokens[index];
-  const [mark, ...others] = marks(turn, index);
-  if (!mark) return;
+  const parts = marks(turn, index);
+  if (!parts.length) return;
   shown = { turn, index };
-  for (const part of [mark, ...others]) part.classList.add("shown");
+  for (const part of parts) part.classList.add("shown");
   const odds = at("odds");
   // An answer cannot go on from another token where thoughts came before it, since only its own tokens are known.
   const last = turn === turns.at(-1) && !running && !turn.thoughts;
@@ -330,7 +330,7 @@ function open(turn, index) {
     odds.append(row);
   }
   odds.hidden = false;
-  const box = mark.getClientRects()[0] ?? turn.place.getBoundingClientRect();
+  const box = parts[0].getClientRects()[0] ?? turn.place.getBoundingClientRect();
   const left = Math.min(Math.max(8, box.left - 8), window.innerWidth - odds.offsetWidth - 8);
   const below = box.bottom + odds.offsetHeight + 8 < window.innerHeight;
   odds.style.left = `${left}px`;

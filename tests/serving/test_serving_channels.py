@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from llamaspec.model.chat.channels import channels_of
 from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.serving.openai import Function, Refusal, Tool
-from llamaspec.serving.streaming import DrawnToken, TextReader
+from llamaspec.serving.streaming import TextReader
 from llamaspec.serving.tools import HARMONY, form_of
+from tests.serving.answer_pieces import joined, pieces_of
 from tests.serving.serving_site import FakeEngine, running
 from tests.serving.tool_templates import ASK, CALLED, ROME, TOOLS
 from tests.serving.tool_templates import HARMONY as TEMPLATE
@@ -47,20 +47,14 @@ def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] =
     """Read an answer in pieces that end at `cuts`; return its text, thoughts and calls, and the text of its tokens."""
     channels = channels_of(TOKENIZER, (), tools=NAMES)
     reader = TextReader(TOKENIZER, begins=False, begun=begun, stops=STOPS, stop_texts=[stop], channels=channels)
-    pieces = []
-    for first, last in pairwise((0, *sorted(cuts), len(ids))):
-        reader.feed([DrawnToken(id) for id in ids[first:last]])
-        pieces.append(reader.piece())
-    reader.finish()
-    pieces.append(reader.piece())
+    pieces = pieces_of(reader, ids, cuts)
     calls: list[list[str]] = []
     for piece in (call for part in pieces for call in part.calls):
         if piece.name is not None:
             assert piece.number == len(calls)
             calls.append([piece.name, ""])
         calls[piece.number][1] += piece.arguments
-    text, thoughts = ("".join(getattr(piece, of) for piece in pieces) for of in ("text", "thoughts"))
-    tokens = decode(TOKENIZER, [placed.token.id for piece in pieces for placed in piece.tokens], start=False)
+    text, thoughts, tokens = joined(pieces, TOKENIZER)
     return text, thoughts, calls, tokens
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.serving.forms import spell
-from llamaspec.serving.streaming import DrawnToken, TextReader
+from llamaspec.serving.streaming import TextReader
+from tests.serving.answer_pieces import pieces_of
 from tests.serving.serving_site import EOS, TOKENIZER
 
 IDS = st.lists(st.integers(0, 1023), max_size=40)
@@ -16,15 +17,9 @@ STOPS = st.lists(st.text("abe t狐", min_size=1, max_size=4), max_size=3)
 
 
 def read(ids: Sequence[int], *, cut: int, stop_texts: Sequence[str] = (), begins: bool = True):
-    """Read token ids in two parts; return the streamed pieces."""
+    """Read token ids in two parts; return the reader and the streamed pieces."""
     reader = TextReader(TOKENIZER, begins=begins, stop_texts=stop_texts, stops=frozenset({EOS}))
-    pieces = []
-    for part in (ids[:cut], ids[cut:]):
-        reader.feed([DrawnToken(token) for token in part])
-        pieces.append(reader.piece())
-    reader.finish()
-    pieces.append(reader.piece())
-    return reader, pieces
+    return reader, pieces_of(reader, ids, [cut])
 
 
 @given(IDS, st.integers(0, 40), STOPS, st.booleans())

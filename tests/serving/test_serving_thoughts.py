@@ -1,7 +1,6 @@
 """Reasoning between `<think>` and `</think>`, as Qwen 3, DeepSeek's distillations, SmolLM3 and EXAONE write it."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,9 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llamaspec.model.chat.channels import channels_of, is_thinking
+from llamaspec.model.chat.template import SpecialTokens
 from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.tokenizer import decode
-from llamaspec.serving.streaming import DrawnToken, TextReader
+from llamaspec.serving.streaming import TextReader
+from tests.serving.answer_pieces import joined, pieces_of
 from tests.serving.serving_site import FakeEngine, running
 from tests.serving.tool_templates import ASK, ROME, TEMPLATES, TOOLS
 from tests.support import tiny_tokenizers
@@ -38,15 +39,7 @@ OPEN = CHATML + "{{ '<think>\\n' }}"
 
 def ids_of(tokenizer, text: str) -> list[int]:
     """Encode `text` with the tags and the end as the tokens of these names."""
-    ids = []
-    for i, part in enumerate(text.split("|END|")):
-        ids += [tokenizer.special[END]] if i else []
-        for j, thought in enumerate(part.split("<think>")):
-            ids += [tag(tokenizer, "<think>")] if j else []
-            for k, piece in enumerate(thought.split("</think>")):
-                ids += [tag(tokenizer, "</think>")] if k else []
-                ids += tokenizer.encode(piece, start=False)
-    return ids
+    return SpecialTokens(tokenizer).encode(text.replace("|END|", END))
 
 
 def tag(tokenizer, name: str) -> int:
@@ -58,15 +51,7 @@ def read(tokenizer, ids: list[int], cuts: tuple[int, ...] = (), *, prompt: str =
     channels = channels_of(tokenizer, ids_of(tokenizer, prompt))
     stops = frozenset({tokenizer.special[END]})
     reader = TextReader(tokenizer, begins=False, begun=begun, stops=stops, channels=channels)
-    pieces = []
-    for first, last in pairwise((0, *sorted(cuts), len(ids))):
-        reader.feed([DrawnToken(id) for id in ids[first:last]])
-        pieces.append(reader.piece())
-    reader.finish()
-    pieces.append(reader.piece())
-    text, thoughts = ("".join(getattr(piece, of) for piece in pieces) for of in ("text", "thoughts"))
-    tokens = decode(tokenizer, [placed.token.id for piece in pieces for placed in piece.tokens], start=False)
-    return text, thoughts, tokens
+    return joined(pieces_of(reader, ids, cuts), tokenizer)
 
 
 CASES = {
@@ -141,6 +126,8 @@ def judged(tokenizer, ids: list[int], *, opened: bool) -> tuple[str, str]:
     opened=st.booleans(),
 )
 @example(parts=["<think>", "a", "\n", "\n", "</think>", "é🦙"], cuts=[], lost={5}, opened=False)
+@example(parts=["<think>", "</think>", "é🦙"], cuts=[], lost=set(), opened=False)
+@example(parts=["</think>", "<think>", "\n"], cuts=[], lost=set(), opened=False)
 def test_an_answer_reads_the_same_wherever_it_is_cut(kind, parts, cuts, lost, opened):
     tokenizer, prompt = TOKENIZERS[kind], "<think>\n" if opened else ""
     ids = [id for i, id in enumerate(ids_of(tokenizer, "".join(parts))) if i not in lost]
