@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +167,15 @@ def _embedded(checkpoint: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -
     return [jnp.asarray(embedding[row][None].astype(np.float32)) for row in windows]
 
 
+class _Kind(NamedTuple):
+    """Matrices of a layer with the same inputs, and the weights that compute these inputs: a norm or a matrix."""
+
+    names: list[str]
+    inputs: Callable[[Array, Layer], Array]  # of a residual stream, and the layer with its current weights
+    norm: str | None = None  # the field of the norm
+    rows: str | None = None  # the name of the matrix
+
+
 class _Layer:
     """A layer that visits its kinds of matrices in the order of computation, with its current weights."""
 
@@ -184,16 +193,8 @@ class _Layer:
         self._ffns = [{stack.field: stack for stack in expert} for expert in experts] or [self._fields]
         self._kinds_done = 0
 
-    def _visit(
-        self,
-        names: Sequence[str],
-        inputs: Callable[[Array, Layer], Array],
-        streams: Sequence[Array],
-        *,
-        norm: str | None = None,
-        rows: str | None = None,
-    ) -> None:
-        """Use the matrices `names` and their `inputs`; the norm `norm` or the matrix `rows` computes the inputs."""
+    def _visit(self, kind: _Kind, streams: Sequence[Array]) -> None:
+        """Use the matrices of `kind` and their inputs for the residual streams `streams`."""
         raise NotImplementedError
 
     def pass_through(self, streams: Sequence[Array]) -> list[Array]:
@@ -205,28 +206,29 @@ class _Layer:
 
         qkv, o = (_names(self._fields[field]) for field in ("qkv", "o"))
         norm = "attention_norm"
-        self._visit(qkv, lambda x, layer: _rmsnorm(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
-        self._visit(o, attended, streams, rows=qkv[2])
+        self._visit(_Kind(qkv, lambda x, layer: _rmsnorm(x, layer.attention_norm, eps=config.eps), norm=norm), streams)
+        self._visit(_Kind(o, attended, rows=qkv[2]), streams)
         layer = self._layer()
         streams = [_projected(attended(x, layer), layer, x) for x in streams]
 
         entering = [name for ffn in self._ffns for name in _names(ffn["gate_up"])]
-        self._visit(entering, lambda x, layer: _rmsnorm(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
+        norm = "ffn_norm"
+        self._visit(_Kind(entering, lambda x, layer: _rmsnorm(x, layer.ffn_norm, eps=config.eps), norm=norm), streams)
         for e, ffn in enumerate(self._ffns):
 
             def gated(x: Array, layer: Layer, e: int = e) -> Array:
                 ffn = layer.ffn.experts[e] if isinstance(layer.ffn, Experts) else layer.ffn
                 return _gated(x, layer._replace(ffn=ffn), config=config)
 
-            self._visit(_names(ffn["down"]), gated, streams, rows=_names(ffn["gate_up"])[1])
+            self._visit(_Kind(_names(ffn["down"]), gated, rows=_names(ffn["gate_up"])[1]), streams)
         layer = self._layer()
         return [_fed_forward(x, layer, config=config) for x in streams]
 
-    def _seen(self, name: str, inputs: Callable[[Array, Layer], Array], streams: Sequence[Array], gram: bool) -> Inputs:
-        """Observe the inputs of the matrix `name`."""
-        seen = observe(self._inputs(inputs, streams), gram=gram)
+    def _seen(self, kind: _Kind, streams: Sequence[Array], *, gram: bool) -> Inputs:
+        """Observe the inputs of the matrices of `kind`."""
+        seen = observe(self._inputs(kind.inputs, streams), gram=gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"cannot calibrate: the inputs of {name} overflow float32")
+            raise refused(self._path, f"cannot calibrate: the inputs of {kind.names[0]} overflow float32")
         self._kinds_done += 1
         return seen
 
@@ -278,18 +280,10 @@ class _QuantizedLayer(_Layer):
         """Return the codes of each matrix, and the new values of every other tensor, by name."""
         return {name: self._parts.get(name, values) for name, values in self._now.items()}
 
-    def _visit(
-        self,
-        names: Sequence[str],
-        inputs: Callable[[Array, Layer], Array],
-        streams: Sequence[Array],
-        *,
-        norm: str | None = None,
-        rows: str | None = None,
-    ) -> None:
-        """Quantize the matrices `names` for their `inputs`; the norm `norm` or the matrix `rows` absorbs 1 / s."""
-        method = self._method
-        seen = self._seen(names[0], inputs, streams, method.gram)
+    def _visit(self, kind: _Kind, streams: Sequence[Array]) -> None:
+        """Quantize the matrices of `kind` for their inputs; the norm or the matrix before them absorbs 1 / s."""
+        method, names, norm, rows = self._method, kind.names, kind.norm, kind.rows
+        seen = self._seen(kind, streams, gram=method.gram)
         s = np.ones(len(seen.means))
         if method.factors and (norm or method.into_matrices):
             if rows and len(self._now[rows]) < len(s):
@@ -334,18 +328,9 @@ class _ObservedLayer(_Layer):
         super().__init__(checkpoint, index, all_stacks, progress)
         self.squares: dict[str, Float32[np.ndarray, " cols"]] = {}  # by name
 
-    def _visit(
-        self,
-        names: Sequence[str],
-        inputs: Callable[[Array, Layer], Array],
-        streams: Sequence[Array],
-        *,
-        norm: str | None = None,
-        rows: str | None = None,
-    ) -> None:
-        del norm, rows
-        squares = self._seen(names[0], inputs, streams, False).squares.astype(np.float32)
-        self.squares |= dict.fromkeys(names, squares)
+    def _visit(self, kind: _Kind, streams: Sequence[Array]) -> None:
+        squares = self._seen(kind, streams, gram=False).squares.astype(np.float32)
+        self.squares |= dict.fromkeys(kind.names, squares)
 
 
 def _names(stack: Stack) -> list[str]:
