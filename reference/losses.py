@@ -97,8 +97,9 @@ def dpo(
     >>> dpo(np.array([-3.0]), np.array([-5.0]), np.array([-3.0]), np.array([-5.0]), beta=0.1)
     (array([0.69314718]), array([-0.05]), array([0.05]))
     """
-    s, other, r, other_r = (np.asarray(a, np.float64) for a in (preferred, rejected, frozen_preferred, frozen_rejected))
-    margins = beta * ((s - r) - (other - other_r))
+    answers = (preferred, rejected, frozen_preferred, frozen_rejected)
+    s, s_rejected, r, r_rejected = (np.asarray(a, np.float64) for a in answers)
+    margins = beta * ((s - r) - (s_rejected - r_rejected))
     slopes = -beta * np.exp(-np.logaddexp(0.0, margins))  # -beta sigmoid(-m), without overflow
     return np.logaddexp(0.0, -margins), slopes, -slopes
 

@@ -36,8 +36,8 @@ def packed_mask(lengths: Sequence[int], *, window: int | None = None) -> Float[n
            [-inf, -inf,   0.]])
     """
     document = np.repeat(np.arange(len(lengths)), lengths)
-    same = document[:, None] == document
-    return np.where(same, causal_mask(len(document), len(document), window=window), -np.inf)
+    same_document = document[:, None] == document
+    return np.where(same_document, causal_mask(len(document), len(document), window=window), -np.inf)
 
 
 def packed_weights(weights: Sequence[Sequence[float]]) -> Float[np.ndarray, " seq"]:

@@ -73,8 +73,8 @@ def attend(
 
     The first token sees only itself, so its values are all that is added:
 
-    >>> one, zero = np.eye(2), np.zeros((2, 2))
-    >>> block = Block(np.ones(2), zero, zero, one, one, np.ones(2), one, one, one)
+    >>> identity, zeros, ones = np.eye(2), np.zeros((2, 2)), np.ones(2)
+    >>> block = Block(ones, zeros, zeros, identity, identity, ones, identity, identity, identity)
     >>> attend(np.array([[3.0, 4.0]]), block, head_dim=2, frequencies=np.ones(1), eps=0.0).round(4)
     array([[3.8485, 5.1314]])
     """
@@ -90,8 +90,8 @@ def attend(
 def feed_forward(x: Float[np.ndarray, "seq dim"], block: Block, *, eps: float) -> Float[np.ndarray, "seq dim"]:
     """Transform every token by itself, and add the result to its vector.
 
-    >>> one = np.eye(2)
-    >>> block = Block(np.ones(2), one, one, one, one, np.ones(2), one, one, one)
+    >>> identity, ones = np.eye(2), np.ones(2)
+    >>> block = Block(ones, identity, identity, identity, identity, ones, identity, identity, identity)
     >>> feed_forward(np.array([[3.0, 4.0]]), block, eps=0.0).round(4)
     array([[3.5042, 4.9678]])
     """

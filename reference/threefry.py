@@ -80,5 +80,5 @@ def uniform(bits: UInt32[np.ndarray, "*batch"]) -> Float32[np.ndarray, "*batch"]
     >>> uniform(np.array([0, 2**31, 2**32 - 1], np.uint32))
     array([0.       , 0.5      , 0.9999999], dtype=float32)
     """
-    one = np.uint32(0x3F800000)  # 1.0, of which the last 23 bits are digits
-    return (bits >> np.uint32(9) | one).view(np.float32) - np.float32(1)
+    exponent = np.uint32(0x3F800000)  # the bits of 1.0: its last 23 bits, the digits, are 0
+    return (bits >> np.uint32(9) | exponent).view(np.float32) - np.float32(1)

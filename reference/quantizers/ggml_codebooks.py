@@ -52,7 +52,6 @@ _MIDDLES = IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]  # times 2
 _HALVES = np.roll(np.arange(-256, 256), 256)  # item i is i, also for negative i, which NumPy counts from the end
 _NEAREST = np.searchsorted(_MIDDLES, _HALVES, side="right").astype(np.uint8)
 E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class NonLinear:
         else:
             of_columns = importance.astype(np.float32).reshape(-1, BLOCK)
             c = ggml_search.importances(blocks, of_columns, count=BLOCK // 2)
-        zero = np.abs(first) < SMALLEST
+        zero = np.abs(first) < ggml_search.TINY
         columns, c = (np.ascontiguousarray(array.reshape(-1, BLOCK).T) for array in (blocks, c))
         d = _step(columns, c, np.where(zero, 1, first))
         d = np.where(zero, 0, d)

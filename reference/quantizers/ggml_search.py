@@ -79,10 +79,10 @@ def signed(
     along = importance * w
 
     def sums(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        q = codes(w, inverse).astype(np.float32)
+        q = codes(inverse).astype(np.float32)
         return total(along * q), total(importance * q * q)
 
-    def codes(w: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    def codes(inverse: np.ndarray) -> np.ndarray:
         return nearest(inverse * w).clip(-most, most - 1)
 
     inverse = np.float32(-most) / top
@@ -95,7 +95,7 @@ def signed(
         better = (qq > 0) & (wq * wq > reduction * qq)
         step = np.where(better, quotient(wq, qq), step)
         best, reduction = np.where(better, inverse, best), np.where(better, step * wq, reduction)
-    return Fit(np.where(zero, 0, step), np.zeros_like(step), np.where(zero, -most, codes(w, best)))
+    return Fit(np.where(zero, 0, step), np.zeros_like(step), np.where(zero, -most, codes(best)))
 
 
 def descended(w: Float32[np.ndarray, "members groups"], *, most: int) -> Fit:
@@ -187,13 +187,17 @@ def positive(
     def codes(inverse: np.ndarray) -> np.ndarray:
         return np.minimum(nearest(inverse * w), most)
 
-    best, least = np.float32(most) / top, None
-    for k in (0, *range(-4, 0), *range(1, 5)):
-        inverse = (np.float32(0.1) * np.float32(k) + np.float32(most)) / top
+    def error(inverse: np.ndarray) -> np.ndarray:
         differences = w - 1 / inverse * codes(inverse).astype(np.float32)
-        loss = total(importance * differences * differences)
-        better = np.ones_like(zero) if least is None else loss < least
-        best, least = np.where(better, inverse, best), loss if least is None else np.where(better, loss, least)
+        return total(importance * differences * differences)
+
+    best = np.float32(most) / top
+    least = error(best)
+    for k in (*range(-4, 0), *range(1, 5)):
+        inverse = (np.float32(0.1) * np.float32(k) + np.float32(most)) / top
+        loss = error(inverse)
+        better = loss < least
+        best, least = np.where(better, inverse, best), np.where(better, loss, least)
     step, q = _improved(w, importance, codes(best), ends=(0, most))
     return Fit(np.where(zero, 0, step), np.zeros_like(step), np.where(zero, 0, q))
 
@@ -248,15 +252,15 @@ def _improved(
     for _ in range(5):
         before = codes.copy()
         for i in range(len(w)):
-            others, squares = wq - along[i] * codes[i], qq - importance[i] * codes[i] * codes[i]
-            usable = others > 0
+            base_wq, base_qq = wq - along[i] * codes[i], qq - importance[i] * codes[i] * codes[i]
+            usable = base_wq > 0
             if ends[0] == 0:
-                usable &= squares > 0
-            new = nearest(w[i] * squares / np.where(usable, others, 1)).clip(*ends).astype(np.float32)
-            others, squares = others + along[i] * new, squares + importance[i] * new * new
-            better = usable & (new != codes[i]) & (squares > 0) & (others * others * qq > wq * wq * squares)
-            codes[i] = np.where(better, new, codes[i])
-            wq, qq = np.where(better, others, wq), np.where(better, squares, qq)
+                usable &= base_qq > 0
+            code = nearest(w[i] * base_qq / np.where(usable, base_wq, 1)).clip(*ends).astype(np.float32)
+            new_wq, new_qq = base_wq + along[i] * code, base_qq + importance[i] * code * code
+            better = usable & (code != codes[i]) & (new_qq > 0) & (new_wq * new_wq * qq > wq * wq * new_qq)
+            codes[i] = np.where(better, code, codes[i])
+            wq, qq = np.where(better, new_wq, wq), np.where(better, new_qq, qq)
         if np.array_equal(codes, before):
             break
     return quotient(wq, qq), codes.astype(np.int32)

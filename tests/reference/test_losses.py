@@ -1,8 +1,5 @@
 """`reference.losses` agrees with JAX's automatic differentiation and with values by hand, and obeys its laws."""
 
-import json
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +19,7 @@ from llamaspec.reference.losses import (
     reverse_kl,
     reverse_kl_backward,
 )
+from tests.support.goldens import read_golden
 from tests.support.strategies import seeds
 
 CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float64
@@ -100,7 +98,7 @@ def test_dpo(seed, beta, scale):
     assert_value_and_gradient(loss, np.array(answers[:2]), value, np.concatenate(slopes))
 
 
-TRL = json.loads((Path(__file__).parents[1] / "goldens" / "trl.json").read_text())
+TRL = read_golden("trl")
 
 
 @pytest.mark.parametrize("batch", TRL["dpo"])

@@ -85,21 +85,22 @@ def _constant(trial: Trial) -> Claim:
 
 def group_arguments(*, precision: Precision, answers: int, scores: Values, rewards: str, seed: int) -> Arguments:
     levels = 2 if rewards == "exact" else 2001
-    own = integers(seed, "rewards", answers, below=levels) * (1 if rewards == "exact" else 0.01)
+    draws = integers(seed, "rewards", answers, below=levels) * (1 if rewards == "exact" else 0.01)
     return {
         "log_probabilities": log_probabilities(scores, "log_probabilities", answers, precision),
-        "rewards": (np.ones(answers) if rewards == "equal" else own).astype(np.float32),
+        "rewards": (np.ones(answers) if rewards == "equal" else draws).astype(np.float32),
     }
 
 
 def expect_group(log_probabilities: np.ndarray, rewards: np.ndarray) -> tuple[Expected, ...]:
-    scores, own = as_float64(log_probabilities), as_float64(rewards)
-    loss, slopes = group_relative(scores, own)
-    largest = np.abs(own) + np.mean(np.abs(own))
-    error = gamma(len(own) + 2) * largest + TINY
+    scores, exact_rewards = as_float64(log_probabilities), as_float64(rewards)
+    answers = len(rewards)
+    loss, slopes = group_relative(scores, exact_rewards)
+    largest = np.abs(exact_rewards) + np.mean(np.abs(exact_rewards))
+    error = gamma(answers + 2) * largest + TINY
     size = float(np.sum(largest * np.abs(scores)))
-    flushed = TINY * (2 * len(own) + np.sum(np.abs(scores)) + np.sum(largest))  # factors and products below TINY
-    total = gamma(2 * len(own) + 4) * size + flushed
+    flushed = TINY * (2 * answers + np.sum(np.abs(scores)) + np.sum(largest))  # factors and products below TINY
+    total = gamma(2 * answers + 4) * size + flushed
     return Expected(np.asarray(loss), np.asarray(total), np.asarray(total), np.asarray(size)), Expected(
         slopes, error, error, largest
     )

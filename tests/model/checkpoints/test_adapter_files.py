@@ -41,6 +41,7 @@ from llamaspec.model.weights.params import Linear, adapted_params
 from llamaspec.reference.lora import lora
 from llamaspec.verify.bounds.running_error import gamma
 from tests.goldens import make_peft
+from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, SMALL, random_adapter, random_checkpoint
 from tests.support.refusals import mentions
 from tests.support.strategies import assert_within, seeds
@@ -128,7 +129,7 @@ def reference_logits(adapter: Adapter) -> np.ndarray:
 @pytest.mark.parametrize("name", [*make_peft.OWN, *make_peft.PEFTS])
 def test_an_adapter_has_the_logits_that_peft_computes(name, tmp_path):
     """PEFT reads our files, and we read PEFT's: the logits are PEFT's, applied and merged (goldens/make_peft.py)."""
-    golden = json.loads((GOLDENS / "peft.json").read_text())
+    golden = read_golden("peft")
     if name in make_peft.OWN:
         assert make_peft.write_own(tmp_path)[name] == golden["digests"][name]  # the file that PEFT has read
         folder = tmp_path / name
