@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 
 import click
@@ -45,7 +46,7 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     config = checkpoint.config
     check_length(prompt, config.context)
     check_supported(config)
-    weights = sum(rows * cols for rows, *rest in tensor_shapes(config).values() for cols in [rest[0] if rest else 1])
+    weights = sum(math.prod(shape) for shape in tensor_shapes(config).values())
     if (needed := needed_bytes(config, weights, prompt=len(prompt))) > (free := available_bytes()):
         raise click.ClickException(
             f"a proof with {weights:,} weights and {len(prompt):,} tokens needs about {needed / 2**30:,.1f} GiB of "
@@ -56,9 +57,8 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
 
         params = load_reference_params(checkpoint)
         decoder, tokens = Decoder(vocabulary), []
-        shown = "".join(map(decoder.feed, prompt))
         if not as_json:
-            write(shown)
+            write("".join(map(decoder.feed, prompt)))
         most = min(max_new_tokens, config.context - len(prompt))
         for token in prove(params, prompt, config=config, stops=checkpoint.stops, max_new_tokens=most):
             tokens.append(token)
