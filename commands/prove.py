@@ -56,9 +56,8 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
 
         params = load_reference_params(checkpoint)
         decoder, tokens, proven = Decoder(vocabulary), [], []
-        shown = "".join(map(decoder.feed, prompt))
         if not as_json:
-            write(shown)
+            write("".join(map(decoder.feed, prompt)))
         most = min(max_new_tokens, config.context - len(prompt))
         for token in prove(params, prompt, config=config, stops=checkpoint.stops, max_new_tokens=most):
             tokens.append(token)

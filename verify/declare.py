@@ -219,9 +219,8 @@ def _beyond(
 
     The other sizes stay small.
     """
-    beside = {name: [_small(size)] for name, size in sizes.items()}
+    small = {name: _small(size) for name, size in sizes.items()}
     if large is None:
-        small = {name: values[0] for name, values in beside.items()}
 
         def most_numbers(drawn: Mapping[str, int]) -> int:
             return max((prod(axis.length(drawn) for axis in axes) for axes in dimensions.values()), default=0)
@@ -234,7 +233,7 @@ def _beyond(
             ]
             for name in sizes
         }
-    return Large(large, beside={name: choice for name, choice in beside.items()})
+    return Large(large, beside={name: [size] for name, size in small.items()})
 
 
 SMALL = 5  # about the size of all other dimensions while one is large

@@ -58,21 +58,20 @@ def loosened(contract: Contract, unit: str) -> Contract:
     and the definition has none.
     """
     rounding = FLOAT32._replace(part=PARTS[unit]) if unit in PARTS else Rounding.of(PRECISIONS[unit])
-    wide, narrow = (
-        replace(contract, expect=derived(contract.definition, rounding=each)) for each in (rounding, FLOAT32)
-    )
+    wide = replace(contract, expect=derived(contract.definition, rounding=rounding))
+    plain = replace(contract, expect=derived(contract.definition))
     limits = PRECISIONS[dtypes_for(unit, [])[0]]
     widened = False
     try:
         for draw in itertools.islice(draws_from(contract.draws, Random(0)), TRIED):
             arguments = contract.arguments(precision=limits, **draw)
-            pairs = zip(wide.expected(arguments), narrow.expected(arguments), strict=True)
-            widened |= any(np.any(output.hard > plain.hard) for output, plain in pairs)
+            pairs = zip(wide.expected(arguments), plain.expected(arguments), strict=True)
+            widened |= any(np.any(output.hard > narrow.hard) for output, narrow in pairs)
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no weaker contract can be derived for {contract.name}: {error}") from None
     if unit in PARTS and not widened:
         raise ValueError(f"{contract.name} multiplies no matrices, so {unit} changes nothing: leave out --loose")
-    loose = _in_parts(contract, unit, rounding) if unit in PARTS else _rounding_each(wide, unit, rounding)
+    loose = _in_parts(contract, wide, plain, unit, rounding) if unit in PARTS else _rounding_each(wide, unit, rounding)
     return replace(loose, laws=[_loosened(law, loose) for law in contract.laws])
 
 
@@ -86,23 +85,22 @@ def _rounding_each(contract: Contract, dtype: str, rounding: Rounding) -> Contra
     )
 
 
-def _in_parts(contract: Contract, unit: str, rounding: Rounding) -> Contract:
+def _in_parts(contract: Contract, wide: Contract, plain: Contract, unit: str, rounding: Rounding) -> Contract:
     """Weaken `contract` for a candidate that multiplies matrices by three products of their parts.
 
-    The bound is the derived one. If the contract allows more than the derived bound of a float32 kernel, for example
-    for an online softmax, we add the difference.
+    The bound is the derived one, from `wide`. If `contract` allows more than `plain`, the derived bound of a float32
+    kernel, for example for an online softmax, we add the difference.
     """
-    split, plain = (derived(contract.definition, rounding=each) for each in (rounding, FLOAT32))
 
     def expect(*positional: Any, **named: Any) -> tuple[Expected, ...]:
         versions = [
             (output,) if isinstance(output, Expected) else output
-            for output in (make(*positional, **named) for make in (split, plain, contract.expect))
+            for output in (version.expect(*positional, **named) for version in (wide, plain, contract))
         ]
         outputs = []
-        for wide, narrow, own in zip(*versions, strict=True):
+        for loose, narrow, own in zip(*versions, strict=True):
             more = np.subtract(own.hard, narrow.hard, out=np.zeros_like(own.hard), where=np.isfinite(narrow.hard))
-            hard = wide.hard + np.maximum(more, 0)
+            hard = loose.hard + np.maximum(more, 0)
             outputs.append(own._replace(hard=hard, alarm=hard))
         return tuple(outputs)
 

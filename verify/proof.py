@@ -19,9 +19,9 @@ import numpy as np
 from flint import arb, ctx
 
 from llamaspec.reference.config import Config
-from llamaspec.reference.llama import Cache, Layer, Linear, Params, empty_cache, hidden_states, unembed
+from llamaspec.reference.llama import Cache, Params, empty_cache, hidden_states, unembed
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Rotation
-from llamaspec.verify.bounds.balls import Balls, UndecidedError
+from llamaspec.verify.bounds.balls import Balls, UndecidedError, operand
 
 BITS = 256
 MOST_BITS = 2048
@@ -157,8 +157,8 @@ def digest(params: Params) -> str:
             total.update(str(part.shape).encode())
             total.update(np.ascontiguousarray(part, "<f8"))
         elif isinstance(part, tuple | list):
-            for each in part:
-                add(each)
+            for member in part:
+                add(member)
 
     add(params)
     return total.hexdigest()
@@ -177,7 +177,7 @@ def _exact_params(params: Params, config: Config) -> Params:
     def exact(part: Any) -> Any:
         if isinstance(part, np.ndarray):
             return Balls(part)
-        return type(part)(*map(exact, part)) if isinstance(part, Layer | Linear | tuple) and part else part
+        return type(part)(*map(exact, part)) if isinstance(part, tuple) else part
 
     embedding = Balls(params.embedding)
     head = embedding if config.tied else Balls(params.head)
@@ -192,7 +192,7 @@ def _exact_params(params: Params, config: Config) -> Params:
 def _exact_config(config: Config) -> ExactConfig:
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     if config.attention_scale is None:
-        values["attention_scale"] = Balls(_objects([1 / arb(config.head_dim).sqrt()]))[0]
+        values["attention_scale"] = operand(1 / arb(config.head_dim).sqrt())
     return ExactConfig(**values)
 
 
@@ -206,13 +206,7 @@ def _frequencies(features: int, theta: float, scaling: LinearScaling | Llama3Sca
             turns = [original_context * f / (2 * arb.pi()) for f in fast]
             keep = [((turn - low) / (high - low)).max(arb(0)).min(arb(1)) for turn in turns]
             fast = [k * f + (1 - k) * f / factor for k, f in zip(keep, fast, strict=True)]
-    return Balls(_objects(fast))
-
-
-def _objects(balls: Sequence[arb]) -> np.ndarray:
-    array = np.empty(len(balls), object)
-    array[:] = balls
-    return array
+    return Balls(np.array(fast, object))
 
 
 def _token(logits: Any, bits: int) -> ProvenToken | None:

@@ -145,9 +145,9 @@ BITS = {"tf32x3": 11, "bf16x3": 8}  # significant bits of a part
 def part(x, bits: int, *, cut: bool):
     """Round float32 numbers to `bits` significant bits, or cut off the other bits."""
     words = x.astype(np.float32).view(np.uint32)
-    rest = np.uint32(24 - bits)
-    half = np.uint32(0) if cut else (np.uint32(1) << (rest - np.uint32(1)))
-    return ((words + half) >> rest << rest).view(np.float32)
+    dropped = np.uint32(24 - bits)
+    half = np.uint32(0) if cut else (np.uint32(1) << (dropped - np.uint32(1)))
+    return ((words + half) >> dropped << dropped).view(np.float32)
 
 
 def chopped(x):

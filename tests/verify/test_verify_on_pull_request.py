@@ -29,9 +29,9 @@ def softmax(x):
 def steps() -> dict[str, str]:
     """Return the shell script of each step that has one, by name."""
     text = WORKFLOW.read_text(encoding="utf-8")
-    found = re.findall(r"- name: (.+)\n +run: \|\n((?: {10}.+\n)+)", text)
-    assert text.count("run:") == len(found)
-    return {name: textwrap.dedent(script) for name, script in found}
+    scripts = re.findall(r"- name: (.+)\n +run: \|\n((?: {10}.+\n)+)", text)
+    assert text.count("run:") == len(scripts)
+    return {name: textwrap.dedent(script) for name, script in scripts}
 
 
 def run_step(name: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -162,9 +162,7 @@ def _matmul(a: Balls, b: Balls) -> Balls:
 
 
 def _entries(matrix: arb_mat) -> np.ndarray:
-    values = np.empty(matrix.nrows() * matrix.ncols(), object)
-    values[:] = matrix.entries()
-    return values.reshape(matrix.nrows(), matrix.ncols())
+    return np.array(matrix.entries(), object).reshape(matrix.nrows(), matrix.ncols())
 
 
 def _where(condition: Any, x: Any, y: Any) -> Balls:
@@ -193,11 +191,8 @@ def _isneginf(x: Balls) -> np.ndarray:
     return np.asarray(np.frompyfunc(lambda ball: bool(ball == arb("-inf")), 1, 1)(x.balls), bool)
 
 
-def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Balls]:
-    def apply(parts: Sequence[Any], axis: int = 0) -> Balls:
-        return Balls(join([operand(part).balls for part in parts], axis=axis))
-
-    return apply
+def _concatenate(parts: Sequence[Any], axis: int = 0) -> Balls:
+    return Balls(np.concatenate([operand(part).balls for part in parts], axis=axis))
 
 
 def _split(x: Balls, places: Any, axis: int = 0) -> list[Balls]:
@@ -218,9 +213,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.mean: _mean,
     np.max: _max,
     np.isneginf: _isneginf,
-    np.concatenate: _joining(np.concatenate),
-    np.stack: _joining(np.stack),
+    np.concatenate: _concatenate,
     np.split: _split,
     np.moveaxis: lambda x, source, target: x._moved(lambda values: np.moveaxis(values, source, target)),
-    np.broadcast_to: lambda x, shape: x._moved(lambda values: np.broadcast_to(values, shape)),
 }

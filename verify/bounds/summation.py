@@ -20,6 +20,9 @@ in the largest class of equal terms. One random number decides the roundings of 
     variance of e <= sum over classes (sum_{k in class} u s_k)^2 / 3 <= c u^2 sum_k s_k^2 / 3 <= c u^2 S A / 3
     |e| <= u min(7 sqrt(c S A / 3), A)
 
+The model misses one case: unequal terms that agree modulo the ulp also have equal roundings, but we count them as
+independent, so a sum of such terms may have a larger error than the model allows.
+
 The orders of a sum differ in A, and so in the error that the model allows, if the n terms are about equally large:
 
     order                    A               all terms differ (c = 1)     all terms are equal (c = n)

@@ -139,10 +139,10 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
     """
     clock = Clock(caller.library)
 
-    def other() -> tuple[list, dict[str, Any]]:
+    def varied_inputs() -> tuple[list, dict[str, Any]]:
         return [varied(value) for value in positional], {name: varied(value) for name, value in keyword.items()}
 
-    reply = caller(*other())  # compiles
+    reply = caller(*varied_inputs())  # compiles
     end = perf_counter() + seconds
 
     def settled(results: Sequence[Any]) -> bool:
@@ -151,7 +151,7 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
         return True
 
     while not (reply.failure or reply.unavailable or clock.enough(end)):
-        reply = caller(*other(), clock.measure, lambda results: False)
+        reply = caller(*varied_inputs(), clock.measure, lambda results: False)
     if not (reply.failure or reply.unavailable):
         reply = caller(positional, keyword, clock.measure, settled)
     return clock.times, reply

@@ -125,6 +125,10 @@ def verify(
         all_draws(contract, only),
     )
     usual = len(search.candidate.seconds)
+
+    def random_draw(sizes: Mapping[str, Sequence[Any]]) -> Draw:
+        return next(uniform(contract, None, parsed(sizes), seed=seed))
+
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and random ones
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
@@ -134,11 +138,9 @@ def verify(
         reason = f"at the sizes of published models, a call would take about {expected_seconds:.0f} s"
         search.not_judged[reason] += len(widest)
     else:  # without a law, which would need more calls
-        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in widest)
-        search.judge_more({**next(draws), LAW: None} for draws in drawn)
+        search.judge_more({**random_draw(sizes), LAW: None} for sizes in widest)
     if shapes is None:  # otherwise a shape with a size of 0 would be one more than the candidate may compile
-        drawn = (uniform(contract, None, parsed(sizes), seed=seed) for sizes in contract.large.empty_narrowings(only))
-        search.judge_more(next(draws) for draws in drawn)
+        search.judge_more(random_draw(sizes) for sizes in contract.large.empty_narrowings(only))
     if search.may_shrink and shapes is not None:  # there may be a smaller one among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, deterministic, lambda examples: None)
         try:
