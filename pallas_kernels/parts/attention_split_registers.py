@@ -48,6 +48,7 @@ from llamaspec.pallas_kernels.parts.inline import (
 )
 from llamaspec.pallas_kernels.parts.integer_mma import Lane
 from llamaspec.pallas_kernels.parts.key_rows import KeyRows
+from llamaspec.pallas_kernels.parts.wgmma import filled
 
 KEYS = 16  # of a warp in a step
 COLUMNS = 8  # queries of a thread block, padded
@@ -134,14 +135,11 @@ class SplitAttentionRegisters:
             o = o * lax.broadcast_in_dim(plgpu.layout_cast(rescale, OUT.reduce(2)), wide, (0, 1))
             return k, _add_weighted(o, v, p, target), larger, sums
 
-        def full(value: float, *shape: int, layout):
-            return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-
         state = (
             _load_keys(keys.rows("k", jnp.int32(0)), target),
-            full(0.0, *wide, layout=OUT),
-            full(LOWEST, WARPS, COLUMNS, layout=STATISTICS),
-            full(0.0, *shape, layout=SCORES),
+            filled(0.0, *wide, layout=OUT),
+            filled(LOWEST, WARPS, COLUMNS, layout=STATISTICS),
+            filled(0.0, *shape, layout=SCORES),
         )
         _, o, m, sums = lax.fori_loop(0, keys.steps, walk_step, state)
         return o, m, sums
