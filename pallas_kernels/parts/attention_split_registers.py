@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 from jaxtyping import Array
 
 from llamaspec.pallas_kernels.parts.attention_split import LOWEST
@@ -34,6 +34,7 @@ from llamaspec.pallas_kernels.parts.inline import (
     address,
     all_words,
     array,
+    assembly,
     float32,
     int32,
     int64,
@@ -284,15 +285,13 @@ def _add_weighted(o: Array, v: Array, p: Array, target: Target) -> Array:
 def _mma(a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
     """Multiply A by B and add C. Arguments are a lane's parts, in the order of the instruction."""
     constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-    several = llvm.StructType.get_literal([float32()] * 4)
-    out = llvm.inline_asm(several, [*a, *b, *c], MMA, constraints, has_side_effects=False)
-    return [llvm.extractvalue(float32(), out, [place]) for place in range(4)]
+    return assembly(MMA, [*a, *b, *c], [float32()] * 4, constraints)
 
 
 def _transposed(first: Any, second: Any) -> Any:
     """Round a key's weights for two queries, and transpose them to the weights of two keys for one query."""
-    pair = llvm.inline_asm(int32(), [first, second], ROUND, "=r,f,f", has_side_effects=False)
-    return ptx(TRANSPOSE, [pair], results=1)[0]
+    pair = assembly(ROUND, [first, second], [int32()], "=r,f,f")
+    return ptx(TRANSPOSE, pair, results=1)[0]
 
 
 def _joined(a: Any, b: Any, half: int) -> Any:
