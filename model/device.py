@@ -89,14 +89,14 @@ def no_room_to_start() -> str:
 
 def default_device() -> Device:
     """Describe the device that JAX computes on by default."""
-    device, *more = devices()
-    capability, *others = (getattr(each, "compute_capability", None) for each in (device, *more))
+    device, *_ = all_devices = devices()
+    capability, *others = (getattr(device, "compute_capability", None) for device in all_devices)
     return Device(
         device.platform,
         device.device_kind,
         capability,
         card_of(device).processors,
-        tuple(sorted({other for other in others if other not in (None, capability)})),
+        tuple(sorted({*others} - {None, capability})),
     )
 
 

@@ -40,20 +40,26 @@ VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
-def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+def kernel_table(card: str, only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
     """Compile the cases that have `only` in their name, from the sample or from the table.
 
     Yields the name, the rows for the report, and the broken gates of each case.
     """
-    cases = sampled() if sample else gated_cases()
-    names = [name for name in cases if only in name and refusal(name) is None]
-    for name, compiled in compile(compile_case, names):
+    on_h200, target = card == "h200", SHEETS[card].card
+    shorter = sampled if on_h200 else card_sampled
+    cases = shorter() if sample else gated_cases()
+    names = [name for name in cases if only in name and refusal(name) is None and not lacks(cases[name], target)]
+    for name, compiled in compile(partial(compile_case, card=card), names):
         case = cases[name]
         if isinstance(compiled, CallFailure):
             yield name, [], [compiled.reason]
-        else:
-            program, kernels = compiled
+            continue
+        program, kernels = compiled
+        if on_h200:
             yield name, [kernel_row(case, kernel) for kernel in kernels], list(broken_by(case, program, kernels))
+        else:  # nothing is measured
+            broken = broken_on_card(case, target, program, kernels)
+            yield name, [card_row(case, kernel) for kernel in kernels], list(broken)
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
@@ -68,20 +74,6 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
             layers = (FEW_LAYERS, step.layers)
             broken = broken_by_step(*compiled, layers=layers, cache=step.cache, plain=step.plain)
             yield name, [step_row(name, *compiled, layers=layers)], list(broken)
-
-
-def card_table(card: str, only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases that have `only` in their name for a card on which nothing is measured, like `kernel_table`."""
-    sheet = SHEETS[card]
-    cases = card_sampled() if sample else gated_cases()
-    names = [name for name in cases if only in name and refusal(name) is None and not lacks(cases[name], sheet.card)]
-    for name, compiled in compile(partial(compile_case, card=card), names):
-        if isinstance(compiled, CallFailure):
-            yield name, [], [compiled.reason]
-        else:
-            program, kernels = compiled
-            rows = [card_row(cases[name], kernel) for kernel in kernels]
-            yield name, rows, list(broken_on_card(cases[name], sheet.card, program, kernels))
 
 
 @click.command()
@@ -110,7 +102,7 @@ def main(card: str, only: str, sample: bool, limit: float, at_once: int, raw: Pa
     compiled, broken, on_h200 = 0, 0, card == "h200"
     tables: list[list[Row]] = []
     for entries in (
-        kernel_table(only, sample, compile) if on_h200 else card_table(card, only, sample, compile),
+        kernel_table(card, only, sample, compile),
         step_table(only, sample, compile) if on_h200 else (),
     ):
         tables.append([])

@@ -32,9 +32,19 @@ def broken_by(case: Case, program: ProgramFacts, kernels: Sequence[Kernel]) -> I
     yield from _large_copies(program)
 
 
-def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> Iterator[str]:
+def _broken_on_any_card(kernel: Kernel, limits: KernelLimits) -> Iterator[str]:
     if kernel.spilled:
         yield f"expected no register spills, got {kernel.spilled} bytes per thread"
+    if kernel.hasty:
+        yield "requests a copy into shared memory that threads may still be reading"
+    if kernel.unmet:
+        yield "reads shared memory after a store of another thread, without a barrier between"
+    if kernel.cached_loads and not limits.eager:
+        yield f"{kernel.cached_loads} loads before the wait for the previous kernel stay in the first-level cache"
+
+
+def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> Iterator[str]:
+    yield from _broken_on_any_card(kernel, limits)
     # The loop over a short row is unrolled, and has no limit of registers.
     if kernel.loop and kernel.registers > limits.registers:
         yield f"expected at most {limits.registers} registers, got {kernel.registers}"
@@ -46,19 +56,12 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
         yield f"expected at most {limits.loop} instructions in the main loop, got {kernel.loop}"
     if bits and kernel.narrow:
         yield f"expected global loads of 128 bits in the main loop, got {kernel.narrow} narrower ones"
-    if kernel.hasty:
-        yield "requests a copy into shared memory that threads may still be reading"
-    if kernel.unmet:
-        yield "reads shared memory after a store of another thread, without a barrier between"
     if limits.wgmma and not kernel.wgmma:
         yield "expected tensor-core products (wgmma) in a loop, got none"
     if not kernel.waits:
         yield "does not wait for the previous kernel"
     elif bits and limits.eager and not kernel.eager:
         yield "expected loads of weights before the wait for the previous kernel, got none"
-    if kernel.cached_loads and not limits.eager:
-        count = kernel.cached_loads
-        yield f"{count} loads before the wait for the previous kernel stay in the first-level cache"
 
 
 def lacks(case: Case, card: Card) -> str | None:
@@ -95,8 +98,7 @@ def broken_on_card(case: Case, card: Card, program: ProgramFacts, kernels: Seque
 
 
 def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
-    if kernel.spilled:
-        yield f"expected no register spills, got {kernel.spilled} bytes per thread"
+    yield from _broken_on_any_card(kernel, case.kernels.get(kernel.name, KernelLimits()))
     if kernel.shared > card.block_shared:
         yield f"expected at most {card.block_shared} bytes of shared memory, got {kernel.shared}"
     for feature in kernel.features:
@@ -104,8 +106,6 @@ def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
             yield f"has instructions that need {feature}, which the card does not have"
     if kernel.waits != card.dependent_launch:
         yield f"expected {'a' if card.dependent_launch else 'no'} wait for the previous kernel"
-    if kernel.cached_loads and not case.kernels.get(kernel.name, KernelLimits()).eager:
-        yield f"{kernel.cached_loads} loads before the wait for the previous kernel stay in the first-level cache"
     if kernel.moved:
         yield f"waits for loads in flight: it moves {kernel.moved} registers that the same turn loads"
     least = least_load(case)
@@ -113,10 +113,6 @@ def _broken_on_card(kernel: Kernel, card: Card, case: Case) -> Iterator[str]:
         yield f"expected loads to registers of {least} bits or more, got {narrow} narrower ones"
     if case.bits and not card.copy_engine and not kernel.streamed:
         yield "expected loads of weights to registers, got none"
-    if kernel.hasty:
-        yield "requests a copy into shared memory that threads may still be reading"
-    if kernel.unmet:
-        yield "reads shared memory after a store of another thread, without a barrier between"
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:

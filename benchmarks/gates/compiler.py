@@ -35,10 +35,12 @@ DUMPED = {"xla_dump_hlo_snapshots": True}
 
 
 @cache
-def mesh(card: str = "h200") -> Mesh:
-    """Make a mesh of one card."""
-    topology = topologies.get_topology_desc(platform="cuda", target_config=SHEETS[card].target, topology="1x1x1")
-    return topologies.make_mesh(topology, (1,), ("device",))
+def mesh(card: str = "h200", *, devices: int = 1, axis: str = "device") -> Mesh:
+    """Make a mesh of one or several cards, with one axis."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=SHEETS[card].target, topology=f"1x1x{devices}"
+    )
+    return topologies.make_mesh(topology, (devices,), (axis,))
 
 
 @contextmanager

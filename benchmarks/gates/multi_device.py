@@ -4,11 +4,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from llamaspec.benchmarks.gates.compiler import SHEETS
+from llamaspec.benchmarks.gates.compiler import mesh
 
 import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 import numpy as np
-from jax.experimental import topologies
 
 from llamaspec.benchmarks.gates.checks import LARGE
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
@@ -47,17 +46,14 @@ def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
     model, devices = STEPS[name]
     config, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
     config = share(config, devices)
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=SHEETS["h200"].target, topology=f"1x1x{devices}"
-    )
-    mesh = topologies.make_mesh(topology, (devices,), (AXIS,))
+    h200s = mesh(devices=devices, axis=AXIS)
     shapes = abstract_params(config, dtype=dtype, positions=CAPACITY, tensors=empty_share(config, devices, dtype))
     ops, reasons = pallas_ops(config, shapes, capacity=CAPACITY)
-    partition = Partition(mesh, layouts(shapes, config), cache_layout(layers))
+    partition = Partition(h200s, layouts(shapes, config), cache_layout(layers))
     layout = Layout(batch=1, capacity=CAPACITY, chunk=0, burst=128, cache_dtype=dtype)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     fixed: dict[str, Any] = {"config": config, "ops": tensor_parallel(ops), "greedy": True, "burst": layout.burst}
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with jax.sharding.use_abstract_mesh(h200s.abstract_mesh):
         lowered = partition.jit(partial(decode, **fixed)).lower(shapes, *decode_shapes(config, cache))
     compiled = lowered.compile(LOOPS_IN_GRAPHS)
     memory, hlo = compiled.memory_analysis(), compiled.as_text()

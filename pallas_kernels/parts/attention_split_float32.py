@@ -27,6 +27,7 @@ from llamaspec.pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces,
 from llamaspec.pallas_kernels.parts.inline import stream
 from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 from llamaspec.pallas_kernels.parts.key_rows import KeyRows
+from llamaspec.pallas_kernels.parts.wgmma import filled
 
 ROWS = 8  # rows of a tile at a time, as swizzled shared memory is divided
 VECTOR = 4  # numbers per load of a thread: 16 bytes
@@ -94,11 +95,12 @@ class SplitAttentionFloat32:
                 after.append((o * self._across(rescale) + v * self._across(p), larger, total * rescale + p))
             return after
 
-        def full(value: float, *shape: int, layout):
-            return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-
         rows = self.layout.reduce(1)
-        zero = full(0.0, *shape, layout=self.layout), full(LOWEST, ROWS, layout=rows), full(0.0, ROWS, layout=rows)
+        zero = (
+            filled(0.0, *shape, layout=self.layout),
+            filled(LOWEST, ROWS, layout=rows),
+            filled(0.0, ROWS, layout=rows),
+        )
         state = [zero] * self.group
         if isinstance(keys, OpenRing):
             return self._walk_ring(keys, multiply, state)

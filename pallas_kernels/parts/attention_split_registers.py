@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 from jaxtyping import Array
 
 from llamaspec.pallas_kernels.parts.attention_split import LOWEST
@@ -34,6 +34,7 @@ from llamaspec.pallas_kernels.parts.inline import (
     address,
     all_words,
     array,
+    assembly,
     float32,
     int32,
     int64,
@@ -48,6 +49,7 @@ from llamaspec.pallas_kernels.parts.inline import (
 )
 from llamaspec.pallas_kernels.parts.integer_mma import Lane
 from llamaspec.pallas_kernels.parts.key_rows import KeyRows
+from llamaspec.pallas_kernels.parts.wgmma import filled
 
 KEYS = 16  # of a warp in a step
 COLUMNS = 8  # queries of a thread block, padded
@@ -134,14 +136,11 @@ class SplitAttentionRegisters:
             o = o * lax.broadcast_in_dim(plgpu.layout_cast(rescale, OUT.reduce(2)), wide, (0, 1))
             return k, _add_weighted(o, v, p, target), larger, sums
 
-        def full(value: float, *shape: int, layout):
-            return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-
         state = (
             _load_keys(keys.rows("k", jnp.int32(0)), target),
-            full(0.0, *wide, layout=OUT),
-            full(LOWEST, WARPS, COLUMNS, layout=STATISTICS),
-            full(0.0, *shape, layout=SCORES),
+            filled(0.0, *wide, layout=OUT),
+            filled(LOWEST, WARPS, COLUMNS, layout=STATISTICS),
+            filled(0.0, *shape, layout=SCORES),
         )
         _, o, m, sums = lax.fori_loop(0, keys.steps, walk_step, state)
         return o, m, sums
@@ -286,15 +285,13 @@ def _add_weighted(o: Array, v: Array, p: Array, target: Target) -> Array:
 def _mma(a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
     """Multiply A by B and add C. Arguments are a lane's parts, in the order of the instruction."""
     constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-    several = llvm.StructType.get_literal([float32()] * 4)
-    out = llvm.inline_asm(several, [*a, *b, *c], MMA, constraints, has_side_effects=False)
-    return [llvm.extractvalue(float32(), out, [place]) for place in range(4)]
+    return assembly(MMA, [*a, *b, *c], [float32()] * 4, constraints)
 
 
 def _transposed(first: Any, second: Any) -> Any:
     """Round a key's weights for two queries, and transpose them to the weights of two keys for one query."""
-    pair = llvm.inline_asm(int32(), [first, second], ROUND, "=r,f,f", has_side_effects=False)
-    return ptx(TRANSPOSE, [pair], results=1)[0]
+    pair = assembly(ROUND, [first, second], [int32()], "=r,f,f")
+    return ptx(TRANSPOSE, pair, results=1)[0]
 
 
 def _joined(a: Any, b: Any, half: int) -> Any:

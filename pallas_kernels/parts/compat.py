@@ -44,11 +44,6 @@ class Target:
         """Tell whether a kernel starts before the previous kernel ends."""
         return self.pdl and self.card.dependent_launch and not self.interpret
 
-    def require_copy_engine(self, op: str) -> None:
-        """Raise Unsupported if the card has no TMA, with which this kernel copies to shared memory."""
-        if not self.card.copy_engine:
-            raise Unsupported(f"{op} needs a GPU with TMA (compute capability 9.0 or later), got {self.card}")
-
     def require_wgmma(self, op: str) -> None:
         """Raise Unsupported if the card does not have the instruction wgmma, with which this kernel multiplies."""
         if not self.card.wgmma:

@@ -225,11 +225,7 @@ def load_global(address: Any, count: int, *, written: bool) -> list[Any]:
     constant = "" if written else ".nc"
     instruction = f"ld.global{constant}.L1::no_allocate.L2::128B{width}.b32 {into}, [${count}];"
     constraints = ",".join([*["=r"] * count, "l"])
-    if count == 1:
-        return [llvm.inline_asm(int32(), [address], instruction, constraints, has_side_effects=written)]
-    several = llvm.StructType.get_literal([int32()] * count)
-    out = llvm.inline_asm(several, [address], instruction, constraints, has_side_effects=written)
-    return [llvm.extractvalue(int32(), out, [place]) for place in range(count)]
+    return assembly(instruction, [address], [int32()] * count, constraints, has_side_effects=written)
 
 
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
@@ -245,8 +241,14 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
     """Run a PTX instruction without side effects. Its text names the int32 results $0, $1, ..., then the operands."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
-    if results == 1:
-        return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]
-    several = llvm.StructType.get_literal([int32()] * results)
-    out = llvm.inline_asm(several, list(operands), instruction, constraints, has_side_effects=False)
-    return [llvm.extractvalue(int32(), out, [place]) for place in range(results)]
+    return assembly(instruction, operands, [int32()] * results, constraints)
+
+
+def assembly(
+    instruction: str, operands: Sequence[Any], kinds: Sequence[Any], constraints: str, *, has_side_effects: bool = False
+) -> list[Any]:
+    """Run a PTX instruction with results of these `kinds`. `constraints` are the ones of LLVM, results first."""
+    several = len(kinds) > 1
+    type = llvm.StructType.get_literal(list(kinds)) if several else kinds[0]
+    out = llvm.inline_asm(type, list(operands), instruction, constraints, has_side_effects=has_side_effects)
+    return [llvm.extractvalue(kind, out, [place]) for place, kind in enumerate(kinds)] if several else [out]
