@@ -49,12 +49,13 @@ millionths of a nat per token, with only this matrix rounded; two stories give i
 
 What to see:
 
-- With its scales, no method moves a weight less than RTN. AWQ, GPTQ and QAT move weights further, and outputs less.
+- With RTN's scales, no method moves a weight less than RTN. AWQ, GPTQ and QAT move weights further, and outputs less.
 - GPTQ has weights that are much further away, and the smallest error of outputs with 4.5 bits: the errors of a row
   cancel. On texts that it has not seen it loses a little of that.
 - AWQ rounds as RTN does, but a matrix with enlarged columns. A model of this size has few outlying activations, so it
   gains little here.
-- HQQ needs no text, and its zero points fit groups whose weights lean to one side. They cost half a bit per weight.
+- HQQ needs no text. Its zero points help if most weights of a group are positive, or most are negative. They cost half
+  a bit per weight.
 - QAT here takes {steps} steps for the outputs of this one matrix, with RTN's scales. Training a whole model for its
   loss ([how](training.md#weights-that-survive-rounding-or-pruning)) gives it far more to choose.
 - SmoothQuant is about activations. Compare it with the row above it, in which activations are int8, too.
