@@ -14,13 +14,14 @@ from jaxtyping import Float64
 from llamaspec.learn.quantizers.by_inputs import METHODS
 from llamaspec.learn.quantizers.schemes import SCHEMES
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.evaluation_by_tensor import relative_error
 from llamaspec.model.llama import load
 from llamaspec.model.quantize.methods import ALPHA
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference.config import Config
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import FeedForward, Params, apply_norm, attend, empty_cache, feed_forward, forward
-from llamaspec.reference.logsumexp import logsumexp
+from llamaspec.reference.losses import log_softmax
 from llamaspec.reference.quantizers import qat, smoothquant, symmetric
 from llamaspec.reference.swiglu import swiglu
 
@@ -183,15 +184,11 @@ def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarra
 
     def error(x: np.ndarray) -> float:
         inputs = x if factors is None else smoothquant.activations(x / factors)
-        return _relative(inputs @ rounded.T, x @ of.weight.T)
+        return relative_error(x @ of.weight.T, inputs @ rounded.T)
 
-    weights = None if factors is not None else _relative(rounded, of.weight)
+    weights = None if factors is not None else relative_error(of.weight, rounded)
     kl = None if factors is not None else divergence(of, rounded)
     return Result(name, bits, weights, error(of.seen), error(of.others), kl)
-
-
-def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 def divergence(of: Layer, rounded: Matrix) -> float:
@@ -210,7 +207,7 @@ def divergence(of: Layer, rounded: Matrix) -> float:
 def log_probabilities(params: Params, ids: np.ndarray, config: Config) -> Float64[np.ndarray, "seq vocab"]:
     """Compute the logarithms of the probabilities of all next tokens, after each token of a text."""
     logits, _ = forward(params, ids, empty_cache(config), config=config)
-    return logits - logsumexp(logits)[:, None]
+    return log_softmax(logits)
 
 
 def page() -> str:
