@@ -110,7 +110,7 @@ class Layer(NamedTuple):
     expected: list[Float64[np.ndarray, "seq vocab"]]  # log probabilities of the original model for the other texts
 
 
-def layer() -> Layer:
+def load_layer() -> Layer:
     """Run the stories of model/stories/README.md through the built-in model, up to the matrix."""
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
@@ -165,41 +165,41 @@ def trained(w: Matrix, x: Float64[np.ndarray, "tokens cols"]) -> Matrix:
     return best
 
 
-def results(of: Layer) -> Iterator[Result]:
+def results(layer: Layer) -> Iterator[Result]:
     """Yield the errors of every method on the matrix."""
-    w, seen = of.weight, of.seen
-    yield _result(of, "RTN", "4.5", SCHEMES["q4"].rounded(w))
-    yield _result(of, "HQQ", "5", SCHEMES["HQQ, 4 bits"].rounded(w))
-    yield _result(of, "AWQ", "4.5", METHODS["awq"].store(w, seen).restored)
-    yield _result(of, "GPTQ", "4.5", METHODS["gptq"].store(w, seen).restored)
-    yield _result(of, "QAT", "4.5", trained(w, seen))
+    w, seen = layer.weight, layer.seen
+    yield _result(layer, "RTN", "4.5", SCHEMES["q4"].rounded(w))
+    yield _result(layer, "HQQ", "5", SCHEMES["HQQ, 4 bits"].rounded(w))
+    yield _result(layer, "AWQ", "4.5", METHODS["awq"].store(w, seen).restored)
+    yield _result(layer, "GPTQ", "4.5", METHODS["gptq"].store(w, seen).restored)
+    yield _result(layer, "QAT", "4.5", trained(w, seen))
     ones = np.ones(w.shape[1])
     s = smoothquant.factors(np.max(np.abs(seen), axis=0), w, alpha=ALPHA)
     for name, factors in (("RTN", ones), ("SmoothQuant", s)):
-        yield _result(of, f"{name}, int8 W and int8 X", "8.1", SCHEMES["q8_row"].rounded(w * factors), factors)
+        yield _result(layer, f"{name}, int8 W and int8 X", "8.1", SCHEMES["q8_row"].rounded(w * factors), factors)
 
 
-def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
+def _result(layer: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
     """Judge a rounded matrix. With `factors`, the inputs are divided by these factors and rounded to int8."""
 
     def error(x: np.ndarray) -> float:
         inputs = x if factors is None else smoothquant.activations(x / factors)
-        return relative_error(x @ of.weight.T, inputs @ rounded.T)
+        return relative_error(x @ layer.weight.T, inputs @ rounded.T)
 
-    weights = None if factors is not None else relative_error(of.weight, rounded)
-    kl = None if factors is not None else divergence(of, rounded)
-    return Result(name, bits, weights, error(of.seen), error(of.others), kl)
+    weights = None if factors is not None else relative_error(layer.weight, rounded)
+    kl = None if factors is not None else divergence(layer, rounded)
+    return Result(name, bits, weights, error(layer.seen), error(layer.others), kl)
 
 
-def divergence(of: Layer, rounded: Matrix) -> float:
+def divergence(layer: Layer, rounded: Matrix) -> float:
     """Compute the mean KL divergence of the next token's distribution when only this matrix is rounded."""
-    block = of.params.layers[LAYER]
+    block = layer.params.layers[LAYER]
     assert isinstance(block.ffn, FeedForward)
     changed = block._replace(ffn=block.ffn._replace(down=block.ffn.down._replace(weight=rounded)))
-    params = of.params._replace(layers=[*of.params.layers[:LAYER], changed, *of.params.layers[LAYER + 1 :]])
+    params = layer.params._replace(layers=[*layer.params.layers[:LAYER], changed, *layer.params.layers[LAYER + 1 :]])
     parts = []
-    for ids, expected in zip(of.other_texts, of.expected, strict=True):
-        p, q = expected, log_probabilities(params, ids, of.config)
+    for ids, expected in zip(layer.other_texts, layer.expected, strict=True):
+        p, q = expected, log_probabilities(params, ids, layer.config)
         parts.append(np.sum(np.exp(p) * (p - q), axis=-1))
     return float(np.mean(np.concatenate(parts)))
 
@@ -212,22 +212,22 @@ def log_probabilities(params: Params, ids: np.ndarray, config: Config) -> Float6
 
 def page() -> str:
     """Write the text of docs/quantizers-compared.md."""
-    of = layer()
+    layer = load_layer()
     lines = ["| method | bits | W | W X | W X, other texts | KL |", "|---|---|---|---|---|---|"]
-    for result in results(of):
+    for result in results(layer):
         weights = "" if result.weights is None else f"{100 * result.weights:.1f}"
         kl = "" if result.divergence is None else f"{1e6 * result.divergence:.0f}"
         lines.append(
             f"| {result.name} | {result.bits} | {weights} | {100 * result.outputs:.1f} "
             f"| {100 * result.other_outputs:.1f} | {kl} |"
         )
-    rows, cols = of.weight.shape
+    rows, cols = layer.weight.shape
     sizes = {
         "layer": LAYER,
         "rows": rows,
         "cols": cols,
-        "tokens": len(of.seen),
-        "others": len(of.others),
+        "tokens": len(layer.seen),
+        "others": len(layer.others),
         "steps": STEPS,
     }
     questions = "\n".join(
