@@ -323,7 +323,7 @@ class _Parser:
         return element
 
     def _index(self, index: str) -> str:
-        """Return an index: letters beside each other, a word, or the group that follows `x_`."""
+        """Return an index: a word, one or more letters in a row, or the group in braces after `x_`."""
         if not index:
             opening = self._next()
             self.at += 1
@@ -366,8 +366,8 @@ class _Parser:
         self.at += 1
         group = self._group(opening, depth)
         parts = (element, *group.parts) if group.parts else ()
-        whole = Element("math", f"<mrow>{element.markup}{group.markup}</mrow>", element.spaces, group.tall, parts)
-        return self._scripts(whole, depth)
+        call = Element("math", f"<mrow>{element.markup}{group.markup}</mrow>", element.spaces, group.tall, parts)
+        return self._scripts(call, depth)
 
 
 def _symbol(mark: str) -> str:

@@ -27,7 +27,7 @@ BATCH = (16, 256)  # documents, tokens of each
 def compile_training(name: str) -> dict[str, int]:
     """Compile the functions of a training step of `name`, one of `TRAINED`, in float32, with `FEW_LAYERS` layers.
 
-    Returns for each function the number of writes whose order depends on threads.
+    Returns the number of writes of each function that happen in the order in which threads arrive.
     """
     config = replace(SHAPES[name], layers=FEW_LAYERS)
     shape = jax.ShapeDtypeStruct

@@ -47,21 +47,14 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
     file = folder / KERNEL
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist: make it with llamaspec lab start {exercise.number}")
-    if not exercise.op:
+    if exercise.op:
+        result = _check_kernel(exercise, file, seed, progress)
+    else:
         assert not isinstance(exercise, Broken) and exercise.judge is not None
         result = _check_layer(exercise.judge, file, function_of(exercise))
-        if result.solved:
-            (folder / SOLVED).write_text(_digest(file), encoding="utf-8")
-        return result
-    campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
-    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
-    [(report, _)] = run([job], campaign, progress=progress)
-    lines = counterexample(report, contract_for(exercise.op), advice=False)
-    finding = report.worst.finding
-    if finding is None:
+    if result.solved:
         (folder / SOLVED).write_text(_digest(file), encoding="utf-8")
-        return CheckResult(True, [lines[0], f"Solved: {report.compared:,} values are within their bounds."])
-    return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
+    return result
 
 
 def is_solved(folder: Path) -> bool:
@@ -72,6 +65,17 @@ def is_solved(folder: Path) -> bool:
 
 def _digest(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
+
+
+def _check_kernel(exercise: Exercise, file: Path, seed: int, progress: Stage) -> CheckResult:
+    campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
+    job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
+    [(report, _)] = run([job], campaign, progress=progress)
+    lines = counterexample(report, contract_for(exercise.op), advice=False)
+    finding = report.worst.finding
+    if finding is None:
+        return CheckResult(True, [lines[0], f"Solved: {report.compared:,} values are within their bounds."])
+    return CheckResult(False, [*lines, SEEN_BY.get(finding.kind, "")])
 
 
 def _check_layer(judge: Callable[[Callable], str | None], file: Path, function: str) -> CheckResult:

@@ -14,13 +14,14 @@ from jaxtyping import Float64
 from llamaspec.learn.quantizers.by_inputs import METHODS
 from llamaspec.learn.quantizers.schemes import SCHEMES
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.evaluation_by_tensor import relative_error
 from llamaspec.model.llama import load
 from llamaspec.model.quantize.methods import ALPHA
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference.config import Config
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import FeedForward, Params, apply_norm, attend, empty_cache, feed_forward, forward
-from llamaspec.reference.logsumexp import logsumexp
+from llamaspec.reference.losses import log_softmax
 from llamaspec.reference.quantizers import qat, smoothquant, symmetric
 from llamaspec.reference.swiglu import swiglu
 
@@ -49,12 +50,13 @@ millionths of a nat per token, with only this matrix rounded; two stories give i
 
 What to see:
 
-- With its scales, no method moves a weight less than RTN. AWQ, GPTQ and QAT move weights further, and outputs less.
+- With RTN's scales, no method moves a weight less than RTN. AWQ, GPTQ and QAT move weights further, and outputs less.
 - GPTQ has weights that are much further away, and the smallest error of outputs with 4.5 bits: the errors of a row
   cancel. On texts that it has not seen it loses a little of that.
 - AWQ rounds as RTN does, but a matrix with enlarged columns. A model of this size has few outlying activations, so it
   gains little here.
-- HQQ needs no text, and its zero points fit groups whose weights lean to one side. They cost half a bit per weight.
+- HQQ needs no text. Its zero points help if most weights of a group are positive, or most are negative. They cost half
+  a bit per weight.
 - QAT here takes {steps} steps for the outputs of this one matrix, with RTN's scales. Training a whole model for its
   loss ([how](training.md#weights-that-survive-rounding-or-pruning)) gives it far more to choose.
 - SmoothQuant is about activations. Compare it with the row above it, in which activations are int8, too.
@@ -108,7 +110,7 @@ class Layer(NamedTuple):
     expected: list[Float64[np.ndarray, "seq vocab"]]  # log probabilities of the original model for the other texts
 
 
-def layer() -> Layer:
+def load_layer() -> Layer:
     """Run the stories of model/stories/README.md through the built-in model, up to the matrix."""
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
@@ -163,45 +165,41 @@ def trained(w: Matrix, x: Float64[np.ndarray, "tokens cols"]) -> Matrix:
     return best
 
 
-def results(of: Layer) -> Iterator[Result]:
+def results(layer: Layer) -> Iterator[Result]:
     """Yield the errors of every method on the matrix."""
-    w, seen = of.weight, of.seen
-    yield _result(of, "RTN", "4.5", SCHEMES["q4"].rounded(w))
-    yield _result(of, "HQQ", "5", SCHEMES["HQQ, 4 bits"].rounded(w))
-    yield _result(of, "AWQ", "4.5", METHODS["awq"].store(w, seen).restored)
-    yield _result(of, "GPTQ", "4.5", METHODS["gptq"].store(w, seen).restored)
-    yield _result(of, "QAT", "4.5", trained(w, seen))
+    w, seen = layer.weight, layer.seen
+    yield _result(layer, "RTN", "4.5", SCHEMES["q4"].rounded(w))
+    yield _result(layer, "HQQ", "5", SCHEMES["HQQ, 4 bits"].rounded(w))
+    yield _result(layer, "AWQ", "4.5", METHODS["awq"].store(w, seen).restored)
+    yield _result(layer, "GPTQ", "4.5", METHODS["gptq"].store(w, seen).restored)
+    yield _result(layer, "QAT", "4.5", trained(w, seen))
     ones = np.ones(w.shape[1])
     s = smoothquant.factors(np.max(np.abs(seen), axis=0), w, alpha=ALPHA)
     for name, factors in (("RTN", ones), ("SmoothQuant", s)):
-        yield _result(of, f"{name}, int8 W and int8 X", "8.1", SCHEMES["q8_row"].rounded(w * factors), factors)
+        yield _result(layer, f"{name}, int8 W and int8 X", "8.1", SCHEMES["q8_row"].rounded(w * factors), factors)
 
 
-def _result(of: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
+def _result(layer: Layer, name: str, bits: str, rounded: Matrix, factors: np.ndarray | None = None) -> Result:
     """Judge a rounded matrix. With `factors`, the inputs are divided by these factors and rounded to int8."""
 
     def error(x: np.ndarray) -> float:
         inputs = x if factors is None else smoothquant.activations(x / factors)
-        return _relative(inputs @ rounded.T, x @ of.weight.T)
+        return relative_error(x @ layer.weight.T, inputs @ rounded.T)
 
-    weights = None if factors is not None else _relative(rounded, of.weight)
-    kl = None if factors is not None else divergence(of, rounded)
-    return Result(name, bits, weights, error(of.seen), error(of.others), kl)
-
-
-def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+    weights = None if factors is not None else relative_error(layer.weight, rounded)
+    kl = None if factors is not None else divergence(layer, rounded)
+    return Result(name, bits, weights, error(layer.seen), error(layer.others), kl)
 
 
-def divergence(of: Layer, rounded: Matrix) -> float:
+def divergence(layer: Layer, rounded: Matrix) -> float:
     """Compute the mean KL divergence of the next token's distribution when only this matrix is rounded."""
-    block = of.params.layers[LAYER]
+    block = layer.params.layers[LAYER]
     assert isinstance(block.ffn, FeedForward)
     changed = block._replace(ffn=block.ffn._replace(down=block.ffn.down._replace(weight=rounded)))
-    params = of.params._replace(layers=[*of.params.layers[:LAYER], changed, *of.params.layers[LAYER + 1 :]])
+    params = layer.params._replace(layers=[*layer.params.layers[:LAYER], changed, *layer.params.layers[LAYER + 1 :]])
     parts = []
-    for ids, expected in zip(of.other_texts, of.expected, strict=True):
-        p, q = expected, log_probabilities(params, ids, of.config)
+    for ids, expected in zip(layer.other_texts, layer.expected, strict=True):
+        p, q = expected, log_probabilities(params, ids, layer.config)
         parts.append(np.sum(np.exp(p) * (p - q), axis=-1))
     return float(np.mean(np.concatenate(parts)))
 
@@ -209,27 +207,27 @@ def divergence(of: Layer, rounded: Matrix) -> float:
 def log_probabilities(params: Params, ids: np.ndarray, config: Config) -> Float64[np.ndarray, "seq vocab"]:
     """Compute the logarithms of the probabilities of all next tokens, after each token of a text."""
     logits, _ = forward(params, ids, empty_cache(config), config=config)
-    return logits - logsumexp(logits)[:, None]
+    return log_softmax(logits)
 
 
 def page() -> str:
     """Write the text of docs/quantizers-compared.md."""
-    of = layer()
+    layer = load_layer()
     lines = ["| method | bits | W | W X | W X, other texts | KL |", "|---|---|---|---|---|---|"]
-    for result in results(of):
+    for result in results(layer):
         weights = "" if result.weights is None else f"{100 * result.weights:.1f}"
         kl = "" if result.divergence is None else f"{1e6 * result.divergence:.0f}"
         lines.append(
             f"| {result.name} | {result.bits} | {weights} | {100 * result.outputs:.1f} "
             f"| {100 * result.other_outputs:.1f} | {kl} |"
         )
-    rows, cols = of.weight.shape
+    rows, cols = layer.weight.shape
     sizes = {
         "layer": LAYER,
         "rows": rows,
         "cols": cols,
-        "tokens": len(of.seen),
-        "others": len(of.others),
+        "tokens": len(layer.seen),
+        "others": len(layer.others),
         "steps": STEPS,
     }
     questions = "\n".join(

@@ -36,14 +36,8 @@ BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page come
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": [
-        *(
-            "docs/reading.md",
-            "docs/glossary.md",
-            "docs/questions.md",
-            "docs/positions.md",
-            "docs/quantizers-compared.md",
-        ),
-        *("docs/gallery.md", "docs/others.md"),
+        *("docs/reading.md", "docs/glossary.md", "docs/questions.md", "docs/positions.md"),
+        *("docs/quantizers-compared.md", "docs/gallery.md", "docs/others.md"),
     ],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
@@ -51,11 +45,8 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
     "Speed": [
-        "docs/performance-cpu.md",
-        "docs/performance-gpu.md",
-        "docs/lessons-gpu.md",
-        "docs/gpu-words.md",
-        "docs/sass.md",
+        *("docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"),
+        *("docs/gpu-words.md", "docs/sass.md"),
     ],
     "Project": [
         *("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md", "docs/decisions/reference.md"),

@@ -64,7 +64,7 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
     """Yield a matrix in consecutive blocks of rows: in float64 if it is quantized, else in the stored dtype.
 
-    If products add an adapter's part, the blocks are those of the sum, in float64.
+    If an adapter adds B A to the matrix W, yield W + B A in float64.
     """
     if adapter := tensor.applies:
         a, b = (np.asarray(matrix, np.float64) for matrix in adapter.pair)

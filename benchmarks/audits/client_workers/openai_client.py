@@ -7,7 +7,7 @@ import openai
 from checks import MESSAGES, MODEL, TEXTS, TOOL, URL, are_near, run  # pyright: ignore[reportMissingImports]
 from pydantic import BaseModel
 
-# The types of messages and tools are those of the wire, so we do not check them.
+# `Any`, because the client has types of its own for messages and tools, and ours are plain JSON.
 client: Any = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 
 

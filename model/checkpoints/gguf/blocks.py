@@ -53,8 +53,8 @@ FORMS = {
     "IQ4_XS": FormOfBlocks("iq4_nl", 32),
 }
 
-# The types whose blocks a device can unpack (`model.weights.gguf_blocks`): the bytes of a block at which its float16
-# numbers begin. The first of them is the scale d, the second is the minimum or its unit.
+# For each type that a device can unpack (`model.weights.gguf_blocks`): at which bytes of a block its float16 numbers
+# begin. The first number is the scale d, the second is the minimum or its unit.
 FLOAT16_AT = {
     "Q8_0": (0,), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_0": (0,), "Q4_1": (0, 2), "IQ4_NL": (0,), "MXFP4": (),
     "Q6_K": (208,), "Q5_K": (0, 2), "Q4_K": (0, 2), "Q3_K": (108,), "Q2_K": (80, 82),

@@ -88,7 +88,7 @@ SPOILED = {
     "no pattern": (lambda file: file["config"].pop("pattern"), "config.pattern null string"),
     "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "pattern is not a usable regular expression"),
     "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "repeats a group that repeats"),
-    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "258 tokens vocab missing or has fewer"),
+    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "258 tokens vocab missing or fewer"),
     "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "76 of the 256 bytes have no token"),
     "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "vocabulary 1,000,000,000 tokens"),
     "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "-9 control tokens vocab"),
