@@ -70,11 +70,14 @@ def _preamble(exercise: Broken, source: str) -> str:
             defined = {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.FunctionDef) and node.name != exercise.op:
             defined = {node.name}
-        elif isinstance(node, ast.ImportFrom) and (names := [a.name for a in node.names if a.name in named]):
-            imports.insert(0, f"from {node.module} import {', '.join(names)}")
+        elif isinstance(node, ast.ImportFrom) and node.module != mutant.__name__:
+            if names := [alias.name for alias in node.names if alias.name in named]:
+                imports.append(f"from {node.module} import {', '.join(names)}")
         if defined & named:
             parts.append(ast.unparse(node))
             named |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    if helpers := [name for name in HELPERS if name in named]:  # the wrong line may use one that the module does not
+        imports.append(f"from {mutant.__name__} import {', '.join(helpers)}")
     above = ["import numpy as np", *(["", *imports] if imports else [])]
     return "\n".join(above) + "\n" + "".join(f"\n{text}\n" for text in reversed(parts))
 
