@@ -1,13 +1,14 @@
 """The built-in model for the definition: weights in float64, configuration and vocabulary.
 
-A browser tab has neither JAX nor the libraries that read checkpoints. `export` writes the model to a file, which
-`make docs` puts next to this module in the tab's copy of the sources; `built_in` then reads that file.
+A browser tab has neither JAX nor the libraries that read checkpoints. `make docs` writes what `exported` returns to a
+file next to this module, in the tab's copy of the sources; `built_in` then reads that file.
 """
 
 import pickle
 from functools import cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class BuiltIn(NamedTuple):
 def built_in() -> BuiltIn:
     """Read the built-in model."""
     if EXPORTED.is_file():
-        return pickle.loads(EXPORTED.read_bytes())
+        return pickle.loads(exported())
     # Imported here, since a tab does not have them.
     from sentencepiece import SentencePieceProcessor
 
@@ -50,9 +51,14 @@ def built_in() -> BuiltIn:
     return BuiltIn(params, checkpoint.config, vocabulary, pieces.bos_id(), checkpoint.stops)
 
 
-def export(file: BinaryIO) -> None:
-    """Write the built-in model for a tab, with 2 bytes for each weight: it is stored in bfloat16."""
+@cache
+def exported() -> bytes:
+    """Pickle the built-in model for a tab, with 2 bytes for each weight: it is stored in bfloat16."""
+    if EXPORTED.is_file():
+        return EXPORTED.read_bytes()
+    file = BytesIO()
     _Exporter(file).dump(built_in())
+    return file.getvalue()
 
 
 class _Exporter(pickle.Pickler):

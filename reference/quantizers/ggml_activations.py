@@ -93,7 +93,7 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     return in_rows(np.minimum(np.rint(blocks * factor), 127) * d.astype(np.float64))
 
 
-def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+def bfloat16(x: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     """Round each number to float32, then to bfloat16, the upper half of its bits. A tie goes to the even bits.
 
     >>> bfloat16(np.array([257.0, 259.0, 1 / 3]))

@@ -5,12 +5,14 @@ The page's worker calls `answer` with a request in JSON. Everything here also ru
 
 import inspect
 import json
+import pickle
 import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -106,27 +108,27 @@ def verify_definition(op: str, source: str, send: Send) -> None:
 
 def tell(op: str, source: str, prompt: str, tokens: int, send: Send) -> None:
     """Continue `prompt` with the built-in model, whose definition has the edited `source`. Sends each token's text."""
+    stored = built_in.exported()
+    imported = False
     try:
         with edited(_module(op).__name__, source):
-            llama, text = (import_module(f"llamaspec.reference.{name}") for name in ("llama", "sentencepiece_bpe"))
-            model = _fresh_model()
+            llama, pieces = (import_module(f"llamaspec.reference.{name}") for name in ("llama", "sentencepiece_bpe"))
+            model = pickle.loads(stored)  # parameters of the second copy
+            imported = True
+            ids = [model.start, *pieces.encode(prompt, model.vocabulary)]
+            text, count, begin = pieces.decode(ids, model.vocabulary), 0, perf_counter()
+            send({"text": text})
+            for token in islice(llama.greedy(model.params, np.array(ids), config=model.config), tokens):
+                if token in model.stops:
+                    break
+                ids.append(token)
+                count += 1
+                text, before = pieces.decode(ids, model.vocabulary), text
+                send({"text": text.removeprefix(before), "tokens": count, "rate": count / (perf_counter() - begin)})
+            send({"story": text})
     except Exception as error:
-        send({"lines": [f"{_path(op)} cannot be imported: {type(error).__name__}: {error}"]})
-        return
-    ids = [model.start, *text.encode(prompt, model.vocabulary)]
-    told, count, begin = text.decode(ids, model.vocabulary), 0, perf_counter()
-    send({"text": told})
-    try:
-        for token in llama.greedy(model.params, np.array(ids), config=model.config):
-            if count == tokens or token in model.stops:
-                break
-            ids.append(token)
-            count += 1
-            told, before = text.decode(ids, model.vocabulary), told
-            send({"text": told.removeprefix(before), "tokens": count, "rate": count / (perf_counter() - begin)})
-    except Exception as error:
-        send({"lines": [f"The model stopped: {type(error).__name__}: {error}"]})
-    send({"told": told, "tokens": count, "rate": count / (perf_counter() - begin)})
+        failed = "The model stopped" if imported else f"{_path(op)} cannot be imported"
+        send({"lines": [f"{failed}: {type(error).__name__}: {error}"]})
 
 
 REQUESTS: dict[str, Callable[..., None]] = {
@@ -140,26 +142,21 @@ def edited(name: str, source: str) -> Iterator[types.ModuleType]:
 
     Inside the block, imports give the second copy; yields its edited module. The first copy is then restored.
     """
-    inside = ("llamaspec.reference", "llamaspec.learn.lab.built_in")
-    first = {key: module for key, module in sys.modules.items() if key.startswith(inside)}
+    package = "llamaspec.reference"
+    first = {key: module for key, module in sys.modules.items() if key.startswith(package)}
     for key in first:
         del sys.modules[key]
     try:
-        import_module(name.rpartition(".")[0])
+        import_module(package)
         module = types.ModuleType(name)
         module.__file__ = str(first[name].__file__)
         sys.modules[name] = module
         exec(compile(source, module.__file__, "exec"), module.__dict__)
         yield module
     finally:
-        for key in [key for key in sys.modules if key.startswith(inside)]:
+        for key in [key for key in sys.modules if key.startswith(package)]:
             del sys.modules[key]
         sys.modules.update(first)
-
-
-def _fresh_model() -> built_in.BuiltIn:
-    """Read the built-in model as parameters of the copy of `reference` that is imported now."""
-    return import_module(built_in.__name__).built_in()
 
 
 def _module(op: str) -> types.ModuleType:

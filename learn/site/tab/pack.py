@@ -164,9 +164,7 @@ def _site(root: Path, wheels: list[bytes]) -> bytes:
                         archive.writestr(zipfile.ZipInfo(name), package.read(name))
         for file, name in _sources(root):
             archive.writestr(zipfile.ZipInfo(f"llamaspec/{name}"), file.read_bytes())
-        model = io.BytesIO()
-        built_in.export(model)
-        archive.writestr(zipfile.ZipInfo(f"llamaspec/learn/lab/{built_in.EXPORTED.name}"), model.getvalue())
+        archive.writestr(zipfile.ZipInfo(f"llamaspec/learn/lab/{built_in.EXPORTED.name}"), built_in.exported())
     return buffer.getvalue()
 
 

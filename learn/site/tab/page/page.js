@@ -144,9 +144,9 @@ function progress({ examples, of }) {
   id("progress").value = examples;
 }
 
-function story({ text, told, tokens, rate }) {
+function story({ text, story: whole, tokens, rate }) {
   if (text !== undefined) id("story").textContent += text;
-  if (told !== undefined) id("story").textContent = told;
+  if (whole !== undefined) id("story").textContent = whole; // a character may be spelt by several tokens
   if (tokens) id("rate").textContent = `${tokens} tokens, ${rate.toFixed(0)} tokens/s`;
 }
 
@@ -168,7 +168,7 @@ async function run() {
   } else {
     const prompt = id("prompt").value;
     await request({ do: "tell", op: item.op, source, prompt, tokens: TOKENS }, {
-      text: story, told: story, lines: verdict,
+      text: story, story, lines: verdict,
     });
     if (runner === worker && !id("verdict").textContent) {
       await request({ do: "verify_definition", op: item.op, source }, { lines: verdict, examples: progress });
