@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb, ctx
 
 from llamaspec.reference.config import Config
-from llamaspec.reference.llama import Cache, Params, empty_cache, hidden_states, unembed
+from llamaspec.reference.llama import Cache, Params, empty_cache, hidden_states, map_arrays, unembed
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Rotation
 from llamaspec.verify.bounds.balls import Balls, UndecidedError, operand
 
@@ -173,18 +173,12 @@ def needed_bytes(config: Config, weights: int, *, prompt: int) -> int:
 
 def _exact_params(params: Params, config: Config) -> Params:
     """Convert all weights to `Balls`."""
-
-    def exact(part: Any) -> Any:
-        if isinstance(part, np.ndarray):
-            return Balls(part)
-        return type(part)(*map(exact, part)) if isinstance(part, tuple) else part
-
     embedding = Balls(params.embedding)
     head = embedding if config.tied else Balls(params.head)
     return Params(
         embedding=embedding,  # type: ignore[arg-type]  # `Balls` takes the place of an array
-        layers=[exact(layer) for layer in params.layers],
-        norm=exact(params.norm),
+        layers=[map_arrays(layer, Balls) for layer in params.layers],
+        norm=map_arrays(params.norm, Balls),
         head=head,  # type: ignore[arg-type]
     )
 
