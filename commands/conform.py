@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
+from dataclasses import replace
 
 import click
 
@@ -62,9 +64,11 @@ def conform(
     from llamaspec.judge.arithmetic import stored_arithmetic
     from llamaspec.judge.client import NoServerError, Server, TimeIsUpError
     from llamaspec.judge.conform import examine
-    from llamaspec.judge.report import as_rows
     from llamaspec.judge.report import as_json as report_as_json
+    from llamaspec.judge.report import as_rows
+    from llamaspec.judge.tokens import ChatReader
     from llamaspec.model.chat.template import find_template, template_of
+    from llamaspec.model.chat.template_process import Workers
     from llamaspec.model.checkpoints.open import place_of
 
     checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
@@ -76,9 +80,10 @@ def conform(
         server = Server(url, model=served, api_key=key, seconds=seconds)
     except (NoServerError, TimeIsUpError) as error:
         fail(str(error) or f"{url} did not answer within {seconds:g} seconds", 2)
-    with progress_bar() as progress:
+    with closing(Workers()) as workers, progress_bar() as progress:
+        reader = chat and ChatReader(vocabulary, replace(chat, workers=workers))
         report = examine(
-            server, checkpoint, vocabulary, chat, arithmetic=claimed, longest=longest, at_once=at_once, seconds=seconds,
+            server, checkpoint, vocabulary, reader, arithmetic=claimed, longest=longest, at_once=at_once, seconds=seconds,
             progress=progress,
         )  # fmt: skip
     if as_json:

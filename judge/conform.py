@@ -1,8 +1,7 @@
 """Examines a server that claims to serve a checkpoint: its tokens, its numbers and its protocol."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
 
@@ -12,8 +11,6 @@ from llamaspec.judge.client import Answer, NoServerError, RefusedError, Server, 
 from llamaspec.judge.findings import Finding
 from llamaspec.judge.numbers import Position, Spellings, Trace, compare, explained_by, trace_of
 from llamaspec.judge.suspects import name_fault
-from llamaspec.model.chat.template import ChatTemplate
-from llamaspec.model.chat.template_process import Workers
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.insight.trials import TEXT
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, encode_text
@@ -76,7 +73,7 @@ class Examination:
     def trace(self, name: str, prompt: Sequence[int], answer: Answer, *, samples: int | None = None) -> Trace:
         """Read an answer, and measure what the claimed arithmetic explains of its numbers."""
         trace = trace_of(name, prompt, answer.first, self.spellings, self.definition)
-        return explained_by(trace, self.definition, **({} if samples is None else {"samples": samples}))
+        return explained_by(trace, self.definition, samples=samples)
 
     def ids(self, text: str) -> list[int]:
         """Encode a prompt."""
@@ -87,7 +84,7 @@ def examine(
     server: Server,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    reader: tokens.ChatReader | None,
     *,
     arithmetic: Arithmetic,
     longest: int,
@@ -95,7 +92,7 @@ def examine(
     seconds: float,
     progress: Progress = no_progress,
 ) -> Report:
-    """Examine a server. The examination ends early after `seconds`, or if the server stops to answer."""
+    """Examine a server. `reader` is None if the model has no chat template. The examination ends early after `seconds`, or if the server stops to answer."""
     began = monotonic()
 
     def within_time(stage: str, share: float) -> object:
@@ -103,22 +100,23 @@ def examine(
             raise TimeIsUpError
         return progress(stage, share)
 
-    within_time("reading weights", 0)
-    workers = Workers()
-    with closing(workers):
-        reader = template and tokens.ChatReader(tokenizer, replace(template, workers=workers))
-        definition = define(checkpoint, arithmetic)
-        spellings = Spellings(tokenizer, checkpoint.config.vocab)
-        shared = (server, checkpoint, tokenizer, reader, definition, spellings)
-        examination = Examination(*shared, longest, at_once, within_time)
-        findings, positions, ended = [], [], ""
-        try:
-            for outcome in _checks(examination):
-                (findings if isinstance(outcome, Finding) else positions).append(outcome)
-        except TimeIsUpError:
-            ended = f"the time limit of {seconds:g} seconds is over"
-        except NoServerError as error:
-            ended = str(error)
+    within_time("reading weights", 0.0)
+    definition = define(checkpoint, arithmetic)
+    shared = (server, checkpoint, tokenizer, reader, definition, Spellings(tokenizer, checkpoint.config.vocab))
+    examination = Examination(*shared, longest, at_once, within_time)
+    findings: list[Finding] = []
+    positions: list[Position] = []
+    ended = ""
+    try:
+        for outcome in _checks(examination):
+            if isinstance(outcome, Finding):
+                findings.append(outcome)
+            else:
+                positions.append(outcome)
+    except TimeIsUpError:
+        ended = f"the time limit of {seconds:g} seconds is over"
+    except NoServerError as error:
+        ended = str(error)
     names = (server.url, checkpoint.path, server.model, str(arithmetic))
     return Report(*names, findings, positions, server.requests, monotonic() - began, ended)
 
@@ -134,7 +132,7 @@ def _attempt(
     examination: Examination, part: str, check: str, findings: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
     """Run checks. A request that the server does not support makes the check unclear."""
-    examination.progress(f"{part}: {check}", 0)
+    examination.progress(f"{part}: {check}", 0.0)
     try:
         yield from findings()
     except RefusedError as refusal:
@@ -147,7 +145,7 @@ def check_numbers(examination: Examination) -> Iterator[Finding | Position]:
     for name, request in (
         (SHORT, _short_prompts), (LONG, _long_prompt), (WARM, _warm_prefix), (CHAT, _conversations)
     ):  # fmt: skip
-        examination.progress(f"numbers: {name}", 0)
+        examination.progress(f"numbers: {name}", 0.0)
         try:
             groups[name] = [trace for trace in request(examination) if trace.entries]
         except RefusedError as refusal:

@@ -110,10 +110,11 @@ def _others(step: Step, drawn: int, spellings: Spellings, vocab: int) -> dict[in
     return others
 
 
-def explained_by(trace: Trace, definition: Definition, *, samples: int = SAMPLES) -> Trace:
-    """Measure how far the claimed arithmetic may move each number of a trace."""
+def explained_by(trace: Trace, definition: Definition, *, samples: int | None = None) -> Trace:
+    """Measure how far the claimed arithmetic may move each number of a trace. None: by `SAMPLES` samples."""
     if not trace.entries:
         return trace
+    samples = samples or SAMPLES
     exact = chosen(definition.log_probabilities(trace.ids, trace.start), trace)
     squares = [np.full(len(entries), SMALLEST**2) for entries in trace.entries]
     for rows in definition.samples(trace.ids, trace.start, count=samples):

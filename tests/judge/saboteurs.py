@@ -1,0 +1,185 @@
+"""Servers that are wrong in one known way, and the words with which `conform` must name the fault."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llamaspec.judge.arithmetic import RoundedConfig, Rounded, UNITS, arithmetic, cache_class, define, mapped
+from llamaspec.judge.suspects import suspects
+from llamaspec.judge.tokens import readings
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import Cache, LayerCache, empty_cache
+from tests.judge.small_server import READER, Engine, checkpoint, definition
+from tests.serving.serving_site import TOKENIZER
+
+
+class Saboteur(NamedTuple):
+    """A wrong server."""
+
+    part: str  # of the examination: tokens, numbers or protocol
+    engine: Callable[[], Engine]
+    words: str  # in the message of a finding
+    verdict: str = "wrong"
+
+
+class DoublesBos(Engine):
+    def text_ids(self, text: str) -> list[int]:
+        return [1, *super().text_ids(text)]
+
+
+class LacksBos(Engine):
+    def text_ids(self, text: str) -> list[int]:
+        return super().text_ids(text)[1:]
+
+
+class DoublesBosInSecret(DoublesBos):
+    """Counts the tokens of a prompt before it adds another BOS."""
+
+    def usage(self, prompt: int, completion: int) -> dict[str, int]:
+        return super().usage(prompt - 1, completion)
+
+
+class ParsesPrompts(Engine):
+    def text_ids(self, text: str) -> list[int]:
+        before, found, after = text.partition("<s>")
+        return [*super().text_ids(before), *([1, *encode_text(TOKENIZER, after, bos=False)] if found else [])]
+
+
+class OtherWords(Engine):
+    def text_ids(self, text: str) -> list[int]:
+        return super().text_ids(" ".join(text.split()))
+
+
+class ParsesMessages(Engine):
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        ids = READER.parsed(messages)
+        assert ids is not None
+        return ids
+
+
+def reads_chats(fault: str) -> Callable[[], Engine]:
+    """Make a server that renders conversations in a wrong way, by the name of the way."""
+    reading = dict(readings(READER))[fault]
+
+    class Misreads(Engine):
+        def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+            ids = reading(messages)
+            assert ids is not None
+            return ids
+
+    return Misreads
+
+
+def computes(fault: str) -> Callable[[], Engine]:
+    """Make a server that computes another model, by the name of its fault."""
+
+    def engine() -> Engine:
+        made = Engine()
+        made.definition = next(suspect for suspect in suspects(definition(), "gguf-v3", 1) if suspect.what == fault).definition
+        return made
+
+    return engine
+
+
+class RoundsRandomly(Engine):
+    """Computes in coarser arithmetic than it claims."""
+
+    def __init__(self, name: str, cache: str | None = None):
+        super().__init__()
+        claimed = arithmetic(name, cache)
+        rng = np.random.default_rng(9)
+        rounded = define(checkpoint(), claimed)
+        values = {field.name: getattr(rounded.config, field.name) for field in fields(Config)}
+        params = mapped(rounded.rounded, lambda weights: Rounded.of(weights, UNITS[claimed.dtype], rng))
+        self.definition = replace(rounded, params=params, config=RoundedConfig(**values, rng=rng))
+        self._cache = cache_class(claimed.cache)
+
+    def start(self, ids: Sequence[int]) -> tuple[np.ndarray, Any]:
+        return self.extend([self._cache(*layer) for layer in empty_cache(self.definition.config)], ids)
+
+    def rounded(self, logits: np.ndarray) -> np.ndarray:
+        return super().rounded(np.asarray(logits))
+
+
+class StaleCache(Engine):
+    """Keeps the keys and values of the latest prompt, and reuses one token more than the prompts have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids: list[int] = []
+        self._kept: Cache = []
+
+    def start(self, ids: Sequence[int]) -> tuple[np.ndarray, Any]:
+        pairs = zip(ids, self._ids, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(self._ids)))
+        reused = min(common + 1, len(ids) - 1, len(self._ids)) if common > 9 else 0
+        if reused == 0:
+            logits, cache = super().start(ids)
+        else:
+            logits, cache = self.extend([LayerCache(k[:reused], v[:reused]) for k, v in self._kept], ids[reused:])
+        self._ids, self._kept = list(ids), cache
+        return logits, cache
+
+
+class LateForgetfulness(Engine):
+    """Forgets the beginning of prompts with more than 60 tokens."""
+
+    def start(self, ids: Sequence[int]) -> tuple[np.ndarray, Any]:
+        return super().start(ids[-60:])
+
+
+class ReportsTopK(Engine):
+    """Reports log-probabilities of the 20 likeliest tokens only, as if there were no others."""
+
+    def reported(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        kept = np.where(logits >= np.sort(logits)[-20], logits, -9999.0)
+        return kept - np.logaddexp.reduce(kept)
+
+
+SABOTEURS = {
+    "BOS doubled": Saboteur("tokens", DoublesBos, "BOS is doubled"),
+    "BOS missing": Saboteur("tokens", LacksBos, "BOS is missing"),
+    "BOS doubled, and not counted": Saboteur("numbers", DoublesBosInSecret, "BOS is doubled"),
+    "control tokens in prompts": Saboteur("tokens", ParsesPrompts, "is not read as text", "note"),
+    "white space normalized": Saboteur("tokens", OtherWords, "expected 18 tokens, got"),
+    "control tokens in messages": Saboteur("tokens", ParsesMessages, "becomes a control token", "note"),
+    **{
+        fault: Saboteur("tokens", reads_chats(fault), fault)
+        for fault in (
+            "the system message is dropped",
+            "only the last message is read",
+            "the prompt that begins the answer is missing",
+            "the messages are joined without a template",
+            "the template is llama2's",
+        )
+    },
+    **{
+        fault: Saboteur("numbers", computes(fault), fault)
+        for fault in (
+            "RoPE pairs other features of q and k than the model does",
+            "the weights of norms are off by 1",
+            "the embedding is used as the head",
+            "eps is 1e-05, and the model's is 1e-06",
+            "theta is 10000, and the model's is 100000",
+            "the model's scaling is ignored",
+            "the model's windows is ignored",
+            "layer 1 is skipped",
+            "the weights are rounded to Q8_0",
+        )
+    },
+    "bfloat16 claimed as float32": Saboteur(
+        "numbers", lambda: RoundsRandomly("bfloat16"), "the server computes in bfloat16, not in float32"
+    ),
+    "float16 claimed as float32": Saboteur(
+        "numbers", lambda: RoundsRandomly("float16"), "the server computes in float16, not in float32"
+    ),
+    "an int8 cache": Saboteur(
+        "numbers", lambda: RoundsRandomly("float32", "int8"), "computes in float32 with a KV cache in int8"
+    ),
+    "a stale cache": Saboteur("numbers", StaleCache, "the prefix cache is stale"),
+    "long prompts cut": Saboteur("numbers", LateForgetfulness, "positions are not explained"),
+    "top-k in log-probabilities": Saboteur("numbers", ReportsTopK, "top"),
+}

@@ -1,0 +1,50 @@
+"""`conform`: an honest server conforms, and each saboteur is found and named."""
+
+import pytest
+
+from llamaspec.judge import conform, numbers, tokens
+from llamaspec.judge.client import Server
+from llamaspec.judge.conform import Examination, check_numbers, examine
+from llamaspec.judge.findings import Finding
+from llamaspec.judge.numbers import Spellings
+from llamaspec.model.weights.loading import no_progress
+from tests.judge.saboteurs import SABOTEURS
+from tests.judge.small_server import FLOAT32, READER, Engine, checkpoint, definition, serving
+from tests.serving.serving_site import TOKENIZER
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare fewer positions, with fewer samples, to save time."""
+    monkeypatch.setattr(numbers, "SAMPLES", 2)
+    monkeypatch.setattr(conform, "NEW_TOKENS", 4)
+
+
+def findings_on(engine: Engine, part: str) -> list[Finding]:
+    """Run one part of an examination on a server."""
+    with serving(engine) as url:
+        server = Server(url)
+        if part == "tokens":
+            return [*tokens.check_texts(server, TOKENIZER), *tokens.check_chat(server, READER)]
+        spellings = Spellings(TOKENIZER, checkpoint().config.vocab)
+        shared = (server, checkpoint(), TOKENIZER, READER, definition(), spellings)
+        examination = Examination(*shared, longest=80, at_once=4, progress=no_progress)
+        outcomes = {"numbers": check_numbers}[part](examination)
+        return [outcome for outcome in outcomes if isinstance(outcome, Finding)]
+
+
+def test_an_honest_server_conforms():
+    with serving(Engine()) as url:
+        report = examine(
+            Server(url), checkpoint(), TOKENIZER, READER, arithmetic=FLOAT32, longest=80, at_once=4, seconds=100
+        )
+    assert report.outcome == "conforms"
+    assert {finding.verdict for finding in report.findings} == {"right"}, report.findings
+
+
+@pytest.mark.parametrize("name", SABOTEURS)
+def test_a_saboteur_is_found_and_named(name: str, brief: None):
+    saboteur = SABOTEURS[name]
+    findings = findings_on(saboteur.engine(), saboteur.part)
+    named = [finding for finding in findings if saboteur.words in finding.message]
+    assert named and {finding.verdict for finding in named} == {saboteur.verdict}, findings
