@@ -11,7 +11,14 @@ import click
 
 from llamaspec.commands.loading import open_with_tokenizer
 from llamaspec.commands.options import (
-    COUNT, POSITIVE, Verb, combined, json_option, model_option, template_option, tokenizer_option,
+    COUNT,
+    POSITIVE,
+    Verb,
+    combined,
+    json_option,
+    model_option,
+    template_option,
+    tokenizer_option,
 )  # fmt: skip
 from llamaspec.commands.output import fail, write_json, write_rows
 from llamaspec.commands.progress import progress_bar
@@ -35,12 +42,19 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--api-key", metavar="KEY", default="", help="Key to send to the server.  [default: the variable OPENAI_API_KEY]"
 )
-@click.option("--longest", type=COUNT, default=256, show_default=True, metavar="N", help="Tokens of the longest prompt.")
+@click.option(
+    "--longest", type=COUNT, default=256, show_default=True, metavar="N", help="Tokens of the longest prompt."
+)
 @click.option(
     "--at-once", type=COUNT, default=8, show_default=True, metavar="N", help="Send at most N requests at a time."
 )
 @click.option(
-    "--seconds", type=POSITIVE, default=600.0, show_default=True, metavar="S", help="End the examination after S seconds."
+    "--seconds",
+    type=POSITIVE,
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="End the examination after S seconds.",
 )
 @json_option
 def conform(
@@ -83,8 +97,8 @@ def conform(
     with closing(Workers()) as workers, progress_bar() as progress:
         reader = chat and ChatReader(vocabulary, replace(chat, workers=workers))
         report = examine(
-            server, checkpoint, vocabulary, reader, arithmetic=claimed, longest=longest, at_once=at_once, seconds=seconds,
-            progress=progress,
+            server, checkpoint, vocabulary, reader, arithmetic=claimed, longest=longest, at_once=at_once,
+            seconds=seconds, progress=progress,
         )  # fmt: skip
     if as_json:
         write_json(report_as_json(report))

@@ -136,8 +136,11 @@ class RoundedConfig(Config):
         return Rotation(Rounded.of(at_random(frequencies, U32, self.rng), U32, self.rng), magnitude)
 
 
-def cache_class(dtype: str) -> type[LayerCache]:
-    """Make the class of a layer's cache that stores keys and values in `dtype`, rounded at random."""
+def cache_class(dtype: str, *, ggml: bool = False) -> type[LayerCache]:
+    """Make the class of a layer's cache that stores keys and values in `dtype`, rounded at random.
+
+    In ggml, a product with the cache rounds its other factor to the cache's dtype, too. We round the result instead.
+    """
 
     class RoundedCache(LayerCache):
         def append(self, k: np.ndarray, v: np.ndarray) -> LayerCache:
@@ -147,8 +150,8 @@ def cache_class(dtype: str) -> type[LayerCache]:
         assert isinstance(x, Rounded) and x.rng
         if dtype == "int8":
             return Rounded.of(kv_cache.dequantize(kv_cache.quantize(np.asarray(x))), x.unit, x.rng)
-        unit = max(UNITS[dtype], x.unit)  # llama.cpp rounds the other factor of a product to the cache's dtype, too
-        return Rounded.of(at_random(np.asarray(x), unit, x.rng), unit, x.rng)
+        rounded = at_random(np.asarray(x), max(UNITS[dtype], x.unit), x.rng)
+        return Rounded.of(rounded, max(UNITS[dtype], x.unit) if ggml else x.unit, x.rng)
 
     return RoundedCache
 
@@ -168,7 +171,8 @@ class Definition:
 
     def samples(self, ids: Sequence[int], start: int, *, count: int) -> Iterator[Float[np.ndarray, "positions vocab"]]:
         """Yield `count` samples of `log_probabilities` in rounded arithmetic."""
-        unit, cache = UNITS[self.arithmetic.dtype], cache_class(self.arithmetic.cache)
+        unit = UNITS[self.arithmetic.dtype]
+        cache = cache_class(self.arithmetic.cache, ggml=self.arithmetic.ggml)
         for seed in range(count):
             rng = np.random.default_rng(seed)
 
@@ -176,7 +180,9 @@ class Definition:
                 return weights if isinstance(weights, RoundingArray) else Rounded.of(weights, unit, rng)
 
             values = {field.name: getattr(self._config(ids), field.name) for field in fields(Config)}
-            rows = _log_probabilities(mapped(self.rounded, sampled), RoundedConfig(**values, rng=rng), ids, start, cache)
+            rows = _log_probabilities(
+                mapped(self.rounded, sampled), RoundedConfig(**values, rng=rng), ids, start, cache
+            )
             yield at_random(np.asarray(rows), U32, rng)  # a server reports float32 numbers
 
     def _config(self, ids: Sequence[int]) -> Config:

@@ -122,7 +122,7 @@ class Server:
             return list(pool.map(lambda prompt: self.complete(prompt, **fields), prompts))
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Ask for the ids of a prompt, in the forms of vLLM and llama.cpp. Returns None if there is no such endpoint."""
+        """Ask for the ids of a prompt, in the forms of vLLM and llama.cpp. None: there is no such endpoint."""
         for body in ({"model": self.model, "prompt": text}, {"content": text, "add_special": True}):
             try:
                 answer = self._ask("POST", "/tokenize", body)
@@ -226,7 +226,9 @@ def _completion(answer: Any) -> Answer:
         tops = known.get("top_logprobs") or []
         steps = [
             Step(Named(text, None, None), logprob, [(Named(name, None, None), lp) for name, lp in (top or {}).items()])
-            for text, logprob, top in zip(known.get("tokens") or [], known.get("token_logprobs") or [], tops, strict=False)
+            for text, logprob, top in zip(
+                known.get("tokens") or [], known.get("token_logprobs") or [], tops, strict=False
+            )
             if logprob is not None
         ]
         choices.append(Choice(choice.get("text") or "", choice.get("finish_reason"), steps))
@@ -239,7 +241,9 @@ def _chat(answer: Any) -> Answer:
         message = choice.get("message") or {}
         content = (choice.get("logprobs") or {}).get("content") or []
         steps = [
-            Step(_named(entry), entry["logprob"], [(_named(top), top["logprob"]) for top in entry["top_logprobs"] or []])
+            Step(
+                _named(entry), entry["logprob"], [(_named(top), top["logprob"]) for top in entry["top_logprobs"] or []]
+            )
             for entry in content
         ]
         choices.append(Choice(message.get("content") or "", choice.get("finish_reason"), steps))

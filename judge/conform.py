@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
 
-from llamaspec.judge import tokens
+from llamaspec.judge import protocol, tokens
 from llamaspec.judge.arithmetic import Arithmetic, Definition, define
 from llamaspec.judge.client import Answer, NoServerError, RefusedError, Server, TimeIsUpError
 from llamaspec.judge.findings import Finding
-from llamaspec.judge.numbers import Position, Spellings, Trace, compare, explained_by, trace_of
+from llamaspec.judge.numbers import EXPLAINED, Position, Spellings, Trace, compare, explained_by, trace_of, worst
 from llamaspec.judge.suspects import name_fault
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.insight.trials import TEXT
@@ -92,7 +92,10 @@ def examine(
     seconds: float,
     progress: Progress = no_progress,
 ) -> Report:
-    """Examine a server. `reader` is None if the model has no chat template. The examination ends early after `seconds`, or if the server stops to answer."""
+    """Examine a server. `reader` is None if the model has no chat template.
+
+    The examination ends early after `seconds`, or if the server no longer answers.
+    """
     began = monotonic()
 
     def within_time(stage: str, share: float) -> object:
@@ -122,15 +125,19 @@ def examine(
 
 
 def _checks(examination: Examination) -> Iterator[Finding | Position]:
-    yield from _attempt(examination, tokens.PART, "prompts", lambda: tokens.check_texts(examination.server, examination.tokenizer))
+    yield from _attempt(
+        examination, tokens.PART, "prompts", lambda: tokens.check_texts(examination.server, examination.tokenizer)
+    )
     if reader := examination.reader:
         yield from _attempt(examination, tokens.PART, "chat", lambda: tokens.check_chat(examination.server, reader))
     yield from check_numbers(examination)
+    yield from protocol.check_protocol(
+        examination.server, examination.definition, examination.spellings, examination.ids(protocol.PROMPT),
+        at_once=examination.at_once, before=lambda check: examination.progress(f"protocol: {check}", 0.9),
+    )  # fmt: skip
 
 
-def _attempt(
-    examination: Examination, part: str, check: str, findings: Callable[[], Iterator[Any]]
-) -> Iterator[Any]:
+def _attempt(examination: Examination, part: str, check: str, findings: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Run checks. A request that the server does not support makes the check unclear."""
     examination.progress(f"{part}: {check}", 0.0)
     try:
@@ -140,11 +147,9 @@ def _attempt(
 
 
 def check_numbers(examination: Examination) -> Iterator[Finding | Position]:
-    """Compare the server's log-probabilities with the definition, for short, long and repeated prompts and for chats."""
+    """Compare the server's log-probabilities with the definition, in all `GROUPS` of requests."""
     groups: dict[str, list[Trace]] = {}
-    for name, request in (
-        (SHORT, _short_prompts), (LONG, _long_prompt), (WARM, _warm_prefix), (CHAT, _conversations)
-    ):  # fmt: skip
+    for name, request in GROUPS.items():
         examination.progress(f"numbers: {name}", 0.0)
         try:
             groups[name] = [trace for trace in request(examination) if trace.entries]
@@ -157,20 +162,33 @@ def check_numbers(examination: Examination) -> Iterator[Finding | Position]:
     for name, traces in groups.items():
         judged[name] = [position for trace in traces for position in compare(trace, examination.definition)]
         yield from judged[name]
-    wrong = {name for name, positions in judged.items() if any(p.verdict == "not explained" for p in positions)}
-    fault = None
-    if wrong == {WARM}:
-        fault = "the prefix cache is stale: the same prompts are right when their beginning is new"
-    elif wrong:
-        odd = [trace for name in wrong for trace in groups[name]]
-        fault = name_fault(
-            odd, examination.checkpoint, examination.definition, examination.tokenizer.bos,
-            progress=examination.progress,
-        )  # fmt: skip
+    wrong = {name for name, positions in judged.items() if _is_wrong(positions)}
+    odd = [trace for name in wrong for trace in groups[name] if _is_wrong(compare(trace, examination.definition))]
+    fault = _fault(odd, wrong, examination) if odd else None
     for name, positions in judged.items():
         if positions:
             yield _numbers(name, positions, str(examination.definition.arithmetic), fault if name in wrong else None)
             yield from _greedy(name, positions)
+
+
+def _is_wrong(positions: Sequence[Position]) -> bool:
+    return any(position.verdict == "not explained" for position in positions)
+
+
+def _fault(odd: list[Trace], wrong: set[str], examination: Examination) -> str | None:
+    if wrong == {WARM}:
+        return "the prefix cache is stale: other prompts are right, and these are wrong when their beginning is known"
+    if wrong == {CHAT} and examination.reader:
+        for fault, reading in tokens.readings(examination.reader):
+            examination.progress("naming the fault", 0.5)
+            if all(_explains(reading(tokens.CONVERSATIONS[trace.name]), trace, examination) for trace in odd):
+                return fault
+    bos = examination.tokenizer.bos
+    return name_fault(odd, examination.checkpoint, examination.definition, bos, progress=examination.progress)
+
+
+def _explains(ids: list[int] | None, trace: Trace, examination: Examination) -> bool:
+    return bool(ids) and worst(compare(trace, examination.definition, ids=lambda prompt: ids or prompt)) <= EXPLAINED
 
 
 def _numbers(name: str, positions: list[Position], arithmetic: str, fault: str | None) -> Finding:
@@ -207,8 +225,8 @@ def _short_prompts(examination: Examination) -> Iterator[Trace]:
 def _long_prompt(examination: Examination) -> Iterator[Trace]:
     length = min(examination.longest, examination.checkpoint.config.context - NEW_TOKENS)
     text, words = "", f"{TEXT} ".split(" ")
-    while len(examination.ids(longer := f"{text} {' '.join(words[:20])}".strip())) <= length:
-        text, words = longer, words[20:] + words[:20]
+    while len(examination.ids(longer := f"{text} {' '.join(words[:5])}".strip())) <= length:
+        text, words = longer, words[5:] + words[:5]
     if text:
         answer = _greedy_answer(examination, text)
         yield examination.trace("long prompt", examination.ids(text), answer, samples=SAMPLES_OF_LONG)
@@ -233,3 +251,11 @@ def _conversations(examination: Examination) -> Iterator[Trace]:
 
 def _greedy_answer(examination: Examination, prompt: str) -> Answer:
     return examination.server.complete(prompt, max_tokens=NEW_TOKENS, temperature=0, logprobs=TOP)
+
+
+GROUPS: dict[str, Callable[[Examination], Iterator[Trace]]] = {
+    SHORT: _short_prompts,
+    LONG: _long_prompt,
+    WARM: _warm_prefix,
+    CHAT: _conversations,
+}

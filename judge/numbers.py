@@ -21,6 +21,7 @@ from jaxtyping import Float
 from llamaspec.judge.arithmetic import Definition
 from llamaspec.judge.client import Choice, Named, Step
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
+from llamaspec.reference.logsumexp import logsumexp
 
 EXPLAINED, WRONG = 4.0, 16.0
 SAMPLES = 6  # runs in rounded arithmetic
@@ -62,7 +63,9 @@ class Spellings:
                 texts.add(tokenizer.bytes_of(id).decode(errors="replace"))
             for text in texts:
                 self._ids.setdefault(text, []).append(id)
-        self._bytes = {tokenizer.bytes_of(id): id for id in range(min(vocab, tokenizer.vocab)) if is_byte(tokenizer.piece(id))}
+        self._bytes = {
+            tokenizer.bytes_of(id): id for id in range(min(vocab, tokenizer.vocab)) if is_byte(tokenizer.piece(id))
+        }
 
     def ids(self, token: Named) -> list[int]:
         """Return the ids that `token` may mean; an empty list if we know none."""
@@ -129,13 +132,23 @@ def chosen(rows: Float[np.ndarray, "positions vocab"], trace: Trace) -> list[Flo
 
 
 def compare(
-    trace: Trace, definition: Definition, *, ids: Callable[[list[int]], list[int]] = lambda prompt: prompt
+    trace: Trace,
+    definition: Definition,
+    *,
+    ids: Callable[[list[int]], list[int]] = lambda prompt: prompt,
+    temperature: float = 1.0,
 ) -> list[Position]:
-    """Compare a trace with a definition. `ids` changes the prompt's ids, to test how the server may have read it."""
+    """Compare a trace with a definition.
+
+    `ids` changes the prompt's ids, to test how the server may have read it. A `temperature` tests whether the server
+    reports log-probabilities of logits that are divided by it.
+    """
     if not trace.entries:
         return []
     prompt = ids(trace.ids[: trace.start])
     rows = definition.log_probabilities([*prompt, *trace.ids[trace.start :]], len(prompt))
+    if temperature != 1:
+        rows = rows / temperature - logsumexp(rows / temperature)[:, None]
     positions = []
     for i, (row, entries, squares) in enumerate(zip(rows, trace.entries, trace.squares, strict=True)):
         expected, actual = row[list(entries)], np.array(list(entries.values()))

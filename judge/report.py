@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 from llamaspec.judge.conform import Report
-from llamaspec.judge.findings import Finding
 
 MARKS = {"right": "ok", "wrong": "WRONG", "unclear": "?", "note": "note"}
 
@@ -38,7 +37,8 @@ def _last(report: Report) -> str:
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report for JSON. A number that is not finite becomes null."""
     positions = [
-        {**position._asdict(), "verdict": position.verdict, "greedy": position.is_greedy} for position in report.positions
+        {**position._asdict(), "verdict": position.verdict, "greedy": position.is_greedy}
+        for position in report.positions
     ]
     return _finite(
         {

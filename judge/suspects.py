@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.judge.arithmetic import Arithmetic, Definition, arithmetic, define, mapped
-from llamaspec.judge.numbers import EXPLAINED, Trace, compare, explained_by, worst
+from llamaspec.judge.numbers import EXPLAINED, Trace, chosen, compare, explained_by, worst
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.insight.trials import Change, changed, changes
 from llamaspec.model.running.reference_backend import LazyLayers
@@ -31,7 +31,7 @@ OF_WEIGHTS = {  # doctor's changes to weights, as a fault of the server
 # Coarser arithmetic, the finest first: a name and the dtype of the KV cache.
 COARSER = (
     *(("float32", "float16"), ("float32", "bfloat16"), ("float32", "int8")),
-    *(("float16", None), ("float16", "int8"), ("bfloat16", None), ("bfloat16", "int8")),
+    *(("float16", None), ("bfloat16", None)),
 )
 
 
@@ -47,8 +47,10 @@ def name_fault(
     traces: Sequence[Trace], checkpoint: Checkpoint, definition: Definition, bos: int | None,
     *, progress: Progress = no_progress,
 ) -> str | None:  # fmt: skip
-    """Find the fault that explains the traces whose numbers the definition does not explain; None if we know none."""
-    odd = sorted(traces, key=lambda trace: (-worst(compare(trace, definition)), len(trace.ids)))[:MOST_TRACES]
+    """Find the fault that explains traces whose numbers the definition does not explain; None if we know none."""
+    odd = sorted(traces, key=lambda trace: len(trace.ids))[:MOST_TRACES]
+    if all(is_renormalized(trace, definition) for trace in odd):
+        return "the log-probabilities are those of the likeliest tokens only, as after top-k or top-p"
     scores: list[tuple[float, str]] = []
     for suspect in suspects(definition, checkpoint.format, bos):
         progress("naming the fault", len(scores) / (len(scores) + 10))
@@ -58,12 +60,33 @@ def name_fault(
             break
     if min(scores)[0] <= EXPLAINED:
         return min(scores)[1]
-    for coarser in _coarser(definition.arithmetic):
+    return _coarser_arithmetic(odd, checkpoint, definition.arithmetic, progress=progress)
+
+
+def is_renormalized(trace: Trace, definition: Definition) -> bool:
+    """Tell whether all numbers of a position are too large by the same amount."""
+    exact = chosen(definition.log_probabilities(trace.ids, trace.start), trace)
+    for expected, entries, squares in zip(exact, trace.entries, trace.squares, strict=True):
+        off, noise = np.array(list(entries.values())) - expected, EXPLAINED * np.sqrt(np.max(squares))
+        if len(off) < 2 or np.min(off) < noise or np.ptp(off) > 2 * noise:
+            return False
+    return True
+
+
+def _coarser_arithmetic(
+    traces: Sequence[Trace], checkpoint: Checkpoint, claimed: Arithmetic, *, progress: Progress
+) -> str | None:
+    """Find the arithmetic with differences as large as the server's."""
+    known = [arithmetic(name, cache) for name, cache in COARSER]
+    likely: list[tuple[float, str]] = []
+    for other in known[known.index(claimed) + 1 if claimed in known else 0 :]:
         progress("naming the fault", 0.9)
-        rounded = define(checkpoint, coarser)
-        if max(worst(compare(explained_by(trace, rounded), rounded)) for trace in odd) <= EXPLAINED:
-            return f"the server computes in {coarser}, not in {definition.arithmetic}"
-    return None
+        rounded = define(checkpoint, other)
+        positions = [p for trace in traces for p in compare(explained_by(trace, rounded), rounded)]
+        if worst(positions) <= EXPLAINED:
+            typical = float(np.mean([np.log(position.ratio) for position in positions]))
+            likely.append((abs(typical), str(other)))
+    return f"the server computes in {min(likely)[1]}, not in {claimed}" if likely else None
 
 
 def suspects(definition: Definition, format: str, bos: int | None) -> Iterator[Suspect]:
@@ -104,12 +127,6 @@ def _words(change: Change, config: Config) -> str:
         if own != other:
             return f"the model's {field.name} is ignored"
     return OF_WEIGHTS[change.fault]
-
-
-def _coarser(claimed: Arithmetic) -> Iterator[Arithmetic]:
-    known = [arithmetic(name, cache) for name, cache in COARSER]
-    start = known.index(claimed) + 1 if claimed in known else 0
-    return iter([other for other in known[start:] if other != claimed])
 
 
 def _without[Item](items: tuple[Item, ...] | None, index: int) -> tuple[Item, ...] | None:

@@ -5,11 +5,12 @@ fault is named if it explains the counts of all prompts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llamaspec.judge.client import RefusedError, Server
 from llamaspec.judge.findings import Finding
-from llamaspec.model.chat.marked_text import marked, plain
+from llamaspec.model.chat.marked_text import MarkedText, marked, plain
 from llamaspec.model.chat.template import BUILT_IN_NAMES, ChatTemplate, SpecialTokens, find_template
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, encode_text
@@ -38,19 +39,24 @@ class ChatReader(NamedTuple):
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def read(self, messages: Messages, **variables: Any) -> list[int] | None:
-        """Return the ids of a conversation, or None if the template refuses it."""
+    def text(self, messages: Messages, **variables: Any) -> MarkedText | None:
+        """Render a conversation, or return None if the template refuses it."""
         try:
-            return SpecialTokens(self.tokenizer).encode(self.template.render(messages, **variables))
+            return self.template.render(messages, **variables)
         except CheckpointError:
             return None
 
-    def parsed(self, messages: Messages) -> list[int] | None:
-        """Return the ids of a conversation if names of control tokens in messages become control tokens."""
-        try:
-            return SpecialTokens(self.tokenizer).encode(marked(plain(self.template.render(messages))))
-        except CheckpointError:
-            return None
+    def read(
+        self, messages: Messages, change: Callable[[MarkedText], str] = lambda text: text, **variables: Any
+    ) -> list[int] | None:
+        """Return the ids of a conversation, after a `change` of its text. None: the template refuses it."""
+        text = self.text(messages, **variables)
+        return None if text is None else SpecialTokens(self.tokenizer).encode(change(text))
+
+
+def parsed(text: str) -> MarkedText:
+    """Return the text without quotes, so that names of control tokens in messages become control tokens."""
+    return marked(plain(text))
 
 
 def check_texts(server: Server, tokenizer: Tokenizer) -> Iterator[Finding]:
@@ -88,7 +94,8 @@ def _check_endpoint(server: Server, own: Mapping[str, list[int]], tokenizer: Tok
         if actual != expected:
             at = next((i for i, pair in enumerate(zip(actual, expected, strict=False)) if pair[0] != pair[1]), None)
             at = min(len(actual), len(expected)) if at is None else at
-            what = f"{text!r}: token {at} is {_spelled(actual, at, tokenizer)}, expected {_spelled(expected, at, tokenizer)}"
+            got, needed = (_spelled(ids, at, tokenizer) for ids in (actual, expected))
+            what = f"{text!r}: token {at} is {got}, expected {needed}"
             yield Finding(PART, "/tokenize", "wrong", what, {"expected": expected, "got": actual})
             return
     yield Finding(PART, "/tokenize", "right", f"the ids of {len(own)} prompts are the model's")
@@ -137,19 +144,20 @@ def check_chat(server: Server, reader: ChatReader) -> Iterator[Finding]:
     else:
         name = next(name for name in actual if actual[name] != expected[name])
         what = f"{name}: expected {expected[name]} tokens, got {actual[name]}"
-        if fault := named_difference(actual, reader):
-            what = f"{fault} ({what})"
+        if faults := differences(actual, reader):
+            what = f"{', or '.join(faults)} ({what})"
         yield Finding(PART, "chat", "wrong", what, figures)
     yield from _check_injection(server, reader)
 
 
-def named_difference(counts: Mapping[str, int], reader: ChatReader) -> str | None:
-    """Name the way to render conversations that gives the server's counts; None if we know none."""
+def differences(counts: Mapping[str, int], reader: ChatReader) -> list[str]:
+    """Name the wrong ways to read conversations that give the server's counts."""
+    faults = []
     for fault, reading in readings(reader):
         lengths = {name: len(ids) for name in counts if (ids := reading(CONVERSATIONS[name])) is not None}
         if lengths == counts:
-            return fault
-    return None
+            faults.append(fault)
+    return faults
 
 
 def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
@@ -160,10 +168,7 @@ def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
         return lambda messages: None if (ids := reader.read(messages)) is None else change(ids)
 
     def texts(change: Callable[[str], str]) -> Reading:
-        def read(messages: Messages) -> list[int] | None:
-            return SpecialTokens(tokenizer).encode(change(plain(reader.template.render(messages))))
-
-        return read
+        return lambda messages: reader.read(messages, lambda text: change(plain(text)))
 
     if bos is not None:
         yield "BOS is doubled", changed(lambda ids: [bos, *ids])
@@ -186,7 +191,8 @@ def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
                     lambda messages, switch=switch, value=value: reader.read(messages, **{switch: value}),
                 )
     for name in BUILT_IN_NAMES:
-        other = ChatReader(tokenizer, find_template(tokenizer, template=name))
+        template = replace(find_template(tokenizer, template=name), workers=reader.template.workers)
+        other = reader._replace(template=template)
         yield f"the template is {name}'s", other.read
     yield (
         "the messages are joined without a template",
@@ -207,12 +213,12 @@ def _check_injection(server: Server, reader: ChatReader) -> Iterator[Finding]:
     if name is None:
         return
     messages = [{"role": "user", "content": f"We say {name} here."}]
-    text, parsed = reader.read(messages), reader.parsed(messages)
+    text, control = reader.read(messages), reader.read(messages, parsed)
     actual = server.chat(messages, max_tokens=1, temperature=0).prompt_tokens
-    if text is None or parsed is None or actual is None or len(text) == len(parsed):
+    if text is None or control is None or actual is None or len(text) == len(control):
         return
     if actual == len(text):
         yield Finding(PART, "injection", "right", f"{name} in a message is read as text")
-    elif actual == len(parsed):
+    elif actual == len(control):
         what = f"{name} in a user's message becomes a control token, so users can write turns; many engines do this"
         yield Finding(PART, "injection", "note", what)

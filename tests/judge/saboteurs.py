@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamaspec.judge.arithmetic import RoundedConfig, Rounded, UNITS, arithmetic, cache_class, define, mapped
+from llamaspec.judge.arithmetic import UNITS, Rounded, RoundedConfig, arithmetic, cache_class, define, mapped
+from llamaspec.judge.conform import CHAT, LONG, SHORT, WARM
 from llamaspec.judge.suspects import suspects
-from llamaspec.judge.tokens import readings
+from llamaspec.judge.tokens import parsed, readings
 from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import Cache, LayerCache, empty_cache
@@ -23,6 +24,7 @@ class Saboteur(NamedTuple):
     engine: Callable[[], Engine]
     words: str  # in the message of a finding
     verdict: str = "wrong"
+    groups: tuple[str, ...] = (SHORT,)  # the requests whose numbers are compared, or the checks of the protocol
 
 
 class DoublesBos(Engine):
@@ -55,7 +57,7 @@ class OtherWords(Engine):
 
 class ParsesMessages(Engine):
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        ids = READER.parsed(messages)
+        ids = READER.read(messages, parsed)
         assert ids is not None
         return ids
 
@@ -78,7 +80,9 @@ def computes(fault: str) -> Callable[[], Engine]:
 
     def engine() -> Engine:
         made = Engine()
-        made.definition = next(suspect for suspect in suspects(definition(), "gguf-v3", 1) if suspect.what == fault).definition
+        made.definition = next(
+            suspect for suspect in suspects(definition(), "gguf-v3", 1) if suspect.what == fault
+        ).definition
         return made
 
     return engine
@@ -125,10 +129,10 @@ class StaleCache(Engine):
 
 
 class LateForgetfulness(Engine):
-    """Forgets the beginning of prompts with more than 60 tokens."""
+    """Forgets the beginning of prompts with more than 40 tokens."""
 
     def start(self, ids: Sequence[int]) -> tuple[np.ndarray, Any]:
-        return super().start(ids[-60:])
+        return super().start(ids[-40:])
 
 
 class ReportsTopK(Engine):
@@ -139,19 +143,104 @@ class ReportsTopK(Engine):
         return kept - np.logaddexp.reduce(kept)
 
 
+class Draws(Engine):
+    """Draws from another distribution than a request asks for."""
+
+    def __init__(self, **options: float):
+        super().__init__()
+        self._options = options
+
+    def chances(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        return super().chances(logits, body if body.get("temperature") == 0 else {**body, **self._options})
+
+
+class DrawsAtZero(Engine):
+    def chances(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        return super().chances(logits, {**body, "temperature": body["temperature"] or 0.9})
+
+
+class HeatedNumbers(Engine):
+    def reported(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        return super().reported(logits / (body["temperature"] or 1.0), body)
+
+
+class PositiveNumbers(Engine):
+    """Reports logits as log-probabilities."""
+
+    def reported(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        return logits - logits.mean()
+
+
+class LosesSeed(Engine):
+    def seed_of(self, body: Mapping[str, Any], index: int) -> Any:
+        return None
+
+
+class OneSeed(Engine):
+    def seed_of(self, body: Mapping[str, Any], index: int) -> Any:
+        return 0
+
+
+class OneChoice(Engine):
+    def count_of(self, body: Mapping[str, Any]) -> int:
+        return 1
+
+
+class NoBias(Engine):
+    def biased(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
+        return logits
+
+
+class LeaksStop(Engine):
+    def cut(self, text: str, stop: str) -> str:
+        return text[: text.index(stop) + len(stop)]
+
+
+class IgnoresStop(Engine):
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return super().answer(path, {**body, "stop": []})
+
+
+class OneMore(Engine):
+    def length_of(self, body: Mapping[str, Any]) -> int:
+        return super().length_of(body) + 1
+
+
+class Miscounts(Engine):
+    def usage(self, prompt: int, completion: int) -> dict[str, int]:
+        return {**super().usage(prompt, completion), "completion_tokens": completion + 3}
+
+
+class LosesChunks(Engine):
+    def chunks(self, text: str) -> list[str]:
+        return super().chunks(text)[:-1]
+
+
+class MixesRequests(Engine):
+    """Answers a request with the text of the one before it if several run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompts: list[str] = []
+
+    def text_ids(self, text: str) -> list[int]:
+        self._prompts.append(text)
+        recent = self._prompts[-4:]
+        return super().text_ids(recent[0] if len(set(recent)) == 4 else text)
+
+
 SABOTEURS = {
     "BOS doubled": Saboteur("tokens", DoublesBos, "BOS is doubled"),
     "BOS missing": Saboteur("tokens", LacksBos, "BOS is missing"),
     "BOS doubled, and not counted": Saboteur("numbers", DoublesBosInSecret, "BOS is doubled"),
     "control tokens in prompts": Saboteur("tokens", ParsesPrompts, "is not read as text", "note"),
-    "white space normalized": Saboteur("tokens", OtherWords, "expected 18 tokens, got"),
+    "white space normalized": Saboteur("tokens", OtherWords, "new paragraph.': expected"),
     "control tokens in messages": Saboteur("tokens", ParsesMessages, "becomes a control token", "note"),
     **{
         fault: Saboteur("tokens", reads_chats(fault), fault)
         for fault in (
             "the system message is dropped",
             "only the last message is read",
-            "the prompt that begins the answer is missing",
             "the messages are joined without a template",
             "the template is llama2's",
         )
@@ -165,11 +254,19 @@ SABOTEURS = {
             "eps is 1e-05, and the model's is 1e-06",
             "theta is 10000, and the model's is 100000",
             "the model's scaling is ignored",
-            "the model's windows is ignored",
             "layer 1 is skipped",
             "the weights are rounded to Q8_0",
         )
     },
+    "no window": Saboteur(
+        "numbers", computes("the model's windows is ignored"), "the model's windows is ignored", groups=(LONG,)
+    ),
+    "no prompt of the answer": Saboteur(
+        "numbers",
+        reads_chats("the prompt that begins the answer is missing"),
+        "the prompt that begins the answer is missing",
+        groups=(CHAT,),
+    ),
     "bfloat16 claimed as float32": Saboteur(
         "numbers", lambda: RoundsRandomly("bfloat16"), "the server computes in bfloat16, not in float32"
     ),
@@ -179,7 +276,38 @@ SABOTEURS = {
     "an int8 cache": Saboteur(
         "numbers", lambda: RoundsRandomly("float32", "int8"), "computes in float32 with a KV cache in int8"
     ),
-    "a stale cache": Saboteur("numbers", StaleCache, "the prefix cache is stale"),
-    "long prompts cut": Saboteur("numbers", LateForgetfulness, "positions are not explained"),
-    "top-k in log-probabilities": Saboteur("numbers", ReportsTopK, "top"),
+    "a stale cache": Saboteur("numbers", StaleCache, "the prefix cache is stale", groups=(SHORT, WARM)),
+    "long prompts cut": Saboteur("numbers", LateForgetfulness, "positions are not explained", groups=(LONG,)),
+    "top-k": Saboteur(
+        "protocol", lambda: Draws(top_k=20), "only the 20 likeliest tokens are drawn", groups=("sampling",)
+    ),
+    "top-p": Saboteur(
+        "protocol", lambda: Draws(top_p=0.8), "unlikely tokens are never drawn (top-p 0.8)", groups=("sampling",)
+    ),
+    "temperature ignored": Saboteur(
+        "protocol", lambda: Draws(temperature=1.0), "the temperature is ignored, and 1 is", groups=("sampling",)
+    ),
+    "always greedy": Saboteur(
+        "protocol", lambda: Draws(temperature=0.0), "the likeliest token is chosen", groups=("sampling",)
+    ),
+    "temperature 0 draws": Saboteur(
+        "protocol", DrawsAtZero, "at temperature 0 gives another text", groups=("temperature 0",)
+    ),
+    "log-probabilities after the temperature": Saboteur(
+        "protocol", HeatedNumbers, "those after the temperature", groups=("sampling",)
+    ),
+    "logits as log-probabilities": Saboteur("protocol", PositiveNumbers, "add up to", groups=("logprobs",)),
+    "seed ignored": Saboteur("protocol", LosesSeed, "the same seed gives different texts", groups=("seed",)),
+    "one seed for all": Saboteur("protocol", OneSeed, "different seeds give the same text", groups=("seed",)),
+    "n ignored": Saboteur("protocol", OneChoice, "n is ignored", groups=("n",)),
+    "logit_bias ignored": Saboteur("protocol", NoBias, "logit_bias is ignored", groups=("logit_bias",)),
+    "stop string leaked": Saboteur("protocol", LeaksStop, "the stop string is part of the answer", groups=("stop",)),
+    "stop string ignored": Saboteur("protocol", IgnoresStop, "the stop string is ignored", groups=("stop",)),
+    "one token more": Saboteur(
+        "protocol", OneMore, "max_tokens is 1, but the answer has 2 tokens", groups=("max_tokens",)
+    ),
+    "usage wrong": Saboteur("protocol", Miscounts, "completion_tokens is", groups=("usage",)),
+    "end of a stream lost": Saboteur("protocol", LosesChunks, "a streamed answer is another text", groups=("stream",)),
+    "requests mixed": Saboteur("protocol", MixesRequests, "others gives another text", groups=("company",)),
+    "top-k in log-probabilities": Saboteur("numbers", ReportsTopK, "as after top-k or top-p"),
 }

@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 
 from llamaspec.judge.arithmetic import Definition, arithmetic, define
-from llamaspec.judge.tokens import ChatReader
+from llamaspec.judge.tokens import ChatReader, Messages
+from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import ChatTemplate
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
 from llamaspec.model.tokenizers.tokenizer import decode, encode_text
 from llamaspec.reference.config import Config
-from llamaspec.reference.llama import LayerCache, empty_cache, hidden_states, unembed
+from llamaspec.reference.llama import empty_cache, hidden_states, unembed
 from llamaspec.reference.rope import YarnScaling
 from llamaspec.reference.sampling import distribution
 from tests.serving.serving_site import EOS, TOKENIZER
 from tests.support.random_models import random_checkpoint
 
 CONFIG = Config(
-    dim=32, layers=3, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab=1024, context=256, eps=1e-6, theta=100_000.0,
-    scaling=YarnScaling(4.0, original_context=64, magnitude=1.0), windows=(None, 48, None),
+    dim=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab=1024, context=256, eps=1e-6, theta=100_000.0,
+    scaling=YarnScaling(4.0, original_context=64, magnitude=1.0), windows=(None, 48),
 )  # fmt: skip
 TEMPLATE = """\
 {{- bos_token -}}
@@ -45,14 +46,14 @@ FLOAT32 = arithmetic("float32")
 class RememberedReader(ChatReader):
     """A reader that renders each conversation once, because every rendering of a template starts a process."""
 
-    def read(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int] | None:
-        return _read(json.dumps([list(messages), variables]))
+    def text(self, messages: Messages, **variables: Any) -> MarkedText | None:
+        return _text(self.template.name, self.template.source, json.dumps([list(messages), variables]))
 
 
 @cache
-def _read(request: str) -> list[int] | None:
+def _text(name: str, source: str, request: str) -> MarkedText | None:
     messages, variables = json.loads(request)
-    return ChatReader(TOKENIZER, ChatTemplate("t", TEMPLATE, TOKENS)).read(messages, **variables)
+    return ChatReader(TOKENIZER, ChatTemplate(name, source, TOKENS)).text(messages, **variables)
 
 
 READER = RememberedReader(TOKENIZER, ChatTemplate("t", TEMPLATE, TOKENS))
@@ -105,7 +106,9 @@ class Engine:
         """Return the distribution to draw from, before logit_bias."""
         options = {"top_k": body.get("top_k", 0), "top_p": body.get("top_p", 1.0), "min_p": body.get("min_p", 0.0)}
         seen = np.zeros(len(logits), bool)
-        return distribution(logits, seen, temperature=float(body.get("temperature", 1)), repetition_penalty=1.0, **options)
+        return distribution(
+            logits, seen, temperature=float(body.get("temperature", 1)), repetition_penalty=1.0, **options
+        )
 
     def biased(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
         logits = logits.copy()
@@ -170,17 +173,23 @@ class Engine:
         return decode(TOKENIZER, drawn, start=False), "length", steps
 
 
-def _in_form(
-    text: str, steps: list[tuple[int, np.ndarray]], body: Mapping[str, Any], *, chat: bool
-) -> dict[str, Any]:
+def _in_form(text: str, steps: list[tuple[int, np.ndarray]], body: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
     top = (body.get("top_logprobs") if chat else body.get("logprobs")) or 0
     entries = [
-        (TOKENIZER.piece(token), float(row[token]), [(TOKENIZER.piece(i), float(row[i])) for i in np.argsort(-row)[:top].tolist()])
+        (
+            TOKENIZER.piece(token),
+            float(row[token]),
+            [(TOKENIZER.piece(i), float(row[i])) for i in np.argsort(-row)[:top].tolist()],
+        )
         for token, row in steps
     ]
     if chat:
         content = [
-            {"token": name, "logprob": lp, "top_logprobs": [{"token": n, "logprob": l} for n, l in likeliest]}
+            {
+                "token": name,
+                "logprob": lp,
+                "top_logprobs": [{"token": other, "logprob": logprob} for other, logprob in likeliest],
+            }
             for name, lp, likeliest in entries
         ]
         known = {"content": content} if body.get("logprobs") else None

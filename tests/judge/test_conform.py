@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamaspec.judge import conform, numbers, tokens
+from llamaspec.judge import conform, numbers, protocol, tokens
 from llamaspec.judge.client import Server
 from llamaspec.judge.conform import Examination, check_numbers, examine
 from llamaspec.judge.findings import Finding
@@ -17,7 +17,8 @@ from tests.serving.serving_site import TOKENIZER
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare fewer positions, with fewer samples, to save time."""
     monkeypatch.setattr(numbers, "SAMPLES", 2)
-    monkeypatch.setattr(conform, "NEW_TOKENS", 4)
+    monkeypatch.setattr(conform, "NEW_TOKENS", 3)
+    monkeypatch.setattr(conform, "PROMPTS", conform.PROMPTS[:1])
 
 
 def findings_on(engine: Engine, part: str) -> list[Finding]:
@@ -29,11 +30,14 @@ def findings_on(engine: Engine, part: str) -> list[Finding]:
         spellings = Spellings(TOKENIZER, checkpoint().config.vocab)
         shared = (server, checkpoint(), TOKENIZER, READER, definition(), spellings)
         examination = Examination(*shared, longest=80, at_once=4, progress=no_progress)
-        outcomes = {"numbers": check_numbers}[part](examination)
+        if part == "protocol":
+            ids = examination.ids(protocol.PROMPT)
+            return [*protocol.check_protocol(server, definition(), spellings, ids, at_once=4)]
+        outcomes = check_numbers(examination)
         return [outcome for outcome in outcomes if isinstance(outcome, Finding)]
 
 
-def test_an_honest_server_conforms():
+def test_an_honest_server_conforms(brief: None):
     with serving(Engine()) as url:
         report = examine(
             Server(url), checkpoint(), TOKENIZER, READER, arithmetic=FLOAT32, longest=80, at_once=4, seconds=100
@@ -43,8 +47,11 @@ def test_an_honest_server_conforms():
 
 
 @pytest.mark.parametrize("name", SABOTEURS)
-def test_a_saboteur_is_found_and_named(name: str, brief: None):
+def test_a_saboteur_is_found_and_named(name: str, brief: None, monkeypatch: pytest.MonkeyPatch):
     saboteur = SABOTEURS[name]
+    for module, name_of_table in ((conform, "GROUPS"), (protocol, "CHECKS")):
+        table = getattr(module, name_of_table)
+        monkeypatch.setattr(module, name_of_table, {key: table[key] for key in saboteur.groups if key in table})
     findings = findings_on(saboteur.engine(), saboteur.part)
     named = [finding for finding in findings if saboteur.words in finding.message]
     assert named and {finding.verdict for finding in named} == {saboteur.verdict}, findings
