@@ -101,6 +101,7 @@ class Rounded(np.ndarray):
         result = getattr(ufunc, method)(*operands, **options)
         if not isinstance(result, np.ndarray | np.floating) or result.dtype != np.float64:
             return result
+        result = np.asarray(result)
         rounded = [operand for operand in inputs if isinstance(operand, Rounded)]
         unit, rng = max(operand.unit for operand in rounded), next(o.rng for o in rounded if o.rng is not None)
         if ufunc is np.matmul:

@@ -179,7 +179,7 @@ class Server:
             connection.close()
 
     def _send(self, method: str, path: str, body: Any) -> tuple[HTTPConnection, HTTPResponse]:
-        data = None if body is None else json.dumps(body).encode()
+        data, reason = None if body is None else json.dumps(body).encode(), ""
         for _ in range(PAUSES):
             seconds = self._end - monotonic()
             if seconds <= 0:

@@ -35,7 +35,7 @@ class Position(NamedTuple):
     """One position of an answer, compared with the definition."""
 
     trace: str  # the name of the request
-    index: int  # in the prompt and its answer
+    position: int  # in the prompt and its answer
     difference: float  # the largest, in nats
     ratio: float
     behind: float  # how much less likely the server's token is than the likeliest, in nats, exact

@@ -259,8 +259,12 @@ def _draws(protocol: Protocol) -> Outcomes:
 
 
 def _likelihood(sampling: Sampling, rows: Sequence[Float[np.ndarray, " vocab"]], drawn: Sequence[int]) -> float:
-    chances = (sampling.chances(row)[token] for row, token in zip(rows, drawn, strict=True))
-    return sum(math.log(p) if p > 0 else -math.inf for p in chances)
+    total = 0.0
+    for row, token in zip(rows, drawn, strict=True):
+        if (p := sampling.chances(row)[token]) <= 0:
+            return -math.inf
+        total += math.log(p)
+    return total
 
 
 def _after_temperature(protocol: Protocol, traces: Sequence[Trace]) -> Outcomes:

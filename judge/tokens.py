@@ -184,12 +184,12 @@ def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
     yield "a newline is added to the prompt", texts(lambda text: text + "\n")
     yield "the newlines of the template are missing", texts(lambda text: text.replace("\n", ""))
     for switch in ("enable_thinking", "thinking"):
-        if reader.template.reads(switch):
-            for value in (False, True):
-                yield (
-                    f"the template runs with {switch}={value}",
-                    lambda messages, switch=switch, value=value: reader.read(messages, **{switch: value}),
-                )
+        for value in (False, True) if reader.template.reads(switch) else ():
+            variables: dict[str, Any] = {switch: value}
+            yield (
+                f"the template runs with {switch}={value}",
+                lambda messages, variables=variables: reader.read(messages, **variables),
+            )
     for name in BUILT_IN_NAMES:
         template = replace(find_template(tokenizer, template=name), workers=reader.template.workers)
         other = reader._replace(template=template)

@@ -208,7 +208,7 @@ class OneMore(Engine):
 
 class Miscounts(Engine):
     def usage(self, prompt: int, completion: int) -> dict[str, int]:
-        return {**super().usage(prompt, completion), "completion_tokens": completion + 3}
+        return super().usage(prompt, completion + 3)
 
 
 class LosesChunks(Engine):
@@ -217,7 +217,7 @@ class LosesChunks(Engine):
 
 
 class MixesRequests(Engine):
-    """Answers a request with the text of the one before it if several run at once."""
+    """Answers a request with the text of the request before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,8 +225,7 @@ class MixesRequests(Engine):
 
     def text_ids(self, text: str) -> list[int]:
         self._prompts.append(text)
-        recent = self._prompts[-4:]
-        return super().text_ids(recent[0] if len(set(recent)) == 4 else text)
+        return super().text_ids(self._prompts[-2:][0])
 
 
 SABOTEURS = {

@@ -19,6 +19,7 @@ from llamaspec.judge.tokens import ChatReader, Messages
 from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import ChatTemplate
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.model.tokenizers.tokenizer import decode, encode_text
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import empty_cache, hidden_states, unembed
@@ -61,12 +62,12 @@ READER = RememberedReader(TOKENIZER, ChatTemplate("t", TEMPLATE, TOKENS))
 
 @cache
 def checkpoint() -> Checkpoint:
-    """Draw a model with a small embedding, as trained models have, so that eps matters."""
+    """Draw a model that is like trained ones: its embedding is small, so that eps matters, and its head is large."""
     drawn = random_checkpoint(CONFIG, seed=0)
-    embedding = (drawn.tensors["model.embed_tokens.weight"].read() / 16).astype(np.float32)
-    tensors = dict(drawn.tensors) | {
-        "model.embed_tokens.weight": Tensor(embedding.shape, embedding.dtype, lambda: embedding)
-    }
+    tensors = dict(drawn.tensors)
+    for name, factor in ((EMBEDDING, 1 / 16), (HEAD, 3)):
+        array = (tensors[name].read() * factor).astype(np.float32)
+        tensors[name] = Tensor(array.shape, array.dtype, lambda array=array: array)
     return replace(drawn, tensors=tensors, stops=frozenset({EOS}))
 
 

@@ -19,6 +19,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "SAMPLES", 2)
     monkeypatch.setattr(conform, "NEW_TOKENS", 3)
     monkeypatch.setattr(conform, "PROMPTS", conform.PROMPTS[:1])
+    monkeypatch.setattr(protocol, "DRAWS", 2)
 
 
 def findings_on(engine: Engine, part: str) -> list[Finding]:
