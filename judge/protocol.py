@@ -19,7 +19,7 @@ PROMPT = "Once upon a time"
 LENGTH = 16  # tokens of an answer
 BIAS = -100.0  # the strongest that OpenAI's API allows
 TEMPERATURE = 2.0  # of draws: high, so that filters remove many tokens
-DRAWS, DRAWN = 4, 24  # requests, and tokens of each
+DRAWS, DRAWN = 8, 40  # requests, and tokens of each: enough to find top-p 0.95
 ODDS = 1e6  # another distribution must make the draws this many times as likely before we call the server wrong
 ROUNDED = 1e-4  # error of a sum of probabilities
 
