@@ -89,14 +89,15 @@ def no_room_to_start() -> str:
 
 def default_device() -> Device:
     """Describe the device that JAX computes on by default."""
-    device, *_ = all_devices = devices()
-    capability, *others = (getattr(device, "compute_capability", None) for device in all_devices)
+    device, *more = devices()
+    capability = getattr(device, "compute_capability", None)
+    others = {getattr(other, "compute_capability", None) for other in more}
     return Device(
         device.platform,
         device.device_kind,
         capability,
         card_of(device).processors,
-        tuple(sorted({*others} - {None, capability})),
+        tuple(sorted(other for other in others if other not in (None, capability))),
     )
 
 
