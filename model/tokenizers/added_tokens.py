@@ -6,8 +6,9 @@ This module has the search algorithms of two programs. Their results differ if t
   chooses the longest name at each position. A token may absorb the white space on either side, and may be restricted to
   whole words.
 - `LongestFirst` works like llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`). It finds the longest name (in
-  bytes) in the whole text, then the next longest in the remaining text. A token may absorb the ASCII white space after
-  it.
+  bytes) in the whole text, then the next longest in the remaining text. Of two names of equal length, it finds the one
+  with the smaller id first. (llama.cpp sorts the names with std::sort, which keeps this order for up to 16 names in GNU's
+  library. For more names, the order is not defined.) A token may absorb the ASCII white space after it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
@@ -160,7 +161,12 @@ class LongestFirst:
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
         longest = ((begin, names.longest(text, begin)) for begin in names.places(text))
-        waiting = [(-len(names.names[at].encode()), begin, at) for begin, at in longest if at >= 0]
+
+        def order(at: int) -> tuple[int, int]:
+            name = names.names[at]
+            return -len(name.encode()), self.added[name].id
+
+        waiting = [(order(at), begin, at) for begin, at in longest if at >= 0]
         heapq.heapify(waiting)
         covered = bytearray(len(text))
         while waiting:
@@ -178,7 +184,7 @@ class LongestFirst:
                 covered[begin:end] = b"\1" * (end - begin)
                 yield _Match(begin, end, token.id)
             elif (shorter := names.fitting(at, obstacle - begin)) >= 0:
-                heapq.heappush(waiting, (-len(names.names[shorter].encode()), begin, shorter))
+                heapq.heappush(waiting, (order(shorter), begin, shorter))
 
 
 def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | int]:
