@@ -7,8 +7,8 @@ This module has the search algorithms of two programs. Their results differ if t
   whole words.
 - `LongestFirst` works like llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`). It finds the longest name (in
   bytes) in the whole text, then the next longest in the remaining text. Of two names of equal length, it finds the one
-  with the smaller id first. (llama.cpp sorts the names with std::sort, which keeps this order for up to 16 names in GNU's
-  library. For more names, the order is not defined.) A token may absorb the ASCII white space after it.
+  with the smaller id first. (llama.cpp sorts the names with std::sort. In GNU's library, this keeps the order of ids
+  for up to 16 names. The order of more names is not defined.) A token may absorb the ASCII white space after it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")

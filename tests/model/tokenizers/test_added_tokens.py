@@ -76,8 +76,8 @@ def named(**changes: tuple[int, Any]) -> Keys:
 
 
 TYPES = dict.fromkeys(NAMES, USER_DEFINED) | dict.fromkeys(CONTROLS, CONTROL)
-# With at most 16 names, llama.cpp finds the smaller id first if two names have equal length in bytes, such as " sawn" and
-# "a▁b". So the files that are called Phi-3 have fewer names.
+# With at most 16 names, llama.cpp finds the smaller id first if two names have equal length in bytes, such as " sawn"
+# and "a▁b". So the files that are called Phi-3 have fewer names.
 SPACED = {name: kind for name, kind in TYPES.items() if name not in ("\t\t", "<think>", "Größe")}
 # llama.cpp needs these tokens in a model that is called Phi-3.
 PHI_3 = dict.fromkeys(["<|endoftext|>", "<unk>", "<s>", "</s>"], CONTROL)
