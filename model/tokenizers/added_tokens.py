@@ -141,6 +141,9 @@ class LongestFirst:
     def __init__(self, added: Mapping[str, Added]):
         self.added = added
         self._names = _Names(added)
+        names = self._names.names
+        self._order = sorted(range(len(names)), key=lambda at: (-len(names[at].encode()), added[names[at]].id))
+        self._ranks = {at: rank for rank, at in enumerate(self._order)}  # names with smaller ranks are found first
 
     def split(self, text: str) -> list[str | int]:
         """Split a text into the ids of added tokens and the non-empty texts between them."""
@@ -161,18 +164,14 @@ class LongestFirst:
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
         longest = ((begin, names.longest(text, begin)) for begin in names.places(text))
-
-        def order(at: int) -> tuple[int, int]:
-            name = names.names[at]
-            return -len(name.encode()), self.added[name].id
-
-        waiting = [(order(at), begin, at) for begin, at in longest if at >= 0]
+        waiting = [(self._ranks[at], begin) for begin, at in longest if at >= 0]
         heapq.heapify(waiting)
         covered = bytearray(len(text))
         while waiting:
-            _, begin, at = heapq.heappop(waiting)
+            rank, begin = heapq.heappop(waiting)
             if covered[begin]:
                 continue
+            at = self._order[rank]
             name = names.names[at]
             obstacle = covered.find(1, begin, begin + len(name))
             if obstacle < 0:
@@ -184,7 +183,7 @@ class LongestFirst:
                 covered[begin:end] = b"\1" * (end - begin)
                 yield _Match(begin, end, token.id)
             elif (shorter := names.fitting(at, obstacle - begin)) >= 0:
-                heapq.heappush(waiting, (order(shorter), begin, shorter))
+                heapq.heappush(waiting, (self._ranks[shorter], begin))
 
 
 def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | int]:
