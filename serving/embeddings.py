@@ -22,10 +22,10 @@ MOST_AT_ONCE = 16  # inputs of one HTTP request that are in the engine at once, 
 async def embedded(
     engine: Engine, prompts: Sequence[Prompt], requests: Sequence[Request], metrics: Metrics
 ) -> list[Embedding]:
-    """Compute the embeddings of `prompts`, in order, by one engine request each.
+    """Compute the embeddings of `prompts`, in order, with one engine request for each prompt.
 
-    Raises Refusal if the engine refuses or fails one of the requests. If this coroutine is cancelled, its engine
-    requests are cancelled, too.
+    Raises Refusal if the engine refuses one of the requests, or if one fails. If this coroutine is cancelled, it
+    cancels its engine requests.
     """
     inbox, numbers = Inbox(), dict[int, int]()  # the engine's numbers of open requests, by index
     pending, results = deque(range(len(requests))), dict[int, Embedding]()

@@ -33,10 +33,10 @@ class ImportanceMatrix(NamedTuple):
     values: Mapping[str, Float32[np.ndarray, " values"]]
 
     def of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32[np.ndarray, "matrices cols"]]:
-        """Return the importances of the tensors with these shapes, as far as the file has them.
+        """Return the importances of the tensors in `shapes`, by name, without tensors for which the file has no entry.
 
-        Raises `CheckpointError` if an entry does not fit the tensor of its name, or if there are shapes, and no tensor
-        has an entry.
+        Raises `CheckpointError` if an entry does not fit the shape of its tensor, or if the file has no entry for any
+        tensor in `shapes`.
         """
         rows = {}
         for name, shape in shapes.items():
