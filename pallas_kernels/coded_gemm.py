@@ -179,7 +179,8 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
     if w.group not in (GROUPS[1:] if w.bits == 4 else GROUPS if w.in_words else (*GROUPS, None)):
         raise Unsupported(
-            f"{op} takes a scale per group of {', '.join(map(str, GROUPS))} columns, got {w.scales.shape} for {cols}"
+            f"{op} takes a scale per group of {', '.join(map(str, GROUPS))} columns, "
+            f"got scales {w.scales.shape} for {cols} columns"
         )
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)

@@ -242,7 +242,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
     least = schema.get("minProperties")
     certain = len(required) if isinstance(required, list) else 0
     if _is_number(least) and least > certain + 1:
-        reason = f"minProperties: {least} needs as many names in `required`, because other names may be repeated"
+        reason = f"minProperties: {least} needs {least} names in `required`, because other names may be repeated"
         raise ValueError(reason)
     if schema.get("additionalProperties") is not False:
         for name in names:
