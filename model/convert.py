@@ -240,6 +240,6 @@ def _to_gguf(
         what = f"{len(types)} matrices are stored in {names}, since their rows do not fill the blocks of {to}"
         notes.append(f"{what}: {next(iter(types))} …")
     if importances and written.unweighted:
-        what = f"{importances.path} has no importances for {len(written.unweighted)} matrices of blocks"
+        what = f"{importances.path} has no importances for {len(written.unweighted)} of the quantized matrices"
         notes.append(f"{what}: {written.unweighted[0]} …")
     return notes

@@ -108,7 +108,10 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Return the check `row`, failed if `equal` is false: two runs of the same command must print the same text."""
+    """Compare two runs of the same command, which must print the same text.
+
+    Returns the row of the check unchanged if `equal` is true, otherwise as a failed check.
+    """
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 

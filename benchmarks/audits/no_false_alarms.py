@@ -116,7 +116,8 @@ def versions(python: str) -> dict[str, str]:
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
     """Return the pairs of candidate and dtype that need no other run.
 
-    The log already has a row for such a pair: within bounds on at least `examples` random inputs.
+    For such a pair, the log already has a run with at least `examples` random inputs, all of them within bounds.
+    If `examples` is None, the number for the row's group counts.
     """
     if not log.exists():
         return set()

@@ -172,7 +172,7 @@ def measure_rates(
 
 
 def _warm(url: str) -> None:
-    """Send one request before we measure, since the first request of a server is slow."""
+    """Send one request before we measure, because the first request of a server is slow."""
     send(url, [Ask((1, 2, 3), 4, 0)], [0.0], extra={})
 
 

@@ -131,7 +131,7 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 
 
 def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str | None) -> int | None:
-    """Return the id of eos_token, as files in `folder` state it; if no file has the key, of the token `default`.
+    """Return the id of eos_token, as files in `folder` state it; if no file has the key, return the id of `default`.
 
     Returns None if the files set eos_token to null, or if the vocabulary lacks the token.
     """

@@ -145,7 +145,10 @@ def test_a_client_that_leaves_ends_its_requests():
 
 
 class CrowdedEngine(FakeEngine):
-    """An engine that other clients fill: it refuses the requests with these numbers of calls."""
+    """An engine with a queue that other clients fill: the calls of `submit` with numbers in `refused` find it full.
+
+    Calls are counted from 1.
+    """
 
     def __init__(self, refused: Container[int], **options: Any):
         super().__init__(**options)
@@ -232,7 +235,10 @@ def test_finished_work_is_not_refused_while_prompts_wait_to_be_encoded(monkeypat
 
 
 def test_writing_the_answer_takes_little_more_memory_than_the_answer():
-    """Lists of Python floats for all inputs would take another 1.5 times the size of the answer."""
+    """Writing an answer takes at most half of its size as additional memory.
+
+    Lists of Python floats for all inputs would take 1.5 times its size.
+    """
     draw = np.random.default_rng(0)
     embeddings = [Embedding(vector, vector) for vector in draw.standard_normal((64, 2048)).astype(np.float32)]
     body = EmbeddingRequest(input="a")

@@ -208,7 +208,7 @@ def test_regenerate_edit_and_the_same_seed(page, engine):
 
 
 def test_the_page_sends_only_the_options_that_are_set(page, engine, site):
-    """An empty field leaves the choice to the server, which knows the model's own defaults."""
+    """The page sends no value for an option with an empty field, so that the server uses the model's default."""
     bodies: list[dict] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
     ask(page)

@@ -38,7 +38,10 @@ class Memory(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """An array over the registers of a thread block: a register has an array [threads, elements]."""
+    """An array that is distributed over the registers of a thread block.
+
+    Each entry of `registers` is an array [threads, elements]: the elements that each thread has in this register.
+    """
 
     registers: np.ndarray  # of objects
     shape: tuple[int, ...]

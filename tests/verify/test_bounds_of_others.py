@@ -50,7 +50,7 @@ def test_the_page_has_the_numbers():
 
 
 def test_a_product_in_any_order_has_the_classical_bound():
-    """The bound is gamma_n |W| |x|, for n terms."""
+    """The derived bound of W x, with n terms added in any order, is the classical one: gamma_n |W| |x|."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((3, 512)), random.standard_normal((5, 512))
     n, u = x.shape[1], 2.0**-24

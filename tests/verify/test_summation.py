@@ -69,7 +69,10 @@ def test_a_blocked_sum_needs_no_explanation(kind: str):
 
 
 def test_the_report_compares_a_running_sum_with_a_blocked_one():
-    """For equal terms, the model gives n / 2 = 4160 roundings for one sum, and 92 for 92 blocks of 91 terms."""
+    """The report of a running sum states how much more exact a sum in blocks would be.
+
+    For equal terms, the model gives n / 2 = 4160 roundings for one sum, and 92 for 92 blocks of 91 terms.
+    """
 
     def running(x: np.ndarray) -> np.ndarray:
         weights = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -92,7 +95,7 @@ def drop_the_last(x: np.ndarray) -> np.ndarray:
 
 
 def twelve_times(x: np.ndarray) -> np.ndarray:
-    """Return 12 times the error that the model allows one running sum."""
+    """Return a softmax that is off by 12 times the error that the model allows for one running sum."""
     p = IMPLEMENTATIONS["softmax"].function(x).astype(np.float64)
     model = roundings(p, lambda weights: weights.sum(axis=-1, keepdims=True))
     return (p * (1 + 12 * model.running)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Lists the files next to a model's weights that belong to it, for copying: tokenizer, chat templates, pooling."""
+"""Lists the files of a model to copy together with its weights: tokenizer, chat templates, pooling."""
 
 from pathlib import Path
 
