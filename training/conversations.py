@@ -197,7 +197,7 @@ class Reader:
         return pieces
 
     def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
-        """Encode the pieces as one text. An answer counts up to its last token that ends a turn."""
+        """Encode the pieces as one text. In an answer, the tokens up to the last one that ends a turn count."""
         ids: list[int] = []
         weights: list[float] = []
         done = marked("")
