@@ -102,7 +102,8 @@ def declare(
     code). `large` gives sizes larger than a kernel's tile, for one dimension at a time.
 
     Raises ValueError for an argument that neither `arrays`, `options` nor `sizes` describe, for an argument that the
-    definition does not have, for a size that `sizes` does not have, and for a dimension that is no such sum or product.
+    definition does not have, for a size that `sizes` does not have, and for a dimension that is not such a sum or
+    product.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters

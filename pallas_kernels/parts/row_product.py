@@ -254,8 +254,8 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and the same number in every
-        thread.
+        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and equally many in all
+        threads.
         """
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 

@@ -48,8 +48,8 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether the next call can be the last: the time is past `end`, and it will be at least the `FEWEST`-th
-        call.
+        """Return whether the next call may be the last: `end` has passed, and with it at least `FEWEST` calls are
+        timed.
         """
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
