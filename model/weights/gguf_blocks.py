@@ -48,10 +48,10 @@ Multiples = tuple[Int8[Array, "*batch groups"], ...]  # of scales, and of minima
 
 
 class BlockLayout(NamedTuple):
-    """The layout of a type's codes, and of its multiples: the integers of a group that multiply d and the minima's
-    unit.
+    """The layout of a type's codes, and of its multiples.
 
-    A code is the number in the first field plus 2^bits times the number in the second field, plus `lowest`.
+    The multiples are the integers of each group that multiply d and the unit of the minima. A code is the number in the
+    first field plus 2^bits times the number in the second field, plus `lowest`.
     """
 
     fields: tuple[Field, ...]

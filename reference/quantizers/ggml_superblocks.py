@@ -237,7 +237,9 @@ class Q3(Superblock):
         return ggml_search.signed(w, c, most=-self.lowest)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the third bits of the codes, their low two bits, the low four and upper two bits of all s + 32, and d."""
+        """Pack the third bits of the codes, their low bits, the low four bits of each s + 32, its upper two bits, and
+        d.
+        """
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
@@ -289,9 +291,7 @@ class Q5(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d and e, then s and m of each group in 6 bits each, then the fifth bits of the codes, then their low
-        bits.
-        """
+        """Pack d and e, then s and m of each group in 6 bits each, then the fifth and the low bits of the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         codes = [packing.pack(q.codes >> 4, bits=1, stride=32), packing.pack(q.codes & 15, bits=4, stride=32)]
         return np.concatenate([*head, *codes], axis=-1)

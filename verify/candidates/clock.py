@@ -48,9 +48,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether the next call may be the last: `end` has passed, and with it at least `FEWEST` calls are
-        timed.
-        """
+        """Return whether the next call may be the last: `end` has passed, and the call has number `FEWEST` or higher."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
