@@ -1,8 +1,8 @@
 """Reads how a model of embeddings pools its hidden states.
 
-sentence-transformers writes 1_Pooling/config.json: in newer versions with the name of a way to pool in pooling_mode,
-and in older ones with a switch for each way, such as pooling_mode_lasttoken, of which one is true. A GGUF file has a
-number in the key `pooling_type`, after the name of the architecture.
+sentence-transformers writes 1_Pooling/config.json. Newer versions write the name of a way to pool in pooling_mode.
+Older versions write a switch for each way, such as pooling_mode_lasttoken, and set one switch to true. A GGUF file has
+a number in the key `pooling_type`, after the name of the architecture.
 """
 
 from pathlib import Path

@@ -237,9 +237,7 @@ class Q3(Superblock):
         return ggml_search.signed(w, c, most=-self.lowest)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the third bits of the codes, their low bits, the low four bits of each s + 32, its upper two bits, and
-        d.
-        """
+        """Pack the third bits of the codes, their low bits, the low four and upper two bits of each s + 32, and d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
