@@ -79,7 +79,7 @@ def typeset(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Return each of several formulas, which four or more spaces separate, as a block of its own.
+    """Split a text at each run of four or more spaces. Returns each part as a separate block of MathML.
 
     >>> block("m = 1    n = 2").count('<math display="block">')
     2

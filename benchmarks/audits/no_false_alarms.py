@@ -37,7 +37,7 @@ KERNEL_SHAPES = 8  # few, because the interpreter takes seconds for each shape
 
 
 def jobs(group: str) -> list[CandidateJob]:
-    """List the jobs of a group."""
+    """List the candidates of a group, each with its op, as jobs for the verifier."""
     match group:
         case "numpy":
             return [CandidateJob(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]

@@ -186,7 +186,9 @@ def run_suite(
     progress: Progress = no_progress,
     **options: Any,
 ) -> dict[str, Any]:
-    """Serve a model in a new process, send load to the server, and report. `context` is the median prompt length.
+    """Serve a model in a new process, and send load to the server. Returns a report for `as_text` and `as_svg`.
+
+    `context` is the median prompt length.
 
     Raises the errors of `open_checkpoint`. Raises ValueError for prompts beyond the model's context, and if the server
     ends early.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamaspec.model.checkpoints import CheckpointError
 from llamaspec.model.checkpoints.pooling import read_pooling
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference import llama
@@ -286,7 +287,9 @@ def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name)
         (None, "last"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False, "include_prompt": True}, "mean"),
-        ({"pooling_mode_cls_token": True}, "cls_token"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({}, "mean"),
+        ({"pooling_mode": ["mean", "max"]}, "mean and max"),
         ({"pooling_mode": "mean", "embedding_dimension": 8}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
@@ -300,6 +303,42 @@ def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches
     assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
 
 
+def module(kind: str, path: str = "") -> dict[str, str]:
+    return {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ([module("Transformer"), module("Pooling", "pool"), module("Normalize", "2_Normalize")], "max"),
+        ([module("Transformer"), module("Pooling", "pool"), module("Dense", "2_Dense")], "max and then Dense"),
+        ([module("Transformer"), module("sentence_transformers.base.modules.dense.Dense", "1_Dense")], "Dense"),
+        ([module("custom.Pooling", "pool")], "custom.Pooling"),
+        ([module("Transformer")], "last"),
+    ],
+)
+def test_modules_of_sentence_transformers_change_a_vector(tmp_path, modules, expected):
+    """Modules that change a vector are named, unless they only normalize it; earlier they were ignored."""
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "config.json").write_text('{"pooling_mode": "max"}')
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert read_pooling(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "is not a JSON list"),
+        ("[1]", "contains 1, expected objects with the strings type and path"),
+        ('[{"type": "x", "path": "../y"}]', r'the path of a module is "\.\./y"'),
+    ],
+)
+def test_modules_that_cannot_be_used_are_refused(tmp_path, text, what):
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"modules\.json: {what}"):
+        read_pooling(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("number", "expected"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (9, "type 9")]
 )
@@ -309,8 +348,9 @@ def test_a_gguf_file_states_the_pooling(tmp_path, number, expected):
     assert read_pooling(File(keys, {}).write(tmp_path / "x.gguf")) == expected
 
 
-def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():
-    with running(FakeEngine(), pooling="cls_token") as site:
+@pytest.mark.parametrize("pooling", ["cls", "mean and then Dense"])
+def test_a_pooling_that_we_lack_must_be_replaced_by_the_request(pooling):
+    with running(FakeEngine(), pooling=pooling) as site:
         reply = site.ask(PATH, {"input": "a"})
-        assert (reply.status, reply.error["param"]) == (400, "pooling") and "cls_token" in reply.error["message"]
+        assert (reply.status, reply.error["param"]) == (400, "pooling") and pooling in reply.error["message"]
         assert site.ask(PATH, {"input": "a", "pooling": "mean"}).status == 200

@@ -86,7 +86,10 @@ LINKS = ["https://good.example/p?q=1", "https://good.example/", "https://evil.ex
 
 
 def test_markdown_becomes_elements_and_hostile_markup_stays_text(browser):
-    """Nothing in an answer runs, loads anything, or links to a script; the elements are the ones that we make."""
+    """An answer with hostile markup runs nothing, loads nothing, and has no link to a script.
+
+    It becomes only the HTML elements that our own Markdown code makes.
+    """
     requested: list[str] = []
     with (
         running(FakeEngine(spelling(HOSTILE), context=4000)) as site,

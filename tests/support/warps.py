@@ -222,7 +222,10 @@ def transposed(register: np.ndarray) -> np.ndarray:
 
 
 def inline_mgpu(*, arg_types: Any, return_type: Any = None) -> Callable[..., Any]:
-    """Run a function of registers. Arguments with a layout become `Fragments`; refs stay as they are."""
+    """Return a decorator that runs a function of registers in NumPy.
+
+    Arguments with a layout in `arg_types` become `Fragments`. Refs are passed on unchanged.
+    """
     del return_type  # the function names the layout of its results when it calls `array`
 
     def is_type(leaf: Any) -> bool:

@@ -21,7 +21,7 @@ def pairwise(x):
 
 
 def derived(x: np.ndarray, *, rounded: bool) -> float:
-    """Derive the bound of a pairwise sum in float64. With `rounded`, the inputs are already rounded once."""
+    """Return the derived error bound of a pairwise sum. With `rounded`, it includes one rounding of each input."""
     return float(pairwise(Carried(x, DOUBLE.unit * np.abs(x) * rounded, rounding=DOUBLE)).error)
 
 

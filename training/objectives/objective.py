@@ -8,7 +8,7 @@ from llamaspec.training.steps import Tensors, reproducible
 
 
 class Objective(NamedTuple):
-    """A loss for `steps.compile_step`, and how examples become its batches."""
+    """A loss for `steps.compile_step`, and a function that makes its batches from examples."""
 
     loss: Callable
     sums: tuple[str, ...]  # the names of the sums that the loss reports
