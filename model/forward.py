@@ -31,7 +31,7 @@ def hidden_states(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
-    """Run `tokens`, which follow the tokens in `cache`, through the blocks.
+    """Compute the hidden states of `tokens`, which follow the tokens in `cache`, and a cache that also contains them.
 
     If rows hold several documents (see `training.packing`), `positions_within` has the position of each token in its
     document, and the cache must be empty. If it is None, the positions continue after those in the cache.

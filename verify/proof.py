@@ -210,7 +210,7 @@ def _frequencies(features: int, theta: float, scaling: LinearScaling | Llama3Sca
 
 
 def _token(logits: Any, bits: int) -> ProvenToken | None:
-    """Choose the token with the largest logit. Return None if the radius of a logit has grown beyond any bound."""
+    """Choose the token with the largest logit. Return None if the radius of a logit is infinite."""
     balls = list(logits.balls)
     if not all(ball.is_finite() for ball in balls):
         return None

@@ -126,8 +126,8 @@ class TensorAdapter:
 class Tensor(NamedTuple):
     """A tensor in a file: its header entry, and the function that reads it.
 
-    If an adapter changes the tensor, `read` returns the sum in float32, `codes` is None, and `adapter` has the parts of
-    the sum.
+    If an adapter changes the tensor W, `read` returns the sum W + s B A in float32, `codes` is None, and `adapter` has
+    the parts of the sum.
     """
 
     shape: tuple[int, ...]

@@ -143,7 +143,10 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _step(
     w: Float32[np.ndarray, "32 blocks"], c: Float32[np.ndarray, "32 blocks"], first: Float32[np.ndarray, "*batch"]
 ) -> Float32[np.ndarray, "*batch"]:
-    """Search d for each block, a column of `w`. `c` says how much the error of a weight counts; `first` is w*."""
+    """Search the scale d of each block. A block is a column of `w`.
+
+    `c` says how much the error of a weight counts, and `first` is the block's weight of largest magnitude.
+    """
     shape, first = first.shape, first.reshape(-1)
 
     def sums(start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

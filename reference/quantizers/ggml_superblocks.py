@@ -78,7 +78,7 @@ class Superblock:
 
     @property
     def lowest(self) -> int:
-        """Return the first code. Packed codes count from this code."""
+        """Return the smallest code. A packed code is the difference from this code."""
         return 0 if self.minima else -(1 << self.bits - 1)
 
     @property

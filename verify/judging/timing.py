@@ -90,8 +90,8 @@ def timed(
 ) -> Timing:
     """Time `workers` for one draw, with the largest sizes that `only` allows.
 
-    Arrays hold normal numbers if the contract draws them. The first two rounds always run; after `limit` seconds, no
-    other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
+    Arrays hold normally distributed numbers if the contract can draw such arrays. The first two rounds always run;
+    after `limit` seconds, no other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
     """
     random = Random(seed)
     start = monotonic()
