@@ -365,9 +365,9 @@ def test_letters_of_an_added_token_are_text(tmp_path):
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
-    """A token that only added_tokens.json names is found in a text.
+    """A token that only added_tokens.json names is found in a text, unless it is a control token.
 
-    Exceptions are chat markers, and tokens such as eos_token.
+    A chat marker is a control token, and so is a token that tokenizer_config.json names, such as eos_token.
     """
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
     added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
