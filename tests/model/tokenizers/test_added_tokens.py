@@ -490,6 +490,6 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
     """Ids equal transformers' for all texts that do not begin with a space.
 
-    If a text begins with a space, transformers 5 does not add the usual second one.
+    If a text begins with a space, transformers 5 does not put the usual space before the text.
     """
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]
