@@ -149,8 +149,8 @@ def decode(
 
     If `greedy`, the next token is the likeliest one. Otherwise it is drawn with the row's random key from `keys`, and
     the temperature must not be 0. The loop ends once every row has drawn one of `stops`; if every row had done so
-    before the call, there is no step. Returns the tokens (zeros after the last step), the number of steps, the new
-    state, and the cache, which contains all tokens except the newest of each row.
+    before the call, the loop takes no step. Returns the tokens (zeros after the last step), the number of steps, the
+    new state, and the cache, which contains all tokens except the newest of each row.
     """
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 

@@ -102,9 +102,9 @@ class Leftmost:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
-        None stands for a control token that absorbs nothing, or for an end of the whole text. The library finds all
-        added tokens before it removes white space. So an added token that consists of white space stays in the text,
-        and the white space on its other side stays, too.
+        None means that there is a control token that absorbs nothing, or an end of the whole text. The library finds
+        all added tokens before it removes white space. So an added token that consists of white space stays in the
+        text, and the white space on its other side stays, too.
         """
         matches = list(self._matches(text))
         begin, end = 0, len(text)

@@ -62,7 +62,7 @@ def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return b T for weights, or a q / 127 for tokens."""
+    """Return each code times its scale, for weights or for tokens."""
     return q.codes * q.scales.astype(np.float64)
 
 

@@ -88,7 +88,7 @@ class NonLinear:
         return in_rows(IQ4_NL_LEVELS[q.codes] * q.scales.astype(np.float64)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, then codes j and j + 16 in the low and high half of a byte."""
+        """Pack the scale d, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([bytes_of(q.scales), packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
@@ -121,7 +121,7 @@ class Microscaling:
         return in_rows(levels[q.codes] * _power(q.scales)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack e, then codes j and j + 16 in the low and high half of a byte."""
+        """Pack the scale's exponent e, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([q.scales[..., None], packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:

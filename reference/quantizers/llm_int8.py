@@ -50,7 +50,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return a q / 127."""
+    """Return the weights: code times scale, divided by 127."""
     return q.codes * q.scales.astype(np.float64) / 127
 
 
