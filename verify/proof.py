@@ -49,7 +49,7 @@ class ProvenToken(NamedTuple):
 
 
 class UnsupportedError(ValueError):
-    """A switch of the model that proofs do not support."""
+    """Raised for a model with a switch that proofs do not support."""
 
 
 @dataclass(frozen=True)
