@@ -311,7 +311,7 @@ def _not_taken(contract: Contract, worker: Worker, dtype: str, campaign: Campaig
 
 
 def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
-    """Write the lines of a report, and the last lines that the candidate printed."""
+    """Format the lines of a report, and the last lines that the candidate printed."""
     lines = counterexample(report, contract, replay=replay)
     if report.output_lines:
         lines.append(

@@ -1,7 +1,7 @@
 """Proves the text of a model: evaluates the definition in ball arithmetic, so that each logit is a proven interval.
 
 The text of a model is what its weights and the definition in `reference` say as mathematics: each token has the largest
-logit, computed without rounding. If the interval of one token lies above all others, this token is proven. Otherwise we
+logit, computed without rounding. If the interval of one token is above all others, this token is proven. Otherwise we
 compute again with twice as many bits. A token that `MOST_BITS` do not decide ends the text.
 
 The weights are exact, as `load_reference_params` reads them. It decodes codes without rounding, except in layouts whose
@@ -49,7 +49,7 @@ class ProvenToken(NamedTuple):
 
 
 class UnsupportedError(ValueError):
-    """A switch of the model that proofs do not support."""
+    """Raised for a model with a switch that proofs do not support."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _frequencies(features: int, theta: float, scaling: LinearScaling | Llama3Sca
 
 
 def _token(logits: Any, bits: int) -> ProvenToken | None:
-    """Choose the token with the largest logit. Return None if the radius of a logit has grown beyond any bound."""
+    """Choose the token with the largest logit. Return None if the radius of a logit is infinite."""
     balls = list(logits.balls)
     if not all(ball.is_finite() for ball in balls):
         return None
@@ -216,7 +216,7 @@ def _token(logits: Any, bits: int) -> ProvenToken | None:
 
 
 def _decimal(ball: arb) -> tuple[str, str]:
-    """Write the ends of a ball's interval as decimal numbers, rounded outwards.
+    """Format the ends of a ball's interval as decimal numbers, rounded outwards.
 
     >>> _decimal(arb(0.5))
     ('0.500000000000000000000000000000', '0.500000000000000000000000000000')
@@ -225,7 +225,7 @@ def _decimal(ball: arb) -> tuple[str, str]:
 
 
 def _rounded(end: arb, *, up: bool) -> str:
-    """Write an exact ball as a decimal number with `DIGITS` digits, rounded up or down."""
+    """Format an exact ball as a decimal number with `DIGITS` digits, rounded up or down."""
     mantissa, exponent = (int(part) for part in end.mid().man_exp())
     top, bottom = mantissa * 10**DIGITS * 2 ** max(exponent, 0), 2 ** max(-exponent, 0)
     units = -(-top // bottom) if up else top // bottom

@@ -318,7 +318,7 @@ def module(kind: str, path: str = "") -> dict[str, str]:
     ],
 )
 def test_modules_of_sentence_transformers_change_a_vector(tmp_path, modules, expected):
-    """Modules that change a vector are named, unless they only normalize it; earlier they were ignored."""
+    """`read_pooling` names every module that changes a vector, except for modules that only normalize it."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "config.json").write_text('{"pooling_mode": "max"}')
     (tmp_path / "modules.json").write_text(json.dumps(modules))

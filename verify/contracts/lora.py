@@ -1,8 +1,8 @@
 """A product with a low-rank adapter (LoRA), and its backward pass.
 
 An implementation may apply the adapter, W x + s B (A x), or merge it, (W + s B A) x, and may put the factor s anywhere.
-So the magnitudes of the bound are those of all terms, |W| |x| + |s| |B| |A| |x|: in |B| |A x|, terms of A x may cancel,
-and a merged matrix does not see that.
+So the magnitudes of the bound are those of all terms, |W| |x| + |s| |B| |A| |x|: |B| |A x| would be too small, because
+terms of A x may cancel there, but not in the product with a merged matrix.
 """
 
 import numpy as np

@@ -365,9 +365,9 @@ def test_letters_of_an_added_token_are_text(tmp_path):
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
-    """A token that only added_tokens.json names is found in a text.
+    """A token that only added_tokens.json names is found in a text, unless it is a control token.
 
-    Exceptions are chat markers, and tokens such as eos_token.
+    A chat marker is a control token, and so is a token that tokenizer_config.json names, such as eos_token.
     """
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
     added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
@@ -490,6 +490,6 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
     """Ids equal transformers' for all texts that do not begin with a space.
 
-    If a text begins with a space, transformers 5 does not add the usual second one.
+    If a text begins with a space, transformers 5 does not put the usual space before the text.
     """
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]
