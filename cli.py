@@ -41,7 +41,7 @@ VERBS = {
     "tune": Entry(MAKE, "tune", "Fine-tune a model on your examples."),
     "verify": Entry(TRUST, "verify", "Check ops against the reference, each within a proven bound."),
     "prove": Entry(TRUST, "prove", "Prove how TEXT continues, with an interval around each exact logit."),
-    "conform": Entry(TRUST, "conform", "Judge whether a server computes the model that it claims to serve."),
+    "conform": Entry(TRUST, "conform", "Judge whether the server at URL computes the model that it claims to serve."),
     "bench": Entry(TRUST, "bench", "Measure how close a model comes to the limits of this machine."),
     "profile": Entry(TRUST, "profile", "Show the time that each op takes, in a prompt and in a decode step."),
     "doctor": Entry(TRUST, "doctor", "Diagnose MODEL, or describe this machine and the ops that it runs."),

@@ -1,7 +1,7 @@
 """Examines a server that claims to serve a checkpoint: its tokens, its numbers and its protocol."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ SAMPLES_OF_LONG = 2  # runs in rounded arithmetic for a long prompt
 PROMPTS = ("Once upon a time", TEXT[:160], "Numbers: 12, 345 and 3.14159.\nna\u00efve caf\u00e9, \u65e5\u672c")
 ENDINGS = (" The ball was red, and", " A fox looked at it:", " The ball was red, and")  # of prompts with one beginning
 SHORT, LONG, WARM, CHAT = "short prompts", "a long prompt", "a warm prefix", "conversations"
+NEW_BEGINNING = "a new beginning"  # the first request of `WARM`
 UNDECIDED = 0.1  # share of undecided positions above which numbers are unclear
 
 Outcome = Literal["conforms", "does not conform", "no verdict"]
@@ -73,7 +74,7 @@ class Examination:
     def trace(self, name: str, prompt: Sequence[int], answer: Answer, *, samples: int | None = None) -> Trace:
         """Read an answer, and measure what the claimed arithmetic explains of its numbers."""
         trace = trace_of(name, prompt, answer.first, self.spellings, self.definition)
-        return explained_by(trace, self.definition, samples=samples)
+        return explained_by(replace(trace, counted=answer.prompt_tokens), self.definition, samples=samples)
 
     def ids(self, text: str) -> list[int]:
         """Encode a prompt."""
@@ -176,15 +177,20 @@ def _is_wrong(positions: Sequence[Position]) -> bool:
 
 
 def _fault(odd: list[Trace], wrong: set[str], examination: Examination) -> str | None:
-    if wrong == {WARM}:
-        return "the prefix cache is stale: other prompts are right, and these are wrong when their beginning is known"
+    miscounted = next((trace for trace in odd if trace.counted not in (None, trace.start)), None)
+    if wrong == {WARM} and not miscounted and all(trace.name != NEW_BEGINNING for trace in odd):
+        return "the prefix cache is stale: prompts are wrong when the server knows their beginning"
     if wrong == {CHAT} and examination.reader:
         for fault, reading in tokens.readings(examination.reader):
             examination.progress("naming the fault", 0.5)
             if all(_explains(reading(tokens.CONVERSATIONS[trace.name]), trace, examination) for trace in odd):
                 return fault
-    bos = examination.tokenizer.bos
-    return name_fault(odd, examination.checkpoint, examination.definition, bos, progress=examination.progress)
+    named = name_fault(
+        odd, examination.checkpoint, examination.definition, examination.tokenizer.bos, progress=examination.progress
+    )
+    if named or not miscounted:
+        return named
+    return f"a prompt has {miscounted.counted} tokens, expected {miscounted.start}"
 
 
 def _explains(ids: list[int] | None, trace: Trace, examination: Examination) -> bool:
@@ -233,12 +239,12 @@ def _long_prompt(examination: Examination) -> Iterator[Trace]:
 
 
 def _warm_prefix(examination: Examination) -> Iterator[Trace]:
-    beginning = TEXT[160:360]
-    for i, ending in enumerate(ENDINGS):
+    beginning = TEXT[161:360]
+    for name, ending in zip((NEW_BEGINNING, "the beginning again", "the prompt again"), ENDINGS, strict=True):
         ids = examination.ids(beginning + ending)
         if len(ids) + NEW_TOKENS <= examination.checkpoint.config.context:
             answer = _greedy_answer(examination, beginning + ending)
-            yield examination.trace(f"one beginning, request {i + 1}", ids, answer)
+            yield examination.trace(name, ids, answer)
 
 
 def _conversations(examination: Examination) -> Iterator[Trace]:

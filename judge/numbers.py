@@ -87,6 +87,7 @@ class Trace:
     start: int  # the number of ids of the prompt
     entries: list[dict[int, float]]  # for each id of the answer, the log-probabilities that the server reports
     squares: list[np.ndarray] = field(default_factory=list)  # for each entry, what the claimed arithmetic explains
+    counted: int | None = None  # tokens of the prompt, as the server counts them
 
 
 def trace_of(name: str, prompt: Sequence[int], choice: Choice, spellings: Spellings, definition: Definition) -> Trace:

@@ -30,7 +30,8 @@ def fields(body: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 def main() -> None:
     given = arguments()
-    model = Llama(given.model, n_ctx=1024, logits_all=True, verbose=False, n_threads=2)
+    # One token at a time: the products of quantized matrices with many tokens crash on some CPUs (version 0.3.36).
+    model = Llama(given.model, n_ctx=1024, n_batch=1, logits_all=True, verbose=False, n_threads=2)
 
     def complete(body: dict[str, Any]) -> Any:
         options = fields(body, FIELDS)
