@@ -167,6 +167,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         "tokenizer.ggml.tokens": [token.text for token in tokens],
         "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
         "tokenizer.ggml.add_bos_token": tokenizer.bos is not None,
+        ADD_EOS: False,  # `vocabulary_keys` decides it when the end tokens are known
     }
     if keys[TYPE] == "llama":
         keys["tokenizer.ggml.scores"] = np.array([token.score for token in tokens], np.float32)
