@@ -217,7 +217,7 @@ class LosesChunks(Engine):
 
 
 class MixesRequests(Engine):
-    """Answers a request with the text of the request before it."""
+    """Puts the prompt of the request before it in front of a prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class MixesRequests(Engine):
 
     def text_ids(self, text: str) -> list[int]:
         self._prompts.append(text)
-        return super().text_ids(self._prompts[-2:][0])
+        return super().text_ids(" ".join(self._prompts[-2:]))
 
 
 SABOTEURS = {
