@@ -97,7 +97,7 @@ def conform(
     with closing(Workers()) as workers, progress_bar() as progress:
         reader = chat and ChatReader(vocabulary, replace(chat, workers=workers))
         report = examine(
-            server, checkpoint, vocabulary, reader, arithmetic=claimed, longest=longest, at_once=at_once,
+            server, checkpoint, vocabulary, reader, name=model, arithmetic=claimed, longest=longest, at_once=at_once,
             seconds=seconds, progress=progress,
         )  # fmt: skip
     if as_json:

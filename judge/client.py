@@ -22,7 +22,7 @@ NEUTRAL: dict[str, Any] = {
 }
 SLOWEST = 300.0  # seconds that we wait for one answer
 NO_ACCESS, BUSY = (401, 403), (429, 503)  # statuses
-PAUSE, PAUSES = 1.0, 5  # a busy server gets a request again after so many seconds, at most so many times
+PAUSE, PAUSES = 1.0, 5  # seconds before we repeat a request to a busy server, and the largest number of tries
 
 
 class NoServerError(Exception):
@@ -150,8 +150,8 @@ class Server:
             try:
                 return self._ask("POST", path, self._body(fields))
             except RefusedError as refusal:
-                left = [name for name in NEUTRAL if name not in self._refused and name not in fields]
-                named = [name for name in left if name in str(refusal)]
+                sent = [name for name in NEUTRAL if name not in self._refused and name not in fields]
+                named = [name for name in sent if name in str(refusal)]
                 if not named:
                     raise
                 self._refused.update(named)

@@ -87,13 +87,14 @@ def examine(
     tokenizer: Tokenizer,
     reader: tokens.ChatReader | None,
     *,
+    name: str,
     arithmetic: Arithmetic,
     longest: int,
     at_once: int,
     seconds: float,
     progress: Progress = no_progress,
 ) -> Report:
-    """Examine a server. `reader` is None if the model has no chat template.
+    """Examine a server. `name` is the checkpoint's, and `reader` is None if it has no chat template.
 
     The examination ends early after `seconds`, or if the server no longer answers.
     """
@@ -104,7 +105,7 @@ def examine(
             raise TimeIsUpError
         return progress(stage, share)
 
-    within_time("reading weights", 0.0)
+    progress("reading weights", 0.0)
     definition = define(checkpoint, arithmetic)
     shared = (server, checkpoint, tokenizer, reader, definition, Spellings(tokenizer, checkpoint.config.vocab))
     examination = Examination(*shared, longest, at_once, within_time)
@@ -121,7 +122,7 @@ def examine(
         ended = f"the time limit of {seconds:g} seconds is over"
     except NoServerError as error:
         ended = str(error)
-    names = (server.url, checkpoint.path, server.model, str(arithmetic))
+    names = (server.url, name, server.model, str(arithmetic))
     return Report(*names, findings, positions, server.requests, monotonic() - began, ended)
 
 
@@ -169,7 +170,8 @@ def check_numbers(examination: Examination) -> Iterator[Finding | Position]:
     for name, positions in judged.items():
         if positions:
             yield _numbers(name, positions, str(examination.definition.arithmetic), fault if name in wrong else None)
-            yield from _greedy(name, positions)
+            if name not in wrong:  # a wrong model chooses other tokens
+                yield from _greedy(name, positions)
 
 
 def _is_wrong(positions: Sequence[Position]) -> bool:

@@ -106,12 +106,12 @@ def trace_of(name: str, prompt: Sequence[int], choice: Choice, spellings: Spelli
 
 
 def _others(step: Step, drawn: int, spellings: Spellings, vocab: int) -> dict[int, float]:
-    others = {}
+    likeliest = {}
     for token, logprob in step.top:
         ids = spellings.ids(token)
         if len(ids) == 1 and ids[0] != drawn and ids[0] < vocab:
-            others[ids[0]] = logprob
-    return others
+            likeliest[ids[0]] = logprob
+    return likeliest
 
 
 def explained_by(trace: Trace, definition: Definition, *, samples: int | None = None) -> Trace:

@@ -98,11 +98,11 @@ def _repeats(protocol: Protocol) -> Outcomes:
 
 def _in_company(protocol: Protocol) -> Outcomes:
     """Send the request with others at the same time."""
-    others = [TEXT[start : start + 60] for start in range(0, 60 * (protocol.at_once - 1), 60)]
-    prompts = [*others[::2], PROMPT, *others[1::2]]
+    company = [TEXT[start : start + 60] for start in range(0, 60 * (protocol.at_once - 1), 60)]
+    prompts = [*company[::2], PROMPT, *company[1::2]]
     fields = {"max_tokens": LENGTH, "temperature": 0, "logprobs": 2}
     answers = protocol.server.at_once(prompts, most=protocol.at_once, **fields)
-    yield from _same(protocol, answers[prompts.index(PROMPT)], f"the request among {len(others)} others")
+    yield from _same(protocol, answers[prompts.index(PROMPT)], f"the request among {len(company)} others")
 
 
 def _same(protocol: Protocol, answer: Answer, what: str) -> Outcomes:

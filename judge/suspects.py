@@ -79,13 +79,13 @@ def _coarser_arithmetic(
     """Find the arithmetic with differences as large as the server's."""
     known = [arithmetic(name, cache) for name, cache in COARSER]
     likely: list[tuple[float, str]] = []
-    for other in known[known.index(claimed) + 1 if claimed in known else 0 :]:
+    for coarser in known[known.index(claimed) + 1 if claimed in known else 0 :]:
         progress("naming the fault", 0.9)
-        rounded = define(checkpoint, other)
+        rounded = define(checkpoint, coarser)
         positions = [p for trace in traces for p in compare(explained_by(trace, rounded), rounded)]
         if worst(positions) <= EXPLAINED:
             typical = float(np.mean([np.log(position.ratio) for position in positions]))
-            likely.append((abs(typical), str(other)))
+            likely.append((abs(typical), str(coarser)))
     return f"the server computes in {min(likely)[1]}, not in {claimed}" if likely else None
 
 
@@ -121,10 +121,10 @@ def _with(definition: Definition, change: Change) -> Definition:
 
 def _words(change: Change, config: Config) -> str:
     for field in fields(Config):
-        own, other = getattr(config, field.name), getattr(change.config, field.name)
-        if own != other and isinstance(own, float):
-            return f"{field.name} is {other:g}, and the model's is {own:g}"
-        if own != other:
+        own, changed_value = getattr(config, field.name), getattr(change.config, field.name)
+        if own != changed_value and isinstance(own, float):
+            return f"{field.name} is {changed_value:g}, and the model's is {own:g}"
+        if own != changed_value:
             return f"the model's {field.name} is ignored"
     return OF_WEIGHTS[change.fault]
 

@@ -192,8 +192,8 @@ def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
             )
     for name in BUILT_IN_NAMES:
         template = replace(find_template(tokenizer, template=name), workers=reader.template.workers)
-        other = reader._replace(template=template)
-        yield f"the template is {name}'s", other.read
+        candidate = reader._replace(template=template)
+        yield f"the template is {name}'s", candidate.read
     yield (
         "the messages are joined without a template",
         lambda messages: encode_text(tokenizer, "\n".join(message["content"] for message in messages)),
@@ -203,8 +203,8 @@ def readings(reader: ChatReader) -> Iterator[tuple[str, Reading]]:
 def _merged(messages: Messages) -> Messages:
     if messages[0]["role"] != "system":
         return messages
-    system, question, *others = messages
-    return [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *others]
+    system, question, *later = messages
+    return [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *later]
 
 
 def _check_injection(server: Server, reader: ChatReader) -> Iterator[Finding]:

@@ -78,14 +78,14 @@ def reads_chats(fault: str) -> Callable[[], Engine]:
 def computes(fault: str) -> Callable[[], Engine]:
     """Make a server that computes another model, by the name of its fault."""
 
-    def engine() -> Engine:
-        made = Engine()
-        made.definition = next(
+    def build() -> Engine:
+        engine = Engine()
+        engine.definition = next(
             suspect for suspect in suspects(definition(), "gguf-v3", 1) if suspect.what == fault
         ).definition
-        return made
+        return engine
 
-    return engine
+    return build
 
 
 class RoundsRandomly(Engine):
@@ -114,7 +114,7 @@ class StaleCache(Engine):
     def __init__(self) -> None:
         super().__init__()
         self._ids: list[int] = []
-        self._kept: Cache = []
+        self._cached: Cache = []
 
     def start(self, ids: Sequence[int]) -> tuple[np.ndarray, Any]:
         pairs = zip(ids, self._ids, strict=False)
@@ -123,8 +123,8 @@ class StaleCache(Engine):
         if reused == 0:
             logits, cache = super().start(ids)
         else:
-            logits, cache = self.extend([LayerCache(k[:reused], v[:reused]) for k, v in self._kept], ids[reused:])
-        self._ids, self._kept = list(ids), cache
+            logits, cache = self.extend([LayerCache(k[:reused], v[:reused]) for k, v in self._cached], ids[reused:])
+        self._ids, self._cached = list(ids), cache
         return logits, cache
 
 
@@ -139,8 +139,8 @@ class ReportsTopK(Engine):
     """Reports log-probabilities of the 20 likeliest tokens only, as if there were no others."""
 
     def reported(self, logits: np.ndarray, body: Mapping[str, Any]) -> np.ndarray:
-        kept = np.where(logits >= np.sort(logits)[-20], logits, -9999.0)
-        return kept - np.logaddexp.reduce(kept)
+        filtered = np.where(logits >= np.sort(logits)[-20], logits, -9999.0)
+        return filtered - np.logaddexp.reduce(filtered)
 
 
 class Draws(Engine):
@@ -217,7 +217,7 @@ class LosesChunks(Engine):
 
 
 class MixesRequests(Engine):
-    """Answers a request with the text of the request before it."""
+    """Puts the prompt of the request before it in front of a prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class MixesRequests(Engine):
 
     def text_ids(self, text: str) -> list[int]:
         self._prompts.append(text)
-        return super().text_ids(self._prompts[-2:][0])
+        return super().text_ids(" ".join(self._prompts[-2:]))
 
 
 SABOTEURS = {

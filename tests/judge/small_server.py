@@ -189,7 +189,7 @@ def _in_form(text: str, steps: list[tuple[int, np.ndarray]], body: Mapping[str, 
             {
                 "token": name,
                 "logprob": lp,
-                "top_logprobs": [{"token": other, "logprob": logprob} for other, logprob in likeliest],
+                "top_logprobs": [{"token": text, "logprob": logprob} for text, logprob in likeliest],
             }
             for name, lp, likeliest in entries
         ]

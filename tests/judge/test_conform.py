@@ -1,12 +1,19 @@
 """`conform`: an honest server conforms, and each saboteur is found and named."""
 
-import pytest
+import socket
+from collections.abc import Mapping
+from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
+from llamaspec.commands.conform import conform as command
 from llamaspec.judge import conform, numbers, protocol, tokens
 from llamaspec.judge.client import Server
 from llamaspec.judge.conform import Examination, check_numbers, examine
 from llamaspec.judge.findings import Finding
 from llamaspec.judge.numbers import Spellings
+from llamaspec.judge.report import as_rows
 from llamaspec.model.weights.loading import no_progress
 from tests.judge.saboteurs import SABOTEURS
 from tests.judge.small_server import FLOAT32, READER, Engine, checkpoint, definition, serving
@@ -41,7 +48,15 @@ def findings_on(engine: Engine, part: str) -> list[Finding]:
 def test_an_honest_server_conforms(brief: None):
     with serving(Engine()) as url:
         report = examine(
-            Server(url), checkpoint(), TOKENIZER, READER, arithmetic=FLOAT32, longest=80, at_once=4, seconds=100
+            Server(url),
+            checkpoint(),
+            TOKENIZER,
+            READER,
+            name="small",
+            arithmetic=FLOAT32,
+            longest=80,
+            at_once=4,
+            seconds=100,
         )
     assert report.outcome == "conforms"
     assert {finding.verdict for finding in report.findings} == {"right"}, report.findings
@@ -56,3 +71,38 @@ def test_a_saboteur_is_found_and_named(name: str, brief: None, monkeypatch: pyte
     findings = findings_on(saboteur.engine(), saboteur.part)
     named = [finding for finding in findings if saboteur.words in finding.message]
     assert named and {finding.verdict for finding in named} == {saboteur.verdict}, findings
+
+
+class Silent(Engine):
+    """Reports no log-probabilities, as many servers do unless they are started with an option."""
+
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return super().answer(path, {**body, "logprobs": None})
+
+
+def test_without_log_probabilities_there_is_no_verdict(brief: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "CHECKS", {})
+    with serving(Silent()) as url:
+        report = examine(
+            Server(url), checkpoint(), TOKENIZER, READER, name="small", arithmetic=FLOAT32, longest=80, at_once=4,
+            seconds=100,
+        )  # fmt: skip
+    assert (report.outcome, report.status) == ("no verdict", 2)
+    assert "no numbers could be compared" in as_rows(report)[-1]
+
+
+def test_the_time_limit_ends_an_examination():
+    with serving(Engine()) as url:
+        server = Server(url)
+        report = examine(
+            server, checkpoint(), TOKENIZER, READER, name="small", arithmetic=FLOAT32, longest=80, at_once=4,
+            seconds=-1,
+        )  # fmt: skip
+    assert (report.outcome, report.ended) == ("no verdict", "the time limit of -1 seconds is over")
+
+
+def test_without_a_server_the_command_exits_with_2():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    outcome = CliRunner().invoke(command, [f"http://127.0.0.1:{port}"])
+    assert outcome.exit_code == 2 and "Connection refused" in outcome.stderr

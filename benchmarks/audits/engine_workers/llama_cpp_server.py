@@ -29,9 +29,9 @@ def fields(body: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = arguments()
+    parsed = arguments()
     # One token at a time: the products of quantized matrices with many tokens crash on some CPUs (version 0.3.36).
-    model = Llama(given.model, n_ctx=1024, n_batch=1, logits_all=True, verbose=False, n_threads=2)
+    model = Llama(parsed.model, n_ctx=1024, n_batch=1, logits_all=True, verbose=False, n_threads=2)
 
     def complete(body: dict[str, Any]) -> Any:
         options = fields(body, FIELDS)
@@ -41,7 +41,7 @@ def main() -> None:
         options = fields(body, (*FIELDS, "top_logprobs"))
         return plain(model.create_chat_completion(body["messages"], **options))
 
-    serve(given.port, complete, chat)
+    serve(parsed.port, complete, chat)
 
 
 def plain(value: Any) -> Any:

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main() -> None:
-    given = arguments()
+    parsed = arguments()
     torch.set_num_threads(2)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=getattr(torch, given.dtype)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(parsed.model)
+    model = AutoModelForCausalLM.from_pretrained(parsed.model, dtype=getattr(torch, parsed.dtype)).eval()
     ends = {tokenizer.eos_token_id}
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ def main() -> None:
         choice = {"message": message, "finish_reason": reason, "logprobs": {"content": content}}
         return {"choices": [choice], "usage": usage(ids, steps)}
 
-    serve(given.port, complete, chat)
+    serve(parsed.port, complete, chat)
 
 
 if __name__ == "__main__":
