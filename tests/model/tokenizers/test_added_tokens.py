@@ -204,18 +204,22 @@ WHITE_NAMES = ["\n\n", "  ", "\t"]
 @given(
     text=st.lists(st.sampled_from([*CONTROL_FLAGS, *WHITE_NAMES, " ", "\n", "a", "\xa0"]), max_size=8).map("".join),
     normalized=st.booleans(),
+    controls=st.booleans(),
 )
-@example("<|user|>\n\na", False)
-@example("<|user|> \n\n\na", False)
-@example("a\n\n <|end|>", False)
-@example("<|user|>\n\na", True)
-def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized):
+@example("<|user|>\n\na", False, False)
+@example("<|user|> \n\n\na", False, False)
+@example("a\n\n <|end|>", False, False)
+@example("<|user|>\n\na", True, False)
+@example("<|user|>\n\na", True, True)
+@example("a\n\n <|end|>", True, True)
+def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized, controls):
     """A control token with `lstrip` or `rstrip` absorbs white space next to it, as in the tokenizers library.
 
-    An added token that consists of white space is not absorbed if it is found before the text is normalized.
+    An added token that consists of white space is not absorbed if it is found before the text is normalized, or if the
+    control token is also found in the normalized text. `normalized` and `controls` say what is found there.
     """
     spec = json.loads(tiny_tokenizers.chatml(special=()))
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": controls, "special": True}
     spec["added_tokens"] = [
         {"id": 256 + i, "content": name, **plain, "lstrip": lstrip, "rstrip": rstrip}
         for i, (name, (lstrip, rstrip)) in enumerate(CONTROL_FLAGS.items())
@@ -362,6 +366,16 @@ def test_letters_of_an_added_token_are_text(tmp_path):
     keys = with_added(byte_level_keys(), {"Größe": USER_DEFINED, "<ö>": USER_DEFINED})
     tokenizer = load_tokenizer(gguf(tmp_path, keys))
     assert decode(tokenizer, tokenizer.encode("x Größe y <ö>")) == "x Größe y <ö>"
+
+
+def test_a_control_token_of_whole_words_is_refused(tmp_path):
+    """We would find such a token within words, too; tokenizer.json is refused in the same way."""
+    folder_with(tmp_path, ["<x>"])
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"]["450"] |= {"special": True, "single_word": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match='the control token "<x>" has single_word true'):
+        load_tokenizer(tmp_path)
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
