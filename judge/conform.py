@@ -161,11 +161,13 @@ def check_numbers(examination: Examination) -> Iterator[Finding | Position]:
         if not groups[name] and name in (SHORT, LONG):
             yield Finding(PART, name, "unclear", "the server reports no log-probabilities of its tokens")
     judged: dict[str, list[Position]] = {}
+    odd: list[Trace] = []
     for name, traces in groups.items():
-        judged[name] = [position for trace in traces for position in compare(trace, examination.definition)]
+        compared = [compare(trace, examination.definition) for trace in traces]
+        odd += [trace for trace, positions in zip(traces, compared, strict=True) if _is_wrong(positions)]
+        judged[name] = [position for positions in compared for position in positions]
         yield from judged[name]
     wrong = {name for name, positions in judged.items() if _is_wrong(positions)}
-    odd = [trace for name in wrong for trace in groups[name] if _is_wrong(compare(trace, examination.definition))]
     fault = _fault(odd, wrong, examination) if odd else None
     for name, positions in judged.items():
         if positions:

@@ -47,7 +47,7 @@ def name_fault(
     traces: Sequence[Trace], checkpoint: Checkpoint, definition: Definition, bos: int | None,
     *, progress: Progress = no_progress,
 ) -> str | None:  # fmt: skip
-    """Find the fault that explains traces whose numbers the definition does not explain; None if we know none."""
+    """Find the fault that explains the numbers of `traces`, which differ from the definition; None if we know none."""
     odd = sorted(traces, key=lambda trace: len(trace.ids))[:MOST_TRACES]
     if all(is_renormalized(trace, definition) for trace in odd):
         return "the log-probabilities are those of the likeliest tokens only, as after top-k or top-p"

@@ -107,10 +107,14 @@ def _spelled(ids: Sequence[int], at: int, tokenizer: Tokenizer) -> str:
     return f"{ids[at]} ({tokenizer.piece(ids[at])!r})" if 0 <= ids[at] < tokenizer.vocab else str(ids[at])
 
 
+def _control_token(tokenizer: Tokenizer) -> str | None:
+    """Return the name of a control token that is several tokens if it is read as text; None if there is none."""
+    return next((name for name in tokenizer.special if len(tokenizer.encode(name)) > 1), None)
+
+
 def _check_control_token(server: Server, tokenizer: Tokenizer) -> Iterator[Finding]:
     """Check whether the name of a control token in a prompt is read as text. Engines differ here."""
-    name = next((name for name in tokenizer.special if len(tokenizer.encode(name)) > 1), None)
-    if name is None:
+    if not (name := _control_token(tokenizer)):
         return
     text = f"We say {name} here"
     expected = len(encode_text(tokenizer, text))
@@ -209,8 +213,7 @@ def _merged(messages: Messages) -> Messages:
 
 def _check_injection(server: Server, reader: ChatReader) -> Iterator[Finding]:
     """Check whether a user can write control tokens."""
-    name = next((name for name in reader.tokenizer.special if len(reader.tokenizer.encode(name)) > 1), None)
-    if name is None:
+    if not (name := _control_token(reader.tokenizer)):
         return
     messages = [{"role": "user", "content": f"We say {name} here."}]
     text, control = reader.read(messages), reader.read(messages, parsed)

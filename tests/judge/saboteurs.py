@@ -24,7 +24,7 @@ class Saboteur(NamedTuple):
     engine: Callable[[], Engine]
     words: str  # in the message of a finding
     verdict: str = "wrong"
-    groups: tuple[str, ...] = (SHORT,)  # the requests whose numbers are compared, or the checks of the protocol
+    groups: tuple[str, ...] = (SHORT,)  # the requests, or the checks of the protocol, that the test makes
 
 
 class DoublesBos(Engine):
@@ -46,8 +46,8 @@ class DoublesBosInSecret(DoublesBos):
 
 class ParsesPrompts(Engine):
     def text_ids(self, text: str) -> list[int]:
-        before, found, after = text.partition("<s>")
-        return [*super().text_ids(before), *([1, *encode_text(TOKENIZER, after, bos=False)] if found else [])]
+        before, name, after = text.partition("<s>")
+        return [*super().text_ids(before), *([1, *encode_text(TOKENIZER, after, bos=False)] if name else [])]
 
 
 class OtherWords(Engine):
@@ -228,6 +228,11 @@ class MixesRequests(Engine):
         return super().text_ids(" ".join(self._prompts[-2:]))
 
 
+def by_fault(part: str, make: Callable[[str], Callable[[], Engine]], *faults: str) -> dict[str, Saboteur]:
+    """Make a saboteur for each fault that `conform` must name in these words."""
+    return {fault: Saboteur(part, make(fault), fault) for fault in faults}
+
+
 SABOTEURS = {
     "BOS doubled": Saboteur("tokens", DoublesBos, "BOS is doubled"),
     "BOS missing": Saboteur("tokens", LacksBos, "BOS is missing"),
@@ -235,28 +240,26 @@ SABOTEURS = {
     "control tokens in prompts": Saboteur("tokens", ParsesPrompts, "is not read as text", "note"),
     "white space normalized": Saboteur("tokens", OtherWords, "new paragraph.': expected"),
     "control tokens in messages": Saboteur("tokens", ParsesMessages, "becomes a control token", "note"),
-    **{
-        fault: Saboteur("tokens", reads_chats(fault), fault)
-        for fault in (
-            "the system message is dropped",
-            "only the last message is read",
-            "the messages are joined without a template",
-            "the template is llama2's",
-        )
-    },
-    **{
-        fault: Saboteur("numbers", computes(fault), fault)
-        for fault in (
-            "RoPE pairs other features of q and k than the model does",
-            "the weights of norms are off by 1",
-            "the embedding is used as the head",
-            "eps is 1e-05, and the model's is 1e-06",
-            "theta is 10000, and the model's is 100000",
-            "the model's scaling is ignored",
-            "layer 1 is skipped",
-            "the weights are rounded to Q8_0",
-        )
-    },
+    **by_fault(
+        "tokens",
+        reads_chats,
+        "the system message is dropped",
+        "only the last message is read",
+        "the messages are joined without a template",
+        "the template is llama2's",
+    ),
+    **by_fault(
+        "numbers",
+        computes,
+        "RoPE pairs other features of q and k than the model does",
+        "the weights of norms are off by 1",
+        "the embedding is used as the head",
+        "eps is 1e-05, and the model's is 1e-06",
+        "theta is 10000, and the model's is 100000",
+        "the model's scaling is ignored",
+        "layer 1 is skipped",
+        "the weights are rounded to Q8_0",
+    ),
     "no window": Saboteur(
         "numbers", computes("the model's windows is ignored"), "the model's windows is ignored", groups=(LONG,)
     ),

@@ -5,7 +5,7 @@ The libraries run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,11 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.model.tokenizers.tokenizer_config import Added
 from llamaspec.reference.byte_bpe import LLAMA3
-from tests.model.tokenizers.other_tokenizers import OtherTokenizers, other_tokenizers
 from tests.model.tokenizers.test_gguf_tokenizers import Keys, model_with, trained_merges, trained_pieces
 from tests.reference import test_byte_bpe, test_sentencepiece_bpe
 from tests.support import bounded, gguf_files, tiny_tokenizers
 from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
 from tests.support.random_models import SMALL, random_checkpoint
-from tests.verify.other_pythons import python_with
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
@@ -461,24 +459,6 @@ def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
     checkpoint = random_checkpoint(replace(SMALL, vocab=tokenizer.vocab), seed=0)
     with pytest.raises(CheckpointError, match="its tokenizer has type Unigram"):
         vocabulary_keys(checkpoint, tokenizer)
-
-
-def libraries(*names: str) -> Iterator[OtherTokenizers]:
-    python = python_with(*names)
-    if not python:
-        pytest.skip(f"needs a Python with {' and '.join(names)}: set LLAMASPEC_OTHER_PYTHON")
-    with other_tokenizers(python) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[OtherTokenizers]:
-    yield from libraries("llama_cpp")
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[OtherTokenizers]:
-    yield from libraries("transformers", "sentencepiece")
 
 
 @pytest.mark.parametrize("kind", GGUF)
