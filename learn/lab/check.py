@@ -46,8 +46,8 @@ def check(
     imported.
 
     The kernel runs in a process of its own, or with `in_process` in this one: a browser tab cannot start another. If
-    the kernel is right, the folder remembers it for `is_solved`. Calls `progress` with the number of examples done, out
-    of `EXAMPLES`.
+    the kernel is right, writes a file into the folder. `is_solved` looks for this file. Calls `progress` with the
+    number of examples that are done, out of `EXAMPLES`.
     """
     file = folder / KERNEL
     if not file.is_file():
