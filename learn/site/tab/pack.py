@@ -9,6 +9,7 @@ import gzip
 import html
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,8 @@ CACHE = "build/tab"
 SOURCES = ("reference", "verify", "learn/lab", "learn/site/tab")  # folders of ours that run in the tab
 EMPTY = ("learn/__init__.py", "learn/site/__init__.py")
 # Parts of packages that the tab never imports.
-UNUSED = ("/tests/", ".pyi", "numpy/f2py/", "numpy/distutils/", "numpy/_pyinstaller/", "numpy/doc/", ".pxd", ".a", ".h")
+UNUSED = ("/tests/", "conftest.py", ".pyi", "numpy/f2py/", "numpy/distutils/", "numpy/_pyinstaller/", "numpy/doc/")
+UNUSED += (".pxd", ".a", ".h")
 WAIT = 60  # seconds for each answer of a registry
 
 ABSENT = """<!doctype html>
@@ -143,12 +145,28 @@ def pack(root: Path, out: Path) -> int:
         (out / f"{name}.part.js").write_text(f'part("{name}", "{text}");\n', encoding="utf-8")
     for name in ("page.js", "style.css"):
         shutil.copy(PAGE / name, out)
+    licenses = _licenses(wheels)
+    for name, data in licenses.items():
+        (out / f"LICENSE-{name}.txt").write_bytes(data)
     size = sum(file.stat().st_size for file in out.iterdir())
     scripts = "\n".join(f'<script src="{name}.part.js"></script>' for name in parts)
+    links = ", ".join(f'<a href="LICENSE-{name}.txt">{name}</a>' for name in licenses)
     page = (PAGE / "index.html").read_text(encoding="utf-8")
-    page = page.replace("<!-- size -->", f"{size / 1e6:.0f} MB").replace("<!-- parts -->", scripts)
+    for mark, text in (("size", f"{size / 1e6:.0f} MB"), ("parts", scripts), ("licenses", links)):
+        page = page.replace(f"<!-- {mark} -->", text)
     (out / "index.html").write_text(page, encoding="utf-8")
     return size
+
+
+def _licenses(wheels: list[bytes]) -> dict[str, bytes]:
+    """Return the license of each wheel's package, by the package's name and version."""
+    files = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as package:
+            for name in package.namelist():
+                if match := re.match(r"([^/]+)\.dist-info/(?:.*/)?LICENSE", name):
+                    files[match[1]] = package.read(name)
+    return files
 
 
 def _site(root: Path, wheels: list[bytes]) -> bytes:
