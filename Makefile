@@ -55,7 +55,7 @@ test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
 
 test-browser: docs
-	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py $(ARGS)
+	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py tests/learn/test_tab.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .

@@ -20,13 +20,17 @@ from llamaspec.learn.lab.folder import ALL, KERNEL, kernel
 from llamaspec.learn.site.tab import inside, pack
 from llamaspec.reference import llama, rmsnorm, softmax
 from llamaspec.reference.sentencepiece_bpe import decode, encode
-from tests.support.browser import picture, silent_page
+from tests.support.browser import opened_page, picture, problems, silent_page
 from tests.support.processes import REPOSITORY
 from tests.support.site_search import require_site
 
 PACKAGES = ("hypothesis", "jaxtyping", "numpy", "sortedcontainers", "wadler_lindig")
 PROMPT = "Once upon a time, a little fox found a"
 LIMIT = 30e6  # bytes
+# Elements with more content than fits.
+WIDER = """() => [...document.querySelectorAll("html, body *")].filter((element) =>
+    element.scrollWidth > element.clientWidth && getComputedStyle(element).display !== "inline"
+  ).map((element) => `${element.tagName}#${element.id}: ${element.scrollWidth} in ${element.clientWidth}`)"""
 
 
 def answers(**request):
@@ -169,6 +173,17 @@ def test_without_a_registry_the_page_says_why_it_is_absent(repository, monkeypat
     assert "when it was built, npm cannot fetch pyodide 0.29.5: it is not installed." in page
 
 
+def test_a_registry_that_cannot_be_reached_costs_the_page_and_nothing_else(repository, monkeypatch):
+    (repository / pack.PINS).write_text(f"pip hypothesis 6 hypothesis.whl {'0' * 64}\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    line = pack.write_page(repository, repository / "tab")
+    assert line.startswith(
+        "the site has no page that runs Python: pip cannot fetch hypothesis 6: no answer, or no such"
+    )
+    assert [file.name for file in (repository / "tab").iterdir()] == ["index.html"]
+
+
 def test_a_file_with_another_checksum_is_refused(repository, monkeypatch):
     def wheel(registry, package, version, folder):
         (folder / "a.whl").write_bytes(b"changed")
@@ -178,6 +193,21 @@ def test_a_file_with_another_checksum_is_refused(repository, monkeypatch):
     monkeypatch.setattr(pack, "_download", wheel)
     with pytest.raises(pack.Unavailable, match=f"a.whl: expected the checksum {'0' * 64}, got d67e2e94"):
         pack.fetched(repository)
+
+
+def test_the_browser_refuses_connections_of_a_worker(browser, tmp_path):
+    worker = (
+        "addEventListener('securitypolicyviolation', event => postMessage(event.effectiveDirective));"
+        "fetch('https://host.invalid/').catch(() => null)"
+    )
+    refused = (
+        "worker => new Promise(done => new Worker(URL.createObjectURL(new Blob([worker]))).onmessage = done)"
+        ".then(event => event.data)"
+    )
+    file = tmp_path / "page.html"
+    file.write_text((pack.PAGE / "index.html").read_text().partition("<script")[0])
+    with opened_page(browser, file.as_uri(), offline=True) as page:
+        assert page.evaluate(refused, worker) == "connect-src"
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +222,15 @@ def page(browser):
         yield opened
 
 
+@pytest.mark.slow  # with the others of the page 15 s, most of it in Chromium
+def test_the_page_has_the_license_of_each_package(page):
+    links = page.locator("footer a[href$='.txt']")
+    assert sorted(links.nth(i).inner_text().partition("-")[0] for i in range(links.count())) == list(PACKAGES)
+    licenses = [require_site() / "tab" / links.nth(i).get_attribute("href") for i in range(links.count())]
+    [numpy] = [file.read_text() for file in licenses if "numpy" in file.name]
+    assert numpy.startswith("Copyright (c) 2005-2024, NumPy Developers.") and "THE COPYRIGHT HOLDERS" in numpy
+
+
 def edit_and_run(page, item, edit):
     """Choose an item of the page, change its source with `edit`, and run it."""
     page.locator("#what").select_option(item)
@@ -201,14 +240,20 @@ def edit_and_run(page, item, edit):
     page.locator("#run").click()
 
 
+@pytest.mark.slow
 def test_the_tab_tells_a_story_and_finds_a_counterexample(page):
     edit_and_run(page, "rmsnorm", lambda source: source.replace("+ eps", "- eps"))
     page.locator("#verdict[data-solved=false]", has_text="violated").wait_for()
-    picture(page, "tab-counterexample")
+    for width, scheme in ((1400, "light"), (800, "dark"), (400, "light")):
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.emulate_media(color_scheme=scheme)
+        picture(page, f"tab-{width}-{scheme}")
+        assert page.evaluate(WIDER) == [] and problems(page) == []
     assert page.locator("#story").inner_text().startswith(PROMPT)
     assert page.locator("#rate").inner_text().endswith(" tokens/s")
 
 
+@pytest.mark.slow
 def test_an_endless_loop_stops_and_the_page_goes_on(page):
     loop = "def softmax(x):\n    while True:\n        pass\n"
     edit_and_run(page, "softmax", lambda source: loop)
