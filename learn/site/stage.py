@@ -44,6 +44,25 @@ specification in about 15 MB. It needs no server, and no network after it has lo
 It runs in [Pyodide](https://pyodide.org), Python for browsers. NumPy there has no BLAS, so the story comes a few times
 more slowly than from `llamaspec story --backend reference`. Only float32 can be verified: the package with bfloat16,
 ml_dtypes, does not exist for Pyodide in a registry.
+
+## Where its NumPy comes from
+
+The npm package of Pyodide has no NumPy, and PyPI has no NumPy for Pyodide. The npm package `@bentopdf/pymupdf-wasm`
+0.11.16, which others made, has the wheel of NumPy 2.2.5 that Pyodide's project built. `make docs` takes this wheel and
+no other file of the package, and only if the wheel's SHA-256 is the one in `.ci/tab.txt`.
+
+On 2026-11-29 we compared the wheel with NumPy's own wheel of this version for Linux, from PyPI. Of its 178 Python
+files, 175 are equal, byte for byte. The others:
+
+- `numpy/__config__.py` has the compiler and the processor for which NumPy was built, and no BLAS.
+- `numpy/testing/_private/utils.py` lacks one function, and `numpy/conftest.py` imports this function from
+  `numpy/_core/tests`, where Pyodide's build moved it, since its wheel has no tests. The page does not contain
+  `conftest.py`.
+
+We cannot check the 13 compiled files, since NumPy's project publishes none for WebAssembly. We have seen that they
+import functions of C, of C++ and of Python, and none of JavaScript. They run only in the browser's sandbox: in a worker
+of the page, for which the page's security policy refuses every connection. The page has NumPy's license, and the
+licenses of the other packages.
 """
 BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page comes before pages that use it often
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
