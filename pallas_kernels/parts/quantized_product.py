@@ -363,7 +363,7 @@ class QuantizedProduct(ABC):
     ) -> list[Store]:
         """List the stores of the digits and units of a pass over vector b, to group `first` and the following groups.
 
-        Units are 0 in the first groups of the pass, `zeros` in number.
+        Units are 0 in the first `zeros` groups of the pass.
         """
         units_layout = self._staging_layout.reduce(2).reduce(1)
         digits, units = fixed_point(x, self._staging_layout, self._digits_layout, target)
