@@ -59,7 +59,7 @@ def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
 
 
 def merge(chunk: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Encode one chunk: join its bytes, the lowest rank first, until no two neighbors form a token."""
+    """Encode one chunk: join its bytes, the pair with the lowest rank first, until no two neighbors form a token."""
     if chunk in ranks:
         return [ranks[chunk]]
     parts = [bytes([byte]) for byte in chunk]

@@ -88,7 +88,7 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 
 @contextmanager
 def interpreter() -> Iterator[None]:
-    """Run the kernels in this context on a CPU, one simulated thread after another.
+    """Run the kernels in this context on a CPU, one simulated thread after the other.
 
     They are the kernels that are built for the card of the current target.
 

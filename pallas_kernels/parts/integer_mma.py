@@ -534,7 +534,7 @@ def _digits(step: StepMemory, vector: int, lane: Lane) -> list[list[Any]]:
 
 
 def _digits_of_two(step: StepMemory, first: int, lane: Lane) -> list[list[Any]]:
-    """Load a lane's part of B for each product with vector `first` and the next: two words of its quad's digit."""
+    """Load a lane's part of B for each product with vectors `first` and `first + 1`: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
     return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, step.quarter, SIDE)], lane)

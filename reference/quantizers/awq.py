@@ -19,8 +19,8 @@ error of a weight in column j is at most the bound of `affine` for W diag(s), di
 `affine` for W diag(s): the fixed point, and Q(-W) = -Q(W). But a new search on quantized weights may find another s.
 
 A checkpoint (autoawq's "gemm") stores transposed arrays: int32 qweight [cols, rows / 8], int32 qzeros [groups, rows /
-8] and float16 scales [groups, rows]. An int32 has the 4-bit numbers of eight rows. From its lowest bits on, they are of
-the rows 0, 2, 4, 6, 1, 3, 5, 7.
+8] and float16 scales [groups, rows]. An int32 has the 4-bit numbers of eight rows. In order from its lowest bits, they
+belong to the rows 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from collections.abc import Callable

@@ -138,8 +138,9 @@ def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq2_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read the levels from pairs of words: four one-byte codes in the first; four times seven signs and the scale in
-    the second.
+    """Read the levels from pairs of words.
+
+    The first word has four codes of one byte. The second word has four times seven signs, and the scale.
     """
     codes = np.ascontiguousarray(packed[..., 2:]).reshape(*packed.shape[:-1], 8, 8)[..., :4]
     signs = _even_signs(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
