@@ -15,8 +15,7 @@ Inputs = Float64[np.ndarray, "tokens cols"]
 
 
 class CalibratedQuantizer(NamedTuple):
-    """A quantizer: its file in `reference/quantizers/`, its bits per weight, its guarantee in short, and its function.
-    """
+    """A quantizer: the file that defines it, its bits per weight, its guarantee in short, and its function."""
 
     page: str
     bits: float

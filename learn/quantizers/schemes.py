@@ -46,8 +46,7 @@ class StoredMatrix(NamedTuple):
 
 
 class ExplainedScheme(NamedTuple):
-    """A quantizer: its file in `reference/quantizers/`, its bits per weight, its guarantee in short, and its functions.
-    """
+    """A quantizer: the file that defines it, its bits per weight, its guarantee in short, and its functions."""
 
     page: str
     bits: float

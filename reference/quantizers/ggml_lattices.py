@@ -200,7 +200,7 @@ def _iq1_s_levels(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_m_scales(packed: Bytes) -> np.ndarray:
-    """Read d from the top four bits of four words, its lowest bits first, and three-bit scales from the bits below."""
+    """Read d from the top four bits of four words, d's lowest bits first, and three-bit scales from the bits below."""
     words = _words(packed[..., 48:], "u2")
     d = np.sum(words >> 12 << 4 * np.arange(4), axis=-1, keepdims=True).astype(np.uint16).view(np.float16)
     return d.astype(np.float64) * (2 * _fields(words, (0, 3, 6, 9), 7) + 1) / 8
