@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with its matrices in `type`. If our writer lacks `type`, only layers have matrices in it."""
+    """Write a random model with its matrices in `type`. If our writer lacks `type`, only layers' matrices have it."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
