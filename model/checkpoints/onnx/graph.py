@@ -12,7 +12,7 @@ We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Att
 (https://onnx.ai/onnx/operators/).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,10 @@ ALIGNMENT = 4096  # of tensors in the data file, so that programs can map them i
 ROPE_POSITIONS = 4096  # number of rows of the RoPE tables that we compute at a time
 
 TYPES = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16}
+
+
+Step = tuple[str, list[str], dict[str, Any]]  # an operator, its inputs after the first, and its attributes
+TO_FLOAT32: Step = ("Cast", [], {"to": TensorProto.FLOAT})
 
 
 class Stored(NamedTuple):
@@ -100,9 +104,7 @@ class _Graph:
 
     def model(self) -> ModelProto:
         """Return the finished graph."""
-        graph = helper.make_graph(
-            self._nodes, "llama", self._inputs, self._outputs, list(self._initializers.values())
-        )
+        graph = helper.make_graph(self._nodes, "llama", self._inputs, self._outputs, list(self._initializers.values()))
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
@@ -119,11 +121,12 @@ class _Graph:
     def embedding(self) -> str:
         """Add the lookup of each token's vector."""
         [weight] = self._parts[None]["embedding"]
-        name, factor = self._module(weight), self.config.embedding_scale
-        x = self._op("Gather", [self._stored(weight), "input_ids"], name)
+        steps: list[Step] = [("Gather", ["input_ids"], {})]
         if self._checkpoint.tensors[weight.name].dtype != np.float32:
-            x = self._op("Cast", [x], f"{name}.rows", to=TensorProto.FLOAT)
-        return x if factor == 1 else self._op("Mul", [x, self._number("embedding_scale", factor)], f"{name}.scaled")
+            steps.append(TO_FLOAT32)
+        if (factor := self.config.embedding_scale) != 1:
+            steps.append(("Mul", [self._number("embedding_scale", factor)], {}))
+        return self._chain(self._stored(weight), steps, self._module(weight))
 
     def block(self, x: str, i: int) -> str:
         """Add block `i`, which adds to the residual stream `x` twice."""
@@ -140,15 +143,13 @@ class _Graph:
         """Add the last norm and the head."""
         config = self.config
         n = self._norm(x, None, "norm")
-        steps: list[tuple[str, float]] = []
+        steps: list[Step] = []
         if config.logit_divisor != 1:
-            steps.append(("Div", config.logit_divisor))
+            steps.append(("Div", [self._number("logit_divisor", config.logit_divisor)], {}))
         if config.logit_cap is not None:
-            steps += [("Div", config.logit_cap), ("Tanh", 0.0), ("Mul", config.logit_cap)]
-        y = self._linear(n, None, "embedding" if config.tied else "head", name="logits" if not steps else "lm_head")
-        for number, (kind, factor) in enumerate(steps, 1):
-            inputs = [y] if kind == "Tanh" else [y, self._number(f"logits.{factor:g}", factor)]
-            y = self._op(kind, inputs, "logits" if number == len(steps) else f"lm_head.{kind.lower()}_{number}")
+            cap = self._number("logit_cap", config.logit_cap)
+            steps += [("Div", [cap], {}), ("Tanh", [], {}), ("Mul", [cap], {})]
+        self._linear(n, None, "embedding" if config.tied else "head", steps, name="logits")
 
     def _attention(self, n: str, i: int) -> str:
         """Add q, k and v of the normalized `n`, RoPE, and attention to them and to the cache."""
@@ -160,21 +161,24 @@ class _Graph:
             tables, features = self._rope_tables(i), config.rotary_features
             partial = {} if features == config.head_dim else {"rotary_embedding_dim": features}
             q, k = (
-                self._op("RotaryEmbedding", [y, *tables, "position_ids"], f"{at}.{part}", num_heads=counts[part], **partial)
+                self._op(
+                    "RotaryEmbedding", [y, *tables, "position_ids"], f"{at}.{part}", num_heads=counts[part], **partial
+                )
                 for y, part in ((q, "q"), (k, "k"))
             )
         for part in ("key", "value"):
-            self.input(f"past_key_values.{i}.{part}", TensorProto.FLOAT, ["batch", config.kv_heads, "past", config.head_dim])
+            self.input(
+                f"past_key_values.{i}.{part}", TensorProto.FLOAT, ["batch", config.kv_heads, "past", config.head_dim]
+            )
             self.output(f"present.{i}.{part}", ["batch", config.kv_heads, "total", config.head_dim])
         window = config.window(i)
-        windowed = window is not None and window < self.positions
+        mask = self._window_mask(window) if window is not None and window < self.positions else ""
         options: dict[str, Any] = {"q_num_heads": config.heads, "kv_num_heads": config.kv_heads}
-        options |= {"is_causal": 0 if windowed else 1}
+        options |= {"is_causal": int(not mask)}
         options |= {} if config.attention_scale is None else {"scale": config.attention_scale}
         options |= {} if config.attention_cap is None else {"softcap": config.attention_cap}
         past = [f"past_key_values.{i}.{part}" for part in ("key", "value")]
         present = [f"present.{i}.{part}" for part in ("key", "value")]
-        mask = self._window_mask(window) if windowed else ""
         return self._op("Attention", [q, k, v, mask, *past], at, *present, **options)
 
     def _hidden(self, n: str, i: int) -> str:
@@ -191,7 +195,9 @@ class _Graph:
                 relu = self._op("Relu", [gate], f"{at}.relu")
                 activated = self._op("Mul", [relu, relu], f"{at}.relu2")
             case _:
-                raise refused(self._checkpoint.path, f"ONNX files with the activation {config.activation} are not supported")
+                raise refused(
+                    self._checkpoint.path, f"ONNX files with the activation {config.activation} are not supported"
+                )
         return self._op("Mul", [activated, up], f"{at}.hidden") if config.gated else activated
 
     def _add(self, x: str, added: str, name: str) -> str:
@@ -234,15 +240,14 @@ class _Graph:
         x = self._op("RMSNormalization", [x, self._weight(weight)], self._module(weight), axis=-1, epsilon=eps)
         return self._op("Reshape", [x, self._shape(0, 0, heads * config.head_dim)], f"{at}_norm.rows")
 
-    def _linear(self, x: str, i: int | None, part: str, *, name: str = "") -> str:
-        """Add W x + b. The result has the name `name`, by default the name of the module."""
+    def _linear(self, x: str, i: int | None, part: str, steps: Sequence[Step] = (), *, name: str = "") -> str:
+        """Add W x + b, and then `steps`. The result has the name `name`, by default the name of the module."""
         [weight] = self._parts[i][part]
-        name = name or self._module(weight)
-        transposed = self._op("Transpose", [self._weight(weight)], f"{weight.named(self._names)}.transposed", perm=[1, 0])
-        if not (bias := self._bias(weight)):
-            return self._op("MatMul", [x, transposed], name)
-        product = self._op("MatMul", [x, transposed], f"{name}.product")
-        return self._op("Add", [product, bias], name)
+        transposed = f"{weight.named(self._names)}.transposed"
+        w = self._op("Transpose", [self._weight(weight)], transposed, perm=[1, 0])
+        bias = self._bias(weight)
+        biases: list[Step] = [("Add", [bias], {})] if bias else []
+        return self._chain(x, [("MatMul", [w], {}), *biases, *steps], name or self._module(weight))
 
     def _rope_tables(self, i: int) -> tuple[str, str]:
         """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
@@ -279,7 +284,7 @@ class _Graph:
         name = self._stored(weight)
         if self._initializers[name].data_type == TensorProto.FLOAT:
             return name
-        return self._op("Cast", [name], f"{name}.float32", to=TensorProto.FLOAT)
+        return self._chain(name, [TO_FLOAT32], f"{name}.float32")
 
     def _bias(self, weight: Weight) -> str:
         """Return the name of a weight's bias in float32; "" if it has none."""
@@ -343,6 +348,16 @@ class _Graph:
             self._results.update(outputs)
         return outputs[0]
 
+    def _chain(self, x: str, steps: Sequence[Step], name: str) -> str:
+        """Add nodes, each with the result of the previous one as its first input. The last result has the name `name`.
+
+        `x` is the first input of the first node.
+        """
+        for number, (kind, others, attributes) in enumerate(steps, 1):
+            result = name if number == len(steps) else f"{name}.step_{number}"
+            x = self._op(kind, [x, *others], result, **attributes)
+        return x
+
     def _module(self, weight: Weight) -> str:
         return weight.named(self._names).rpartition(".")[0]
 
@@ -350,7 +365,9 @@ class _Graph:
         return self._names["o"].format(layer=i).rsplit(".", 2)[0]
 
 
-def rope_table(function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int) -> Iterator[np.ndarray]:
+def rope_table(
+    function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int
+) -> Iterator[np.ndarray]:
     """Yield the cosine or the sine, `function`, of each position's angles, times the rotation's magnitude."""
     for start in range(0, positions, ROPE_POSITIONS):
         at = np.arange(start, min(start + ROPE_POSITIONS, positions))
