@@ -118,7 +118,7 @@ def convert(
         from llamaspec.model.checkpoints.onnx.write import write_onnx  # here, since the package onnx is optional
 
         notes = write_onnx(checkpoint, destination, progress=progress)
-        return [*notes, _tokenizer_left_behind(checkpoint, destination)]
+        return [*notes, "the tokenizer is not copied"]
     if to == "llama2c":
         write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
     else:

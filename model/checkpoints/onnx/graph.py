@@ -353,9 +353,9 @@ class _Graph:
 
         `x` is the first input of the first node.
         """
-        for number, (kind, others, attributes) in enumerate(steps, 1):
+        for number, (kind, operands, attributes) in enumerate(steps, 1):
             result = name if number == len(steps) else f"{name}.step_{number}"
-            x = self._op(kind, [x, *others], result, **attributes)
+            x = self._op(kind, [x, *operands], result, **attributes)
         return x
 
     def _module(self, weight: Weight) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.onnx.graph import llama_graph
-from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.checkpoints.staging import new_file, refuse_existing
 
 
 def write_onnx(
@@ -21,9 +21,9 @@ def write_onnx(
     Raises `CheckpointError`, and leaves no file behind, if one of the two files exists, if the disk is full, if a
     weight is not finite, or if ONNX files of such models are not supported.
     """
-    data = f"{path}.data"
-    model, stored, positions = llama_graph(checkpoint, data=Path(data).name)
-    # The data file is complete before the graph's file appears.
+    path = Path(path)
+    data = path.with_name(f"{path.name}.data")
+    model, stored, positions = llama_graph(checkpoint, data=data.name)
     with new_file(path) as staged, new_file(data) as staged_data:
         staged.write_bytes(model.SerializeToString(deterministic=True))
         with open(staged_data, "wb") as file:
@@ -35,6 +35,7 @@ def write_onnx(
                 checkpoint.release()
                 if progress:
                     progress(name, size)
+        refuse_existing(path)  # before the data file appears, since it appears first
     notes = [f"the weights are in {data}: keep both files in one folder"]
     if positions < checkpoint.config.context:
         what = f"sequences of up to {positions} tokens, of {checkpoint.config.context} that the model supports"

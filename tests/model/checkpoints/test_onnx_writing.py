@@ -3,6 +3,8 @@
 The walk compares the result of every named node with its definition in `reference/`, for the node's own inputs.
 """
 
+import sys
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -13,7 +15,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
 from llamaspec.model.checkpoints.onnx.write import write_onnx
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.family import nearest_family
@@ -24,9 +26,12 @@ from llamaspec.reference.config import Config, for_sequences
 from llamaspec.reference.rope import LongRopeScaling
 from llamaspec.verify.bounds import running_error as bound
 from llamaspec.verify.bounds.running_error import Approx, exactly, gamma
+from tests.commands.test_cli import assert_refused
 from tests.goldens import make_families
 from tests.model.families.test_family_goldens import AGREE, GOLDENS
 from tests.support.families import FAMILIES, write_checkpoint
+from tests.support.random_models import SMALL
+from tests.support.refusals import mentions
 from tests.support.strategies import assert_within
 
 Results = Mapping[str, np.ndarray]
@@ -95,7 +100,7 @@ def tokens_for(config: Config) -> np.ndarray:
     return np.random.default_rng(0).integers(0, config.vocab, count)
 
 
-@pytest.mark.sampled(9, first=True)
+@pytest.mark.sampled(9, first=True)  # 33 cases, 6 s
 @pytest.mark.parametrize("name", MODELS)
 def test_every_node_is_within_the_bound_of_its_definition(name, written):
     """Every node is within its bound, and the logits of the model agree, for a prompt and for later tokens."""
@@ -113,6 +118,99 @@ def test_every_node_is_within_the_bound_of_its_definition(name, written):
                 assert_within(results[node][0], expected.value, expected.error)
                 checked.append(node)
             assert len(checked) == len({*checked}) > 10 * config.layers
+
+
+def test_the_file_has_the_tensors_of_the_checkpoint(written):
+    """The weights have the names, shapes, types and bytes of the tensors in the checkpoint's own file."""
+    checkpoint, path = written("llama-3.2")
+    model = onnx.load(path)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    assert checkpoint.tensors.keys() <= stored.keys()
+    for name, tensor in checkpoint.tensors.items():
+        assert (tuple(stored[name].dims), stored[name].raw_data) == (tensor.shape, tensor.read().tobytes())
+        assert onnx.helper.tensor_dtype_to_np_dtype(stored[name].data_type) == tensor.dtype
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 23)]
+
+
+def test_a_second_file_has_the_same_bytes(written, tmp_path):
+    checkpoint, path = written("llama-3.2")
+    write_onnx(checkpoint, tmp_path / path.name)
+    for name in (path.name, f"{path.name}.data"):
+        assert (tmp_path / name).read_bytes() == path.with_name(name).read_bytes()
+
+
+def test_rows_of_a_batch_do_not_affect_each_other(written):
+    """Two sequences in one batch give the same logits as each of them in its own batch."""
+    checkpoint, path = written("gemma2")
+    config = checkpoint.config
+    tokens = np.random.default_rng(1).integers(0, config.vocab, (2, 9))
+    evaluator = ReferenceEvaluator(str(path))
+
+    def logits(rows: np.ndarray) -> np.ndarray:
+        cache = np.zeros((len(rows), config.kv_heads, 0, config.head_dim), np.float32)
+        past = {name: cache for name in evaluator.input_names if name.startswith("past")}
+        positions = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
+        return evaluator.run(["logits"], {"input_ids": rows, "position_ids": positions, **past})[0]
+
+    both = logits(tokens)
+    np.testing.assert_allclose(both, np.concatenate([logits(tokens[:1]), logits(tokens[1:])]), rtol=0, atol=AGREE * 30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [({"experts": 2, "experts_per_token": 1}, "experts"), ({"sinks": True}, "attention sinks")],
+)
+def test_a_model_that_is_not_supported_is_refused_by_name(changes, what, tmp_path):
+    checkpoint = Checkpoint("a.gguf", "gguf-v3", replace(SMALL, **changes), {}, bos=None, stops=frozenset())
+    with pytest.raises(CheckpointError, match=f"^a.gguf: ONNX files of models with {what} are not supported yet$"):
+        write_onnx(checkpoint, tmp_path / "x.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
+    """The graph has the angles for short sequences, and the note names the longest one."""
+    checkpoint, path = written("phi3-long")
+    rows = next(tensor.dims[0] for tensor in onnx.load(path).graph.initializer if tensor.name == "rope.cos")
+    assert rows == 16
+    assert mentions(write_onnx(checkpoint, tmp_path / "x.onnx")[1], "16 512 LongRoPE")
+
+
+def test_writing_needs_little_memory_besides_the_mapped_file(tmp_path):
+    """NumPy and Python allocate at most 1 MB for a model with a tensor of 3.8 MB, which the file's map holds."""
+    config = {**FAMILIES["llama-3"], "vocab_size": 40_000}
+    write_checkpoint(tmp_path, config, dtype="bfloat16")
+    checkpoint = open_checkpoint(tmp_path)
+    tracemalloc.start()
+    write_onnx(checkpoint, tmp_path / "x.onnx")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert checkpoint.tensors["lm_head.weight"].bytes > 3.8e6 and peak < 1e6
+
+
+def test_the_command_writes_both_files(run, tmp_path):
+    path = tmp_path / "stories.onnx"
+    code, out, err = run("convert", "stories", str(path), "--to", "onnx")
+    assert (code, out) == (0, "") and mentions(err, f"{path}.data tokenizer")
+    onnx.checker.check_model(path, full_check=True)
+    for taken in (path, path.with_name("other.onnx.data")):
+        taken.touch()
+        assert_refused(
+            run("convert", "stories", str(taken).removesuffix(".data"), "--to", "onnx"), f"{taken}: already exists"
+        )
+
+
+def test_options_of_other_formats_are_refused(run, tmp_path):
+    place = str(tmp_path / "x.onnx")
+    for option, value in (("--quantize", "q4_k_m"), ("--dtype", "float16"), ("--tokenizer", "stories")):
+        assert_refused(run("convert", "stories", place, "--to", "onnx", option, value), option, status=2)
+
+
+def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("llamaspec.model.checkpoints.onnx")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    place = str(tmp_path / "x.onnx")
+    assert_refused(run("convert", "stories", place, "--to", "onnx"), "onnx is missing: pip install 'llamaspec[onnx]'")
 
 
 def expected_results(
@@ -196,7 +294,11 @@ def attention(
         sources[part] = module(part, i)
         if weight is not None and config.head_qk_norm:
             sources[part] = f"{block}.{part}_layernorm.rows"
-            yield sources[part], flat(bound._head_normalized(x, weight, eps=config.eps))
+            heads_of = zip(np.split(weight, count), range(count), strict=True)
+            normalized = [
+                bound.layer_normalized(x.map(lambda a, h=h: a[:, h]), w, None, eps=config.eps) for w, h in heads_of
+            ]
+            yield sources[part], Approx(*(np.concatenate(parts, axis=-1) for parts in zip(*normalized, strict=True)))
         elif weight is not None and config.wide_qk_norm:
             sources[part] = module(f"{part}_norm", i)
             yield sources[part], bound.normalized(flat(x), weight, eps=config.eps)
