@@ -81,7 +81,7 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """List step, loss and held-out loss of each evaluation in a log, also if the log's lines are wrapped."""
+    """List step, loss and held-out loss of each evaluation in a log, even if the log's lines are wrapped."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
@@ -170,7 +170,7 @@ def stopped(killed, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """Create the source of stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
+    """Create the source of stories, but with a tokenizer trained on fewer stories, and with fewer held-out stories."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_training_with_a_host_ahead_of_its_device_gives_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
+    """Training gives the same weights if the host queues a step ahead of the device, as it does with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log
@@ -609,7 +609,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
     ("tied", "ops"), [(True, WHOLE_ATTENTION), (False, remat(WHOLE_ATTENTION))], ids=["tied", "untied, remat"]
 )
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
+    """The gradient, summed over batches, agrees with the reference's central differences along random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)

@@ -70,7 +70,7 @@ def verify(tmp_path, folder):
 
 
 def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
-    """`verify` leaves no files in the working folder. Hypothesis by itself would create a folder there."""
+    """`verify` leaves no files in the working folder. Without our settings, Hypothesis would create a folder there."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
     done = verify("softmax", "--candidate", "mine:right", *NUMPY)
@@ -80,7 +80,10 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """Hypothesis's tables of characters, which contracts that draw texts need, go to the cache if it can be created."""
+    """Hypothesis's tables of characters go to the cache if it can be created.
+
+    Contracts that draw texts need these tables.
+    """
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")
