@@ -147,7 +147,7 @@ def test_a_declaration_that_leaves_something_open():
     arrays, options = {"x": "rows dim", "weight": "dim"}, {"factor": [2.0]}
     with pytest.raises(ValueError, match=r"scaled.*factor.*arrays.*options"):
         declare(scaled, arrays=arrays, sizes={"rows": [1], "dim": [3]})
-    with pytest.raises(ValueError, match="`sizes` lacks: dim$"):
+    with pytest.raises(ValueError, match=r"`sizes` lacks: dim$"):
         declare(scaled, arrays=arrays, sizes={"rows": [1]}, options=options)
     with pytest.raises(ValueError, match=r"scaled.*bias"):
         declare(scaled, arrays={**arrays, "bias": "dim"}, sizes={"rows": [1], "dim": [3]}, options=options)
