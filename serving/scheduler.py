@@ -61,7 +61,7 @@ class Limits:
             raise ValueError(f"Limits.{small[0]}: expected 1 or more, got {sizes[small[0]]}")
         if (self.pages - 1) * self.page < self.context + self.burst:
             raise ValueError(
-                f"Limits: {self.pages} pages of {self.page} tokens, one of them always empty, hold fewer tokens than "
+                f"Limits: {self.pages} pages of {self.page} tokens (one page is always empty) hold fewer tokens than "
                 f"context {self.context} + burst {self.burst}"
             )
 

@@ -110,7 +110,7 @@ class HarmonyChannels:
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
         """Begin an answer.
 
-        Text before any channel belongs to the answer's text, and so do calls of tools that are not in `tools`.
+        Text before the first channel belongs to the answer's text. A call of a tool that is not in `tools` is text, too.
         """
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}

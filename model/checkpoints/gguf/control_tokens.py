@@ -14,7 +14,7 @@ recognizes other markers by their form (conversion/base.py, `does_token_look_spe
        control token.
     4. Generation ends at the tokens with a name in `ENDS`, and at the tokens that the file's keys state. There are two
        exceptions, as in llama.cpp. `<|end|>` does not end generation in vocabularies with `<|return|>` and `<|call|>`
-       (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>`
+       (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and either `<|call|>` or `<|calls|>`. `</s>`
        is a normal token in vocabularies with `<|tool_response>` (Gemma 4).
 
 llama.cpp gives gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` the type user-defined, so that
@@ -48,7 +48,7 @@ LONGEST_MARKER = 100  # characters
 
 
 def ending_names(names: Collection[str]) -> frozenset[str]:
-    """Select from `names`, a vocabulary, the names of the tokens that end generation (rule 4).
+    """Find the tokens in the vocabulary `names` that end generation (rule 4).
 
     >>> sorted(ending_names({"<|end|>", "<|return|>", "<|call|>", "a"})), sorted(ending_names({"<|end|>", "<|user|>"}))
     (['<|call|>', '<|return|>'], ['<|end|>'])

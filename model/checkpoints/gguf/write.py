@@ -89,7 +89,7 @@ def write_gguf(
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
     finite or too large for its type, if llama.cpp does not support a part of the model, or if the importances belong to
-    another model.
+    a different model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to, weighted=importances is not None))

@@ -101,7 +101,7 @@ def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | No
 
 
 def _kuiper_group(file: MappedFile, config: Config) -> int | None:
-    """Return the group size of a KuiperLLama file; None if the file's size shows that it has another format."""
+    """Return the group size of a KuiperLLama file; None if the file's size shows that it is no such file."""
     group = int.from_bytes(
         file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
     )
