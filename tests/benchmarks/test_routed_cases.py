@@ -83,7 +83,7 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
-    """Yield a function that runs another function and returns the kernel launches that it attempts; no kernel runs."""
+    """Yield a function that calls its argument and returns the attempted kernel launches; no kernel runs."""
     recorded_calls: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):

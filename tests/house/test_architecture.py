@@ -145,7 +145,7 @@ def for_typing(node: ast.AST) -> bool:
 
 
 def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
-    """Yield the line and full name of each import, also inside functions. Skip nodes for which `skip` returns True.
+    """Yield the line and full name of each import, even inside functions. Skip nodes for which `skip` returns True.
 
     The name of a relative import begins with its dots.
     """
@@ -220,9 +220,9 @@ def module_name(path: str) -> str:
 
 
 def circle(sources: Mapping[str, str]) -> list[str]:
-    """Find a circle of modules that import each other, also inside functions; [] if there is none.
+    """Find a circle of modules that import each other, even if only inside functions. Return [] if there is none.
 
-    `sources` maps import names to source code. Imports for type checkers only do not count.
+    `sources` maps import names to source code. Imports that only type checkers see do not count.
 
     >>> circle({"a": "import b", "b": "def f():\\n    from a import f"})
     ['a', 'b', 'a']

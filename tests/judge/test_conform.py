@@ -1,4 +1,4 @@
-"""`conform`: an honest server conforms, and each saboteur is found and named."""
+"""`conform`: an honest server conforms, and each saboteur's fault is found and named."""
 
 import socket
 from collections.abc import Mapping

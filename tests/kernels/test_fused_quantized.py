@@ -1,7 +1,7 @@
 """Fused ops with quantized weights, run in Pallas's interpreter, compared with exact values.
 
-The bounds come from benchmarks/common/kernel_cases/exact.py, which also judges kernels on a GPU: running error
-analysis, for any order of sums.
+The bounds come from benchmarks/common/kernel_cases/exact.py, which also judges kernels on a GPU. They follow from
+running error analysis, and hold for any order of sums.
 """
 
 import hypothesis

@@ -171,7 +171,8 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
     """A product with a one-hot vector gives one column of the weights, rounded once.
 
-    For NF4 and FP4 weights, and for weights with minima, the error is at most 2^-22 (|weight| + 2 |minimum|) instead.
+    For NF4 and FP4 weights, and for weights with minima, the error may be larger: at most 2^-22 (|weight| + 2
+    |minimum|).
     """
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])

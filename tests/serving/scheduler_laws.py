@@ -73,7 +73,7 @@ def nothing_is_computed_twice(make: SchedulerMaker) -> None:
 
 
 def texts_survive_giving_way(make: SchedulerMaker) -> None:
-    """A request that is preempted during its prompt or its answer still produces the text that it has by itself."""
+    """A request that is preempted during its prompt or its answer still gets the same text as when it runs alone."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
         lengths = (3, 2, 1, 3, 12, 2)

@@ -104,7 +104,7 @@ def test_a_request_has_the_same_text_alone_and_in_company(server):
 
 
 def test_a_script_compares_a_server_with_a_proven_text(server, tmp_path):
-    """The script of docs/proofs.md accepts our server, and says where another text differs."""
+    """The script of docs/proofs.md accepts our server, and says where a wrong text differs."""
     vectors = json.loads(PROVEN.read_text("utf-8"))
     other = tmp_path / "other.json"
     other.write_text(json.dumps(vectors | {"text": vectors["text"].replace("gentle", "greedy")}))

@@ -211,7 +211,7 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
-    """A question that the story answers is never declined, neither as unanswerable nor as about another plot."""
+    """A question that the story answers is never declined as unanswerable, or as a question about another plot."""
     other_plots: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
         questions = {way.lower() for question in tale.questions for way in question.wordings}

@@ -170,7 +170,7 @@ def stopped(killed, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """Create the source of stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
+    """Create the source of stories, but with a tokenizer trained on fewer stories, and with fewer held-out stories."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_training_with_a_host_ahead_of_its_device_gives_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
+    """Training gives the same weights if the host queues a step ahead of the device, as it does with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log

@@ -70,7 +70,7 @@ def verify(tmp_path, folder):
 
 
 def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
-    """`verify` leaves no files in the working folder. Hypothesis by itself would create a folder there."""
+    """`verify` leaves no files in the working folder. Without our settings, Hypothesis would create a folder there."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
     done = verify("softmax", "--candidate", "mine:right", *NUMPY)

@@ -162,7 +162,7 @@ def in_groups(x, *, groups):
 
 
 def test_sizes_that_depend_on_each_other_are_products():
-    """A size that is a product of others is their product in all draws, also in large ones.
+    """A size declared as a product of other sizes is their product in all draws, even in large ones.
 
     An argument with the name of a size gets the value of this size.
     """

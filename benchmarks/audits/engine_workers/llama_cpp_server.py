@@ -2,7 +2,7 @@
 
     python llama_cpp_server.py FILE.gguf --port 8000
 
-Needs llama-cpp-python, but not the libraries of its own server.
+Needs llama-cpp-python, but not the libraries that llama-cpp-python's server needs.
 """
 
 from typing import Any

@@ -83,7 +83,7 @@ def triton_softmax(x):
 
 
 def triton_rmsnorm(x, weight, *, eps):
-    """Call `rms_norm` with a bias of zeros and three dimensions, as it requires."""
+    """Call `rms_norm`, with a bias of zeros and with x in three dimensions: it requires both."""
     from jax.experimental.pallas.ops.gpu.rms_norm import rms_norm
 
     return rms_norm(x[None], weight, jnp.zeros_like(weight), eps=eps, interpret=True)[0]

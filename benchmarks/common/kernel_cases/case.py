@@ -29,7 +29,7 @@ LATE = KernelLimits(eager=False)  # for a kernel without weights, which loads no
 
 
 class KernelWork(NamedTuple):
-    """Sizes of a model's work: cache positions, tokens of a prompt chunk, positions of a page, and sequences."""
+    """Sizes of a model's work: cache positions, tokens per prompt chunk, positions per page, and sequences."""
 
     several: bool = False  # several vectors, tokens and sequences, too
     capacity: int = 4096  # positions of the cache

@@ -55,7 +55,7 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
-    """Compute W x and its error bound. Kernels multiply quantized codes by x in fixed point: three 8-bit digits.
+    """Compute W x and its error bound. Kernels multiply quantized codes by x in fixed point, with three 8-bit digits.
 
     For each digit, a warp takes a quarter of the groups. It multiplies the integer sum of each group by the group's
     scale and adds the products up, with one rounding per group. Then the kernel adds up the three digits and the four

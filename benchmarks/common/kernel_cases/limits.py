@@ -150,9 +150,9 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
     Four blocks can share an SM with 128 registers per thread, and three with 168. Three kinds of products may take 168:
     tiles of more than four octets, because three blocks per SM cover their whole matrix; levels of several planes,
-    because instructions and not memory limit their speed; and two vectors in groups of 16, with 16 scales per row. More
-    than two vectors may take all registers, with two blocks per SM, because the digits of each vector take 12
-    registers. Unrolled steps form no loop, so neither limit applies to them.
+    because instructions and not memory limit their speed; and two vectors in groups of 16, with 16 scales per row.
+    Products of more than two vectors may take all registers, with two blocks per SM, because the digits of each vector
+    take 12 registers. Unrolled steps form no loop, so neither limit applies to them.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
@@ -185,5 +185,5 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
 
 def _round_up(instructions: float) -> float:
-    """Round up to one decimal, like all limits."""
+    """Round up to one decimal, because all limits have one decimal."""
     return ceil(instructions * 10) / 10
