@@ -63,7 +63,7 @@ class BlockLayout(NamedTuple):
 def _two_nibbles(blocks: Any) -> Multiples:
     """Unpack Q2_K's multiples.
 
-    Each group has a byte, with the multiple for the scale in the low half, and the one for the minimum in the high half.
+    Each group has a byte: the low half multiplies the unit of scales, and the high half multiplies the unit of minima.
     """
     return _signed(blocks[..., :16] & 15), _signed(blocks[..., :16] >> 4)
 
