@@ -132,7 +132,7 @@ def exactly(w: Weight, x, **options) -> Approx:
 @at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """The product is within its error bound, also if a thread block computes several tiles."""
+    """The product is within its error bound, even if a thread block computes several tiles."""
     bits, group, form = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)

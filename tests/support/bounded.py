@@ -1,6 +1,6 @@
 """Call functions in a separate process, each call limited to two processor seconds and 500 MB of memory.
 
-The kernel enforces both limits, so no call escapes them. ITIMER_PROF counts the processor seconds of all threads, also
+The kernel enforces both limits, so no call escapes them. ITIMER_PROF counts the processor seconds of all threads, even
 on a busy machine, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, reset before each call, is
 the peak of resident memory, including mapped files and Python itself.
 

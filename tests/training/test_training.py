@@ -81,7 +81,7 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """List step, loss and held-out loss of each evaluation in a log, also if the log's lines are wrapped."""
+    """List step, loss and held-out loss of each evaluation in a log, even if the log's lines are wrapped."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
@@ -609,7 +609,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
     ("tied", "ops"), [(True, WHOLE_ATTENTION), (False, remat(WHOLE_ATTENTION))], ids=["tied", "untied, remat"]
 )
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
+    """The gradient, summed over batches, agrees with the reference's central differences along random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)

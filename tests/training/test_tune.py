@@ -72,7 +72,7 @@ def gradient(trainable: Trainable, *, rows: int, length: int) -> tuple[float, di
 
 
 def exact(checkpoint: Checkpoint, examples: Sequence[Example] = ()) -> tuple[float, dict[str, np.ndarray]]:
-    """Sum the reference's loss and its gradient over separate documents, by the names of matrices and norms."""
+    """Sum the reference's loss and its gradients over separate documents. Gradients have the names of their tensors."""
     total, slopes = 0.0, {}
     for document in examples or documents():
         loss, gradient = loss_and_gradient(

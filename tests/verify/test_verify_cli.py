@@ -80,7 +80,10 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """Hypothesis's tables of characters, which contracts that draw texts need, go to the cache if it can be created."""
+    """Hypothesis's tables of characters go to the cache if it can be created.
+
+    Contracts that draw texts need these tables.
+    """
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")

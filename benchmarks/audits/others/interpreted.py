@@ -212,7 +212,7 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attend with one query per sequence [batch heads head_dim] to each half of the keys, and merge the two outputs.
+    """Attend with one query per sequence to each half of the keys, and merge the two outputs [batch heads head_dim].
 
     torch computes each half's output and the log-sum-exp of its scores [batch heads], in float32. `merge` takes the
     first half's output and log-sum-exp, and then the second half's.

@@ -89,7 +89,7 @@ CARD_SAMPLE = (
 
 
 def refusal(name: str) -> str | None:
-    """Return a pattern for the error message of a kernel that refuses the case `name`. None: no kernel refuses it.
+    """Return a pattern for the error message of a kernel that refuses the case `name`; None if none does.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)

@@ -121,7 +121,7 @@ def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
 
 
 def times(batch: int) -> str:
-    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences; empty for one.
+    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences. It is empty if `batch` is 1.
 
     >>> times(1), times(8)
     ('', ' x8')

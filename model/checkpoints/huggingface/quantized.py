@@ -20,9 +20,10 @@ from llamaspec.model.checkpoints.huggingface.bitnet import read_bitnet
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from llamaspec.model.checkpoints.huggingface.compressed import read_compressed_tensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
+from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8
 from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
 from llamaspec.model.checkpoints.huggingface.mlx import KEY, is_mlx, read_mlx
+from llamaspec.model.checkpoints.huggingface.model_optimizer import read_modelopt
 from llamaspec.model.checkpoints.huggingface.quanto import read_quanto
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
