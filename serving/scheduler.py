@@ -9,7 +9,7 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
    is free, and when there are enough pages for its prompt and for one burst (the decoding steps of one plan). Pages
    that running requests hold, or that are reserved for them, do not count.
 3. If the first waiting request comes before the last running one in the order and has a better priority, the last
-   running request is preempted. A request never preempts one of its own priority.
+   running request is preempted. A request never preempts one of the same priority.
 4. A row that needs a page takes an available one. If there is none, the last running request is preempted, which may be
    this row itself. The first request is never preempted, and all pages together hold a context, so there is always
    progress.

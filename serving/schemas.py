@@ -254,7 +254,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Raise ValueError for a schema that no finite text matches: every value must contain another such value."""
+    """Raise ValueError for a schema that no finite text matches, because each value must contain another such value."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:

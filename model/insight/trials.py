@@ -206,7 +206,7 @@ def changed(params: Any, change: Change) -> Any:
 
 
 def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
-    """Return a layer in which the rows, biases and norms of q and k are in another order."""
+    """Return a layer in which `order` has reordered the rows, biases and norms of q and k."""
 
     def linear(projection: Any, heads: int) -> Any:
         bias = None if projection.bias is None else order(projection.bias, heads=heads)

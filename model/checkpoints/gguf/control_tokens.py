@@ -4,7 +4,7 @@ Converters gave many chat markers the type normal or user-defined, and some file
 recognizes many markers by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
 recognizes other markers by their form (conversion/base.py, `does_token_look_special`). We apply these rules in order:
 
-    1. A token with a name in `ENDS` or `FILL_IN` becomes a control token, even if the file gives it another type.
+    1. A token with a name in `ENDS` or `FILL_IN` becomes a control token, even if the file gives it a different type.
        llama.cpp has the same rule.
     2. A token with the form of a chat marker becomes a control token if its type is user-defined, or if its type is
        normal and no merge makes the token. llama.cpp's present converter writes these types. For older files,

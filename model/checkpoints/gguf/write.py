@@ -1,4 +1,4 @@
-"""Writes GGUF files for llama.cpp: weights keep their dtype, or get another float dtype, a quantized type or a mixture.
+"""Writes GGUF files for llama.cpp: weights keep their dtype, or get a new float dtype, a quantized type or a mixture.
 
 The chosen type applies only to matrices. Vectors and routers are written as float32, since llama.cpp computes with them
 in float32. `gguf.mixtures` chooses the types of a mixture as llama.cpp does, and importances of columns (see

@@ -22,7 +22,7 @@ AT_ONCE = 4 << 20  # number of codes per part
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
-    """Open a llama2.c file of any version. Raises `CheckpointError` if its header implies another file size."""
+    """Open a llama2.c file of any version. Raises `CheckpointError` if its header implies a different file size."""
     version, config, group = _read_header(file)
     check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
     if version == 2 and (shape := _undivided(config, version, group)):
