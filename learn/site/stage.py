@@ -44,7 +44,10 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
         "docs/found/kernels.md",
     ],
-    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
+    "Run": [
+        *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),
+        "docs/training.md",
+    ],
     "Speed": [
         *("docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"),
         *("docs/gpu-words.md", "docs/sass.md"),
