@@ -120,9 +120,9 @@ def run_suite(
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
     In the suite decode, the timed prompt has `context` tokens, and decoding starts after `context` tokens. None means
-    512, or half of the model's context if that is less. In the suite growth, `context` is the largest such number,
-    by default 8192 or the model's context if that is less. Raises ValueError for a context that the model cannot hold,
-    and MemoryError for arrays that do not fit.
+    512, or half of the model's context if that is less. In the suite growth, these numbers grow up to `context`, by
+    default 8192 or the model's context if that is less. Raises ValueError for a context that the model cannot hold, and
+    MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference supports only the suite decode with a batch of 1")
@@ -321,7 +321,7 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add speeds, also relative to the machine's rates, and the floor: the least time that the machine's rates allow.
+    """Add speeds, their ratios to the machine's rates, and the floor: the least time that these rates allow.
 
     `cache` is the size of the processor's cache in bytes. If the row's bytes come from this cache, the floor ignores
     memory bandwidth.

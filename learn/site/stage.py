@@ -48,8 +48,8 @@ ml_dtypes, does not exist for Pyodide in a registry.
 ## Where its NumPy comes from
 
 The npm package of Pyodide has no NumPy, and PyPI has no NumPy for Pyodide. The npm package `@bentopdf/pymupdf-wasm`
-0.11.16, which others made, has the wheel of NumPy 2.2.5 that Pyodide's project built. `make docs` takes this wheel and
-no other file of the package, and only if the wheel's SHA-256 is the one in `.ci/tab.txt`.
+0.11.16, which others made, has a wheel of NumPy 2.2.5, built with Pyodide's tools. `make docs` takes this wheel and no
+other file of the package, and only if the wheel's SHA-256 is the one in `.ci/tab.txt`.
 
 On 2026-11-29 we compared the wheel with NumPy's own wheel of this version for Linux, from PyPI. Of its 178 Python
 files, 175 are equal, byte for byte. The others:
@@ -59,7 +59,7 @@ files, 175 are equal, byte for byte. The others:
   `numpy/_core/tests`, where Pyodide's build moved it, since its wheel has no tests. The page does not contain
   `conftest.py`.
 
-We cannot check the 13 compiled files, since NumPy's project publishes none for WebAssembly. We have seen that they
+We cannot check the 13 compiled files, since PyPI has none for WebAssembly to compare them with. We have seen that they
 import functions of C, of C++ and of Python, and none of JavaScript. They run only in the browser's sandbox: in a worker
 of the page, for which the page's security policy refuses every connection. The page has NumPy's license, and the
 licenses of the other packages.
@@ -76,7 +76,10 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
         "docs/found/kernels.md",
     ],
-    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
+    "Run": [
+        *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),
+        "docs/training.md",
+    ],
     "Speed": [
         *("docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"),
         *("docs/gpu-words.md", "docs/sass.md"),
@@ -133,7 +136,7 @@ def reading_order(root: Path) -> list[str]:
 
 
 def target_of(path: str) -> str:
-    """Return the path of the page, within the site, that is made from a file or folder of the repository.
+    """Return the path, within the site, of the page for a file or folder of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
@@ -202,7 +205,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map the names by which docstrings refer to files of reference/ to the addresses of their pages.
+    """Map each name by which docstrings refer to a file of reference/ to the address of the file's page.
 
     Addresses are relative to the page of `path`.
     """

@@ -3,8 +3,8 @@
     python -m tests.goldens.make_releases
 
 `releases.json` has the relevant keys of each release's config.json; keys marked `unconfirmed` come from one source
-only. A quantized release names its base release in `of`. Nothing is downloaded: we read each config.json as for a
-model, and `ops_for` chooses the ops for its shapes.
+only. A quantized release names its base release in `of`. Nothing is downloaded: we read each config.json as if we
+opened a model, and `ops_for` chooses the ops for its shapes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`verify --time` times a candidate that is within its bounds, alternately with another. No test checks a speed."""
+"""`verify --time` times a candidate that is within its bounds, in turn with a second one. No test checks a speed."""
 
 import itertools
 import json

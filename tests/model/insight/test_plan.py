@@ -264,10 +264,10 @@ def test_a_plan_predicts_the_memory_that_a_process_takes_on_a_gpu(run, shape, sc
 
 
 def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
-    """The planned peak of loading has all weights, and the temporary arrays that the reader threads hold together.
+    """The planned peak of loading includes all weights, and the temporary arrays of all reader threads.
 
     While a matrix is quantized, its codes need 3 bytes per weight. With one thread, only one matrix at a time needs
-    them, the largest first. A tied head takes no memory.
+    them; the largest matrix comes first. A tied head takes no memory.
     """
     shapes = random_shapes(SMALL, dtype=FLOAT32, positions=1, quantize="q8")._replace(rope=None)  # type: ignore
     sizes, temporary = [], []

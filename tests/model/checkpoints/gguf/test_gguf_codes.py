@@ -128,7 +128,7 @@ WEIGHTS = jax.jit(QuantizedMatrix.weights)
 @pytest.mark.sampled(3)  # 14 cases, 10 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
-    """Codes on the device decode to the file's exact weights: all codes, extreme scales, rows reordered for RoPE."""
+    """Codes on the device decode to the file's exact weights, even for extreme scales and rows reordered for RoPE."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     for name, tensor in checkpoint.tensors.items():
         if tensor.codes:
