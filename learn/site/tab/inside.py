@@ -39,12 +39,12 @@ Send = Callable[[dict], object]  # sends a message to the page
 
 def answer(request: str, send: Callable[[str], object]) -> None:
     """Do what the page asks for; `send` passes messages, in JSON, to the page."""
-    asked = json.loads(request)
+    fields = json.loads(request)
 
-    def message(fields: dict) -> None:
-        send(json.dumps(fields))
+    def message(content: dict) -> None:
+        send(json.dumps(content))
 
-    REQUESTS[asked.pop("do")](**asked, send=message)
+    REQUESTS[fields.pop("do")](**fields, send=message)
 
 
 def contents(send: Send) -> None:
