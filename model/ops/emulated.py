@@ -1,4 +1,4 @@
-"""Emulates other programs that round activations before a product, in JAX and in NumPy.
+"""Emulates, in JAX and in NumPy, other programs that round activations before a product.
 
 llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds activations to int8
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
