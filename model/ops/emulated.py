@@ -104,7 +104,7 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 def emulated_ops(ops: Ops) -> Ops:
     """Return the table `ops` with products that apply `RoundedMatrix`. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
-        raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
+        raise ValueError("pallas kernels cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 
