@@ -19,9 +19,11 @@ from llamaspec.verify.catalogue import contract_for
 def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a kernel of `op`. Each string of `takes` describes one argument of the kernel, in order:
 
-        x the argument x of the definition x: a b c -> c a b XX the definition's argument epsilon, passed as the keyword
-        eps out: x an array like x, full of NaN, which the kernel writes its result to over: x a copy of x, which the
-        kernel overwrites with its result
+        x                       the argument x of the definition
+        x: a b c -> c a b       the argument x with its axes in a different order
+        eps=epsilon             the definition's argument epsilon, passed as the keyword eps
+        out: x                  an array of NaN with the shape and dtype of x, for the kernel's result
+        over: x                 a copy of x, which the kernel overwrites with its result
 
     `returns` ("a b c -> c a b") reorders the axes of the kernel's result. Raises ValueError for an argument that the
     definition does not have.
