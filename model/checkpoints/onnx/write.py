@@ -27,11 +27,8 @@ def write_onnx(
     with new_file(path) as staged, new_file(data) as staged_data:
         staged.write_bytes(model.SerializeToString(deterministic=True))
         with open(staged_data, "wb") as file:
-            for name, offset, parts in stored:
-                file.seek(offset)
-                size = 0
-                for array in parts():
-                    size += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            for name, write in stored:
+                size = write(file)
                 checkpoint.release()
                 if progress:
                     progress(name, size)
