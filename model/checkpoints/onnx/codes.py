@@ -5,14 +5,15 @@ turns codes into W^T, with a scale (and a zero point) for each group of rows of 
 operators by one if the codes are stored in this order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
 from onnx import TensorProto
 
-from llamaspec.model.checkpoints.checkpoint import Codes, Part, Tensor
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor
+from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import in_whole_bytes
 from llamaspec.reference.quantizers.affine import Affine
 
@@ -23,7 +24,7 @@ class Layout(NamedTuple):
     """The tensors that hold a quantized matrix: their types and shapes, by the end of their names."""
 
     group: int
-    tensors: dict[str, tuple[int, tuple[int, int]]]
+    tensors: Mapping[str, tuple[int, tuple[int, int]]]
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
@@ -46,24 +47,27 @@ def layout_of(tensor: Tensor) -> Layout | None:
     return Layout(codes.group, tensors | ({"zero_points": (kind, groups)} if codes.zeros else {}))
 
 
-def write_codes(file: BinaryIO, codes: Codes, layout: Layout, offsets: dict[str, int]) -> int:
-    """Write each tensor of `layout` at its offset in `file`. Returns the number of bytes."""
+def write_codes(file: BinaryIO, checkpoint: Checkpoint, name: str, layout: Layout, offsets: Mapping[str, int]) -> int:
+    """Write each tensor of the matrix `name` at its offset in `file`. Returns the number of bytes."""
+    codes = checkpoint.tensors[name].codes
+    assert codes is not None
     start = size = 0
     for part in _blocks_of_rows(codes):
+        check_finite(f"{name.removesuffix('.weight')}'s scales", part.scales, path=checkpoint.path)
         arrays = {"codes": part.codes, "scales": part.scales}
         if isinstance(part, Affine):
             arrays["zero_points"] = part.zeros
-        for name, array in arrays.items():
-            kind, (strips, rows) = layout.tensors[name]
+        for end, array in arrays.items():
+            kind, (strips, rows) = layout.tensors[end]
             packed = _packed(array.T, kind)  # [strips, bytes]
             width = packed.shape[1] * rows // len(array)
             first = packed.shape[1] * start // len(array)
             if packed.shape[1] == width:
-                file.seek(offsets[name])
+                file.seek(offsets[end])
                 size += file.write(packed.reshape(-1).data)
                 continue
             for strip in range(strips):
-                file.seek(offsets[name] + strip * width + first)
+                file.seek(offsets[end] + strip * width + first)
                 size += file.write(packed[strip].data)
         start += len(part.codes)
     return size

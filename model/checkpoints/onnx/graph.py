@@ -33,7 +33,7 @@ IR_VERSION = 11  # the version of the file format that came with operator set 23
 ALIGNMENT = 4096  # of tensors in the data file, so that programs can map them into memory
 ROPE_POSITIONS = 4096  # number of rows of the RoPE tables that we compute at a time
 
-BITS = {
+BITS: dict[int, int] = {
     **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4), 4),
     **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8), 8),
     **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 16),
@@ -58,6 +58,7 @@ class Llama(NamedTuple):
 
     model: ModelProto
     stored: list[Stored]
+    decoded: list[str]  # quantized tensors that become float32
     positions: int  # the longest sequence
 
 
@@ -78,7 +79,7 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
     for i in range(config.layers):
         x = graph.block(x, i)
     graph.logits(x)
-    return Llama(graph.model(), graph.stored, positions)
+    return Llama(graph.model(), graph.stored, graph.decoded, positions)
 
 
 def _sequences(config: Config) -> tuple[int, Config]:
@@ -99,6 +100,7 @@ class _Graph:
     def __init__(self, checkpoint: Checkpoint, *, positions: int, data: str):
         self.config, self.positions = checkpoint.config, positions
         self.stored: list[Stored] = []
+        self.decoded: list[str] = []
         self._checkpoint, self._data = checkpoint, data
         self._names = nearest_family(self.config).names
         self._parts = by_layer(self.config)
@@ -263,7 +265,6 @@ class _Graph:
         """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
         rotation = self.config.rotation(i)
         prefix = "rope.local" if self.config.is_local(i) else "rope"
-        shape = (self.positions, len(rotation.frequencies))
         names = f"{prefix}.cos", f"{prefix}.sin"
         for name, function in zip(names, (np.cos, np.sin), strict=True):
             if name not in self._initializers:
@@ -312,6 +313,7 @@ class _Graph:
         if name not in self._initializers:
             offset = self._external(name, TYPES[tensor.dtype.name], tensor.shape)
             self.stored.append(Stored(weight.name, lambda file: _write_at(file, offset, self._floats(weight.name))))
+            self.decoded += [weight.name] if tensor.codes else []
         return name
 
     def _floats(self, name: str) -> Iterator[np.ndarray]:
@@ -331,12 +333,13 @@ class _Graph:
 
     def _dequantized(self, weight: Weight, layout: Layout) -> str:
         """Store the codes of a matrix, and add the node that decodes them to the transposed matrix."""
-        name, codes = weight.named(self._names), self._checkpoint.tensors[weight.name].codes
-        assert codes is not None
+        name, checkpoint = weight.named(self._names), self._checkpoint
         names = {end: f"{name}.{end}" for end in layout.tensors}
         if names["codes"] not in self._initializers:
             offsets = {end: self._external(names[end], *of_tensor) for end, of_tensor in layout.tensors.items()}
-            self.stored.append(Stored(weight.name, lambda file: write_codes(file, codes, layout, offsets)))
+            self.stored.append(
+                Stored(weight.name, lambda file: write_codes(file, checkpoint, weight.name, layout, offsets))
+            )
         result = f"{name}.transposed"
         return self._op("DequantizeLinear", list(names.values()), result, axis=0, block_size=layout.group)
 
