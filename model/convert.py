@@ -136,7 +136,7 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Return a note for the user, which says that the tokenizer was not copied, and where it is."""
+    """Return a note that tells the user that the tokenizer was not copied, and where it is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
     tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"

@@ -140,7 +140,7 @@ def _locked(lock: int, *, wait: bool) -> bool:
     """Lock the file of the descriptor `lock`. Returns True if this process may use the file now.
 
     Without `wait`, returns False if another process has locked the file. With `wait`, waits until that process unlocks
-    the file. Some network file systems have no locks: there, returns `wait`.
+    the file. On a network file system without locks, returns `wait`.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -314,7 +314,7 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
         (stopped, (), "already contains a training run: continue it with --resume"),
-        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
+        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with a different lr, seed"),
         (full_run[0], ("--resume",), "model: already exists: this training run is complete"),
     ):
         before = files(out)
@@ -421,8 +421,8 @@ def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, al
     other_tokenizer.write_bytes(alphabet[1].read_bytes().replace(a, b"A?").replace(b, a).replace(b"A?", b))
     resume = (*command, "--resume", "--out", str(stopped))
     before = files(stopped)
-    assert "was made with another text" in refusal(*resume, "--text", str(other_text))
-    assert "was made with another tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
+    assert "was made with a different text" in refusal(*resume, "--text", str(other_text))
+    assert "was made with a different tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
     assert "stories" in refusal("train", *OPTIONS, "--resume", "--out", str(stopped))
     assert files(stopped) == before
 

@@ -374,11 +374,11 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["conv"], "no contract is named conv"),
+        (["conv"], "there is no contract conv"),
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
-            "expected a dtype of float32, bfloat16, float16; got int8",
+            "expected one of the dtypes float32, bfloat16, float16; got int8",
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax has no draw m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),
