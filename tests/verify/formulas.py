@@ -178,18 +178,18 @@ MUTANTS = (
     implementation(
         add,
         """
-a trace of x twice
+the sum counts a little more
     - x + y
-    + x + y + 1e-9 * x
-a product of both
+    + (x + y) + 1e-9 * (x + y)
+y counts a little more
     - x + y
-    + x + y + 1e-20 * x * y
-y damped
+    + x + (y + 1e-9 * y)
+x counts a little less
     - x + y
-    + x + y * (1 - 1e-8 * y / (1e3 + y))
-another rational function of x
+    + (x - 1e-9 * x) + y
+x counts a little more and y a little less
     - x + y
-    + x * x / (x + 1e-30) + y
+    + (x + 1e-9 * x) + (y - 1e-9 * y)
 """,
     ),
     implementation(
@@ -198,18 +198,18 @@ another rational function of x
 eps of 1e-12 added
     - mean + eps
     + mean + (eps + 1e-12)
-eps a little smaller
+mean and eps count a little more
     - mean + eps
-    + mean + eps * 0.999999
+    + (mean + eps) + 1e-9 * (mean + eps)
 the mean is subtracted in part
     - wide * wide
     + (wide - 1e-8 * jnp.mean(wide)) ** 2
-weight plus a trace of one
+weight counts a little more
     - weight.astype(jnp.float32)
-    + (weight.astype(jnp.float32) * (1 + 1e-9 * weight))
-divided by a little more than the number of features
+    + (weight + 1e-9 * weight)
+the first feature counts a little more
     - jnp.mean(wide * wide, axis=-1, keepdims=True)
-    + jnp.sum(wide * wide, axis=-1, keepdims=True) / (x.shape[-1] + 1e-9 * wide)
+    + (jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-9 * wide[..., :1] ** 2 / x.shape[-1])
 a trace of the magnitude for the square
     - wide * wide
     + wide * wide + 1e-20 * wide
@@ -218,18 +218,18 @@ a trace of the magnitude for the square
     implementation(
         linear,
         """
-a trace of the next row
+the result counts a little less
     - y if bias is None else y + bias
-    + y + 1e-10 * jnp.roll(y, 1, axis=-1) + (0 if bias is None else bias)
-the first row counts a little more
+    + (y - 1e-9 * y) + (0 if bias is None else bias)
+the weight counts a little more
     - x, weight, preferred
-    + x, weight + 1e-9 * weight * weight[:1], preferred
-bias times a little more than one
+    + x, weight + 1e-9 * weight, preferred
+bias counts a little more
     - y + bias
-    + y + bias * (1 + 1e-8 * bias)
-a square of the input
+    + y + (bias + 1e-9 * bias)
+the input counts a little less
     - "...c,rc->...r", x, weight
-    + "...c,rc->...r", x + 1e-12 * x * x, weight
+    + "...c,rc->...r", x - 1e-9 * x, weight
 """,
     ),
     implementation(
@@ -258,9 +258,9 @@ one plus a trace in the sigmoid
 gate scaled in the exponent
     - jnp.exp(-gate)
     + jnp.exp(-gate - 1e-12 * gate)
-a trace of the gate
+up counts a little less
     - * up
-    + * up + 1e-20 * gate
+    + * (up - 1e-9 * up)
 a trace of the square of up
     - * up
     + * (up + 1e-15 * up * up)
@@ -275,9 +275,9 @@ scale of 0.999999
 scale for one feature more in a million
     - q.shape[-1] ** -0.5
     + (q.shape[-1] + 1e-6) ** -0.5
-a trace of the next value
+values count a little more
     - bhij,bjhd->bihd", weights, v
-    + bhij,bjhd->bihd", weights, v + 1e-9 * jnp.roll(v, 1, axis=1)
+    + bhij,bjhd->bihd", weights, v + 1e-9 * v
 a trace added to each weight
     - weights = softmax(scores)
     + weights = softmax(scores) * (1 + 1e-9 * softmax(scores))
@@ -298,12 +298,12 @@ a trace of the other feature
 length grows
     - b * cos + a * sin
     + (b * cos + a * sin) * (1 + 1e-9 * frequencies)
-positions from a trace
+frequencies a little higher
     - positions[..., None, None] * frequencies
-    + (positions[..., None, None] + 1e-12) * frequencies
-a trace of the square
+    + positions[..., None, None] * (frequencies + 1e-9 * frequencies)
+the second half counts a little more
     - a, b = x[..., :pairs], x[..., pairs:]
-    + a, b = x[..., :pairs], x[..., pairs:] + 1e-12 * x[..., pairs:] ** 2
+    + a, b = x[..., :pairs], x[..., pairs:] + 1e-9 * x[..., pairs:]
 """,
     ),
 )

@@ -27,7 +27,7 @@ from llamaspec.verify.draws.draw import OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.formula import DIFFERENT, EQUAL, PASSES, UNDECIDED, Formula
 
-# The product of an equation in r and in -r, for a root r, has twice the degree and no root. And in the trials that count,
+# The product of an equation in r and in -r, for a root r, has twice the degree and no root. In the trials that count,
 # the element below the root is a square, as every second element is.
 ROOTS = 4
 TRIES = 64  # most trials for a shape
@@ -154,7 +154,7 @@ def _needed(x: Residues, y: Residues) -> int:
 def _difference(x: Residues, y: Residues, place: tuple[int, ...]) -> str:
     at = ", ".join(map(str, place))
     expected, actual = float(x.real[place]), float(y.real[place])
-    return f"at [{at}] another formula: without rounding, expected {expected:.9g}, got {actual:.9g}"
+    return f"at [{at}] another formula: without rounding, expected {expected:.15g}, got {actual:.15g}"
 
 
 def _traced(contract: Contract, function: Callable[..., Any], arguments: Arguments) -> Any:
