@@ -33,6 +33,7 @@ class Constant(NamedTuple):
     ratio: Fraction
     root: Fraction = Fraction(1)
     logs: int = 0
+    literal: bool = False  # not a simple number: it stands for itself
 
     def modulo(self, primes: Primes) -> tuple[int, int]:
         """Return the residues of the number. Raises ZeroDivisionError if a denominator is 0 modulo a prime."""
@@ -71,7 +72,7 @@ def constant(value: float, dtype: str) -> Constant:
         ratio = Fraction(size).limit_denominator(LARGE)
         if ratio.numerator <= LARGE and _near(ratio, size, unit):
             return Constant(sign * ratio)
-    return Constant(Fraction(value))
+    return Constant(Fraction(value), literal=True)
 
 
 def _near(number: Fraction, of: float, unit: float) -> bool:

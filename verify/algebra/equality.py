@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,22 @@ from llamaspec.verify.draws.draw import OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.formula import DIFFERENT, EQUAL, PASSES, UNDECIDED, Formula
 
-# The product of an equation in r and in -r, for a root r, has twice the degree and no root. In the trials that count,
-# the element below the root is a square, as every second element is.
-ROOTS = 4
+# The product of an equation in r and in -r, for a root r, has twice the degree and no root. Numbers with more than six
+# roots are seldom compared, because an element is a square only with a probability of 1/2.
+ROOTS = 2**6
 TRIES = 64  # most trials for a shape
+GROSS = 1e-3  # relative error of float64 numbers that no rounding explains
 SHAPES = 12  # usual shapes
 LARGE = 6  # shapes beyond a kernel's tile
 MOST = 2**19  # most numbers of all inputs of a shape
+
+
+class _Comparison(NamedTuple):
+    """A comparison for one shape."""
+
+    trials: int
+    difference: str = ""  # where the formulas differ, or ""
+    estimated: bool = False  # the probability is an estimate
 
 
 class _UndecidedError(Exception):
@@ -57,15 +66,17 @@ def compare(
     end = start + seconds
     rng = np.random.default_rng(seed)
     shapes = trials = 0
+    estimated = False
     try:
         for draw in _draws(contract, narrowed(contract, only), seed, precision):
             arguments = contract.arguments(precision=precision, **draw)
             if not any(map(_is_input, arguments.values())):  # for example, all scores are hidden
                 continue
-            count, difference = _compared(contract, function, arguments, rng, end)
-            trials += count
-            if difference:
-                return Formula(DIFFERENT, difference, draw, shapes, trials, monotonic() - start)
+            comparison = _compared(contract, function, arguments, rng, end)
+            trials += comparison.trials
+            if comparison.difference:
+                return Formula(DIFFERENT, comparison.difference, draw, shapes, trials, monotonic() - start)
+            estimated |= comparison.estimated
             shapes += 1
     except TimeoutError:
         if not shapes:
@@ -74,7 +85,7 @@ def compare(
         return Formula(UNDECIDED, str(error), {}, shapes, trials, monotonic() - start)
     if not shapes:
         return Formula(UNDECIDED, "the op has no floating-point inputs", seconds=monotonic() - start)
-    return Formula(EQUAL, "", {}, shapes, trials, monotonic() - start)
+    return Formula(EQUAL, "", {}, shapes, trials, monotonic() - start, estimated)
 
 
 def _draws(contract: Contract, only: Mapping[str, Sequence[Any]], seed: int, precision: Precision) -> Iterator[Draw]:
@@ -108,14 +119,16 @@ def _is_input(value: Any) -> bool:
 
 def _compared(
     contract: Contract, function: Callable[..., Any], arguments: Arguments, rng: np.random.Generator, end: float
-) -> tuple[int, str]:
-    """Compare for one set of arguments. Return the number of trials, and where the formulas differ, or "".
+) -> _Comparison:
+    """Compare for one set of arguments.
 
-    A trial is doubtful if it takes the root of an element that is not a square. Such an element has no root, so two
-    equal formulas may differ. We then rely on the other trials, or report a number that differs in all of them.
+    We compare only certain residues, so that we repeat until each number has been certain in enough trials. If the
+    number under a root is a square for all inputs, as in sqrt(x * x), the root's sign depends on the trial. So we also
+    repeat until each root has met a number that is not a square.
     """
     jaxpr = _traced(contract, function, arguments)
     agreed: list[np.ndarray] = []
+    odd_roots: list[bool] = []
     needed = 1
     difference = ""
     for count in range(1, TRIES + 1):
@@ -125,33 +138,55 @@ def _compared(
             for name, value in arguments.items()
         }
         expected, actual = _evaluated(contract, jaxpr, inputs, end)
+        odd_roots = [a or b for a, b in zip(odd_roots or primes.odd_roots, primes.odd_roots, strict=True)]
         agreed = agreed or [np.zeros(x.shape, int) for x in expected]
         for number, (x, y) in enumerate(zip(expected, actual, strict=True)):
-            equal = (x.parts[0] == y.parts[0]) & np.isfinite(y.real)
-            agreed[number] += equal
+            near, equal = _near(x, y, GROSS), x.parts[0] == y.parts[0]
+            if not np.all(near):
+                return _Comparison(count, _difference(x, y, ~near))
+            compared = _is_certain(x, y)
+            agreed[number] += (compared & equal) | ~np.isfinite(x.real)
             needed = max(needed, _needed(x, y))
-            if not np.all(equal):
-                never = np.argwhere(agreed[number] == 0)
-                difference = _difference(x, y, tuple(never[0] if len(never) else np.argwhere(~equal)[0]))
-                if not primes.doubtful:
-                    return count, difference
-        if all(np.all(part >= needed) for part in agreed):
-            return count, ""
-    if any(np.any(part == 0) for part in agreed):
-        return TRIES, difference
-    raise _UndecidedError("the roots in the candidate and in the definition have no common squares")
+            if not difference and np.any(compared & ~equal):
+                difference = _difference(x, y, compared & ~equal)
+                if primes.slack and np.all(_near(x, y, primes.slack)):
+                    raise _UndecidedError(f"{difference}; {primes.excuse_text}")
+        if all(odd_roots):
+            if difference:
+                return _Comparison(count, difference)
+            if all(np.all(part >= needed) for part in agreed):
+                return _Comparison(count, estimated=primes.products)
+    if not all(odd_roots):
+        raise _UndecidedError("it takes the root of a square, so a sign is unknown in the algebra")
+    raise _UndecidedError("some numbers depend on too many roots")
+
+
+def _near(x: Residues, y: Residues, slack: float) -> np.ndarray:
+    """Compare the float64 numbers of the definition and of the candidate."""
+    largest = np.max(np.abs(x.real), initial=0, where=np.isfinite(x.real))
+    return np.isclose(y.real, x.real, rtol=0, atol=slack * largest, equal_nan=True)
+
+
+def _is_certain(x: Residues, y: Residues) -> np.ndarray:
+    """Find the numbers that we can compare. Numbers that are infinite or NaN have no residues."""
+    certain = np.isfinite(x.real)
+    for mask in (x.doubtful[0], y.doubtful[0]):
+        certain = certain if mask is None else certain & ~mask
+    return certain
 
 
 def _needed(x: Residues, y: Residues) -> int:
     """Compute in how many of `TRIES` trials the formulas must agree."""
-    degree = ROOTS * max(x.degree[0] + y.degree[1], y.degree[0] + x.degree[1], 1)
+    roots = ROOTS if x.primes.odd_roots else 1
+    degree = roots * max(x.degree[0] + y.degree[1], y.degree[0] + x.degree[1], 1)
     for trials in range(1, TRIES // 2):
         if math.comb(TRIES, trials) * min(1.0, degree / 2**BITS) ** trials <= PASSES:
             return trials
     raise _UndecidedError(f"the degree of the formulas is {degree}, too large for primes of {BITS + 1} bits")
 
 
-def _difference(x: Residues, y: Residues, place: tuple[int, ...]) -> str:
+def _difference(x: Residues, y: Residues, wrong: np.ndarray) -> str:
+    place = tuple(np.argwhere(wrong)[0])
     at = ", ".join(map(str, place))
     expected, actual = float(x.real[place]), float(y.real[place])
     return f"at [{at}] another formula: without rounding, expected {expected:.15g}, got {actual:.15g}"

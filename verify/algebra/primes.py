@@ -8,7 +8,7 @@ omega^x stands for exp(x) (Mirage, https://arxiv.org/abs/2405.05751). Both prime
 are squares modulo p and q, as positive numbers are squares of real numbers, and -1 is not a square.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -52,8 +52,11 @@ class Primes:
     omega: int
     log2: tuple[int, int]
     key: int  # makes the sines of a trial
-    doubtful: bool = False  # a division by 0, or the root of a number that is not a square: results may differ
-    doubtful_exponents: bool = False  # the same modulo q, which matters only below an exponential
+    # Notes on the formulas that a trial evaluates.
+    odd_roots: list[bool] = field(default_factory=list)  # for each root: whether a number under it was not a square
+    products: bool = False  # an exponent is not a sum of inputs
+    slack: float = 0.0  # relative error of float64 numbers that an excuse explains
+    excuse_text: str = ""
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> "Primes":
@@ -68,6 +71,11 @@ class Primes:
             return int(rng.integers(2, modulus - 1)) ** 2 % modulus
 
         return cls(p, q, square(p), (square(p), square(q)), int(rng.integers(1, p)))
+
+    def excuse(self, slack: float, reason: str) -> None:
+        """Note why equal formulas may have different residues, with float64 numbers that differ by up to `slack`."""
+        if slack > self.slack:
+            self.slack, self.excuse_text = slack, reason
 
     @property
     def moduli(self) -> tuple[int, int]:

@@ -5,20 +5,29 @@ through a kernel's jaxpr uses the same operations.
 
 The residues and the float64 numbers of an input are drawn independently. The float64 numbers decide which number is the
 maximum, what is masked (-inf, or so far below 0 that exp gives 0), and which branch is taken.
+
+A residue is doubtful if its computation divides by 0 modulo the prime, or takes the root of a number that is not a
+square modulo the prime. Both results have no meaning, so only other residues are compared.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from jaxtyping import Bool
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from llamaspec.verify.algebra.constants import constant
 from llamaspec.verify.algebra.primes import Integers, Primes, inverse, matmul, power, root
 
-VANISHES = -1e4  # exp is 0 for smaller arguments, such as a score masked with -1e9
+VANISHES = -5e3  # exp is 0 for smaller arguments, such as a score masked with -1e4
+ROUNDINGS = 4  # units in the last place by which a constant may differ from the same number in the definition
+IDENTITIES = 1e-12  # relative error of float64 numbers that two equal formulas of sines may have
+
+Mask = Bool[np.ndarray, "..."] | None
 
 
 class OutsideError(ValueError):
@@ -29,7 +38,8 @@ class Residues(NDArrayOperatorsMixin):
     """An array of residues.
 
     `parts` has the residues modulo p and modulo q. The second is None for results of exp: omega^x is known modulo p
-    only. `real` has the float64 numbers. If one is infinite or NaN, its residues have no meaning.
+    only. `real` has the float64 numbers. If one is infinite or NaN, its residues have no meaning. `doubtful` marks the
+    doubtful residues modulo p and modulo q; None: there are none.
 
     `degree` bounds the degrees of each element's numerator and denominator, as polynomials in the inputs.
     """
@@ -42,8 +52,10 @@ class Residues(NDArrayOperatorsMixin):
         parts: tuple[Integers, Integers | None],
         real: np.ndarray,
         degree: tuple[int, int] = (0, 0),
+        doubtful: tuple[Mask, Mask] = (None, None),
     ):
         self.primes, self.parts, self.real, self.degree = primes, parts, np.asarray(real, np.float64), degree
+        self.doubtful = doubtful
 
     shape = property(lambda self: self.real.shape)
     ndim = property(lambda self: self.real.ndim)
@@ -82,16 +94,29 @@ class Residues(NDArrayOperatorsMixin):
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Residues":
         """Apply `move`, which only moves elements."""
+
+        def optional(part: np.ndarray | None) -> np.ndarray | None:
+            return None if part is None else np.asarray(move(part))
+
         first, second = self.parts
-        parts = (np.asarray(move(first)), None if second is None else np.asarray(move(second)))
-        return Residues(self.primes, parts, np.asarray(move(self.real)), self.degree)
+        doubtful = (optional(self.doubtful[0]), optional(self.doubtful[1]))
+        parts = (np.asarray(move(first)), optional(second))
+        return Residues(self.primes, parts, np.asarray(move(self.real)), self.degree, doubtful)
 
     def merged(self, merge: Callable[..., np.ndarray], *others: "Residues") -> "Residues":
         """Apply `merge`, which only chooses elements of several arrays."""
-        known = all(x.parts[1] is not None for x in (self, *others))
-        second = merge(*(x.parts[1] for x in (self, *others))) if known else None
-        parts = (merge(*(x.parts[0] for x in (self, *others))), second)
-        return Residues(self.primes, parts, merge(self.real, *(x.real for x in others)), joint_degree((self, *others)))
+        arrays = (self, *others)
+        known = all(x.parts[1] is not None for x in arrays)
+        second = merge(*(x.parts[1] for x in arrays)) if known else None
+
+        def masks(number: int) -> Mask:
+            if all(x.doubtful[number] is None for x in arrays):
+                return None
+            return merge(*(np.broadcast_to(_doubt(x, number), x.shape) for x in arrays))
+
+        parts = (merge(*(x.parts[0] for x in arrays)), second)
+        real = merge(*(x.real for x in arrays))
+        return Residues(self.primes, parts, real, joint_degree(arrays), (masks(0), masks(1)))
 
     def computed(
         self,
@@ -99,16 +124,32 @@ class Residues(NDArrayOperatorsMixin):
         real: Any,
         *others: "Residues",
         degree: tuple[int, int],
+        doubt: Callable[..., np.ndarray] = partial(reduce, np.logical_or),
     ) -> "Residues":
-        """Make the result of `compute(modulus, *residues)`, modulo q only if all operands are known modulo q."""
+        """Make the result of `compute(modulus, *residues)`, modulo q only if all operands are known modulo q.
+
+        `doubt` computes which results are doubtful from a list with a mask for each operand; by default elementwise.
+        """
+        arrays = (self, *others)
         residues: list[Integers | None] = []
+        masks: list[Mask] = []
         for number, modulus in enumerate(self.primes.moduli):
-            operands = [x.parts[number] for x in (self, *others)]
+            operands = [x.parts[number] for x in arrays]
             known = all(part is not None for part in operands)
             residues.append(compute(modulus, *operands) % modulus if known else None)
+            certain = all(x.doubtful[number] is None for x in arrays)
+            masks.append(None if certain or not known else doubt([_doubt(x, number) for x in arrays]))
         first, second = residues
         assert first is not None
-        return Residues(self.primes, (first, second), real, degree)
+        return Residues(self.primes, (first, second), real, degree, (masks[0], masks[1]))
+
+    def marked(self, *doubts: Mask) -> "Residues":
+        """Mark more elements as doubtful, modulo p and modulo q."""
+        masks = [
+            new if old is None else old if new is None else old | new
+            for old, new in zip(self.doubtful, doubts, strict=True)
+        ]
+        return Residues(self.primes, self.parts, self.real, self.degree, (masks[0], masks[1]))
 
     def operand(self, value: Any) -> "Residues":
         """Convert constants to residues."""
@@ -124,7 +165,11 @@ class Residues(NDArrayOperatorsMixin):
         residues = np.zeros((2, len(unique)), np.int64)
         for number, entry in enumerate(unique.tolist()):
             if math.isfinite(entry):
-                residues[:, number] = constant(entry, dtype).modulo(self.primes)
+                simple = constant(entry, dtype)
+                residues[:, number] = simple.modulo(self.primes)
+                if simple.literal:
+                    slack = ROUNDINGS * float(ml_dtypes.finfo(dtype).eps)
+                    self.primes.excuse(slack, f"a rounding error of the constant {entry:.9g} may explain it")
         p, q = (part[places].reshape(real.shape) for part in residues)
         return Residues(self.primes, (p, q), real)
 
@@ -148,6 +193,12 @@ def apply(operation: str, *inputs: Any) -> Any:
         if operation in COMPARISONS:
             return COMPARISONS[operation](*(x.real for x in operands))
         return OPERATIONS[operation](*operands)
+
+
+def _doubt(x: Residues, number: int) -> np.ndarray:
+    """Return the mask of doubtful residues modulo p, or modulo q for the number 1."""
+    mask = x.doubtful[number]
+    return np.zeros(x.shape, bool) if mask is None else mask
 
 
 def _sum_degree(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
@@ -179,16 +230,16 @@ def _multiply(a: Residues, b: Residues) -> Residues:
 
 
 def _divide(a: Residues, b: Residues) -> Residues:
-    if np.any((b.parts[0] == 0) & (b.real != 0) & np.isfinite(b.real)):
-        a.primes.doubtful = True
     degree = (a.degree[0] + b.degree[1], a.degree[1] + b.degree[0])
     quotient = a.computed(lambda m, x, y: x * inverse(y, m), a.real / b.real, b, degree=degree)
-    return _without(quotient, np.isinf(b.real) & np.isfinite(a.real))
-
-
-def _without(x: Residues, vanishing: np.ndarray) -> Residues:
-    """Set the residues of elements that are exactly 0 to 0."""
-    return x.computed(lambda m, part: np.where(vanishing, 0, part), x.real, degree=x.degree)
+    vanishing = np.isinf(b.real) & np.isfinite(a.real)
+    quotient = quotient.computed(lambda m, part: np.where(vanishing, 0, part), quotient.real, degree=degree)
+    nonzero = (b.real != 0) & np.isfinite(b.real)
+    zeros = [None if part is None else nonzero & (part == 0) for part in b.parts]
+    shape = quotient.shape
+    return quotient.marked(
+        *(np.broadcast_to(part, shape) if part is not None and np.any(part) else None for part in zeros)
+    )
 
 
 def _square(x: Residues) -> Residues:
@@ -214,24 +265,27 @@ def integer_power(x: Residues, exponent: int) -> Residues:
 def _exp(x: Residues) -> Residues:
     exponents = x.parts[1]
     if exponents is None:
-        raise OutsideError("an exponential of an exponential")
-    x.primes.doubtful |= x.primes.doubtful_exponents
+        raise OutsideError("an exponential of an exponential, a sine or a cosine")
+    x.primes.products |= x.degree[0] > 1 or x.degree[1] > 0
     vanishing = x.real < VANISHES
-    # exp(a / b) becomes a new indeterminate, to the power of 1 or -1.
-    return Residues(x.primes, (np.where(vanishing, 0, x.primes.exp(exponents)), None), np.exp(x.real), (1, 1))
+    # exp(a / b) becomes a new indeterminate, to the power of 1 or -1. Two exponents of degree d may also be equal.
+    degree = max(1, *x.degree)
+    residues = np.where(vanishing, 0, x.primes.exp(exponents))
+    return Residues(x.primes, (residues, None), np.exp(x.real), (degree, degree), (x.doubtful[1], None))
 
 
 def _root(x: Residues) -> Residues:
     positive = np.isfinite(x.real) & (x.real > 0)
-
-    def squares(number: int) -> bool:
-        modulus, part = x.primes.moduli[number], x.parts[number]
-        return part is None or bool(np.all(~positive | (root(part, modulus) ** 2 % modulus == part)))
-
-    x.primes.doubtful |= not squares(0)
-    x.primes.doubtful_exponents |= not squares(1)
+    odd = [
+        None if part is None else positive & (root(part, modulus) ** 2 % modulus != part)
+        for part, modulus in zip(x.parts, x.primes.moduli, strict=True)
+    ]
+    if x.degree != (0, 0) and np.any(positive):
+        x.primes.odd_roots.append(bool(np.any(odd[0])))
     degree = sum(x.degree)
-    return x.computed(lambda m, part: root(part, m), np.sqrt(x.real), degree=(degree, degree) if degree else (0, 0))
+    degrees = (degree, degree) if degree else (0, 0)
+    roots = x.computed(lambda m, part: root(part, m), np.sqrt(x.real), degree=degrees)
+    return roots.marked(*(mask if mask is not None and np.any(mask) else None for mask in odd))
 
 
 def _reciprocal_root(x: Residues) -> Residues:
@@ -271,10 +325,12 @@ def _circle(x: Residues) -> tuple[Residues, Residues]:
     t = ((word ^ (word >> np.uint64(31))) % np.uint64(p)).astype(np.int64)
     t = np.where(angle == 0, 0, np.where(negative, (p - t) % p, t))
     below = inverse((1 + t * t) % p, p)  # -1 is not a square, so 1 + t^2 is not 0
-    sine, cosine = 2 * t % p * below % p, (1 - t * t) % p * below % p
-    return Residues(x.primes, (sine, None), np.sin(x.real), (2, 2)), Residues(
-        x.primes, (cosine, None), np.cos(x.real), (2, 2)
-    )
+    x.primes.excuse(IDENTITIES, "an identity of sines and cosines may explain it, and we know only a few")
+
+    def function(residues: Integers, real: np.ndarray) -> Residues:
+        return Residues(x.primes, (residues, None), real, (2, 2), (x.doubtful[0], None))
+
+    return function(2 * t % p * below % p, np.sin(x.real)), function((1 - t * t) % p * below % p, np.cos(x.real))
 
 
 def chosen(condition: Any, a: Residues, b: Residues) -> Residues:
@@ -296,14 +352,22 @@ def total(x: Residues, axis: Any = None, *, keepdims: bool = False) -> Residues:
     real = np.sum(x.real, axis=axis, keepdims=keepdims)
     terms = x.size // max(real.size, 1)
     return x.computed(
-        lambda m, part: np.sum(part, axis=axis, keepdims=keepdims), real, degree=_total_degree(x.degree, terms)
+        lambda m, part: np.sum(part, axis=axis, keepdims=keepdims),
+        real,
+        degree=_total_degree(x.degree, terms),
+        doubt=lambda masks: np.any(masks[0], axis=axis, keepdims=keepdims),
     )
 
 
 def running_total(x: Residues, axis: int) -> Residues:
     """Sum the elements up to each place along an axis."""
     degree = _total_degree(x.degree, x.shape[axis])
-    return x.computed(lambda m, part: np.cumsum(part, axis=axis), np.cumsum(x.real, axis=axis), degree=degree)
+    return x.computed(
+        lambda m, part: np.cumsum(part, axis=axis),
+        np.cumsum(x.real, axis=axis),
+        degree=degree,
+        doubt=lambda masks: np.logical_or.accumulate(masks[0], axis=axis),
+    )
 
 
 def _mean(x: Residues, axis: Any = None, *, keepdims: bool = False) -> Residues:
@@ -335,7 +399,12 @@ def product(a: Residues, b: Residues) -> Residues:
         return product(a, b.reshape(-1, 1))[..., 0]
     degree = _total_degree((a.degree[0] + b.degree[0], a.degree[1] + b.degree[1]), a.shape[-1])
     real = a.real @ b.real
-    return a.computed(lambda m, x, y: matmul(x, y, m), real, b, degree=degree)
+
+    def doubt(masks: Sequence[np.ndarray]) -> np.ndarray:
+        rows, columns = np.any(masks[0], axis=-1), np.any(masks[1], axis=-2)
+        return rows[..., :, None] | columns[..., None, :]
+
+    return a.computed(lambda m, x, y: matmul(x, y, m), real, b, degree=degree, doubt=doubt)
 
 
 def _joined(join: Callable[..., np.ndarray], arrays: Any, axis: int = 0) -> Residues:

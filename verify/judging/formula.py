@@ -20,14 +20,16 @@ class Formula:
     shapes: int = 0  # for which both formulas are equal
     trials: int = 0  # evaluations with other primes and other elements
     seconds: float = 0.0
+    estimated: bool = False  # the probability that a wrong formula passes is an estimate, because of exponentials
 
     def line(self) -> str:
         """Write the verdict in one line."""
         if self.outcome == EQUAL:
+            estimated = "estimated " if self.estimated else ""
             shapes = "1 shape" if self.shapes == 1 else f"{self.shapes} shapes"
             return (
                 f"algebra: equal to the definition for {shapes} ({self.trials} trials modulo random primes, "
-                f"{self.seconds:.1f} s); another formula passes with a probability below {PASSES:g}"
+                f"{self.seconds:.1f} s); another formula passes with a probability {estimated}below {PASSES:g}"
             )
         return f"algebra: {self.outcome}: {self.message}"
 
@@ -37,5 +39,6 @@ class Formula:
             "message": self.message,
             "shapes": self.shapes,
             "trials": self.trials,
+            "estimated": self.estimated,
             "seconds": round(self.seconds, 3),
         }
