@@ -244,9 +244,9 @@ a trace added to each weight
 the shift counts twice in part
     - total = jnp.sum(weights, axis=-1, keepdims=True)
     + total = jnp.sum(weights, axis=-1, keepdims=True) * (1 + 1e-9 * weights)
-scores scaled by 0.9999998
-    - jnp.exp(x - jnp.where(jnp.isneginf(top), 0, top))
-    + jnp.exp((x - jnp.where(jnp.isneginf(top), 0, top)) * 0.9999998)
+scores count a little less
+    - jnp.exp(x - jnp
+    + jnp.exp(jnp.where(jnp.isneginf(x), x, x - 1e-9 * x) - jnp
 """,
     ),
     implementation(
@@ -272,9 +272,9 @@ a trace of the square of up
 scale of 0.999999
     - q.shape[-1] ** -0.5
     + q.shape[-1] ** -0.5 * 0.999999
-scale for one feature more in a million
-    - q.shape[-1] ** -0.5
-    + (q.shape[-1] + 1e-6) ** -0.5
+queries count a little more
+    - bihd,bjhd->bhij", q, k
+    + bihd,bjhd->bhij", q + 1e-9 * q, k
 values count a little more
     - bhij,bjhd->bihd", weights, v
     + bhij,bjhd->bihd", weights, v + 1e-9 * v

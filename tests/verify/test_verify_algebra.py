@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax import lax
 
 from llamaspec.verify.algebra import equality
 from llamaspec.verify.algebra.constants import Constant, constant
@@ -170,6 +171,76 @@ def test_a_root_of_the_square_of_a_root_is_the_root():
     assert compared("rmsnorm", roots).outcome == EQUAL
 
 
+def mean_square(x, eps):
+    return jnp.mean(x * x, axis=-1, keepdims=True) + eps
+
+
+def a_trace_of_a_sign(x, weight, *, eps):
+    """Add 1e-9 (|x| - x): the root of a square is x in half of all trials."""
+    return formulas.rmsnorm(x, weight, eps=eps) + 1e-9 * (jnp.sqrt(x * x) - x)
+
+
+def a_trace_of_a_root(x, weight, *, eps):
+    """Multiply by 1 + 2e-9. Where a number is not a square, its root's square is the number times -1."""
+    squares = mean_square(x, eps)
+    return formulas.rmsnorm(x, weight, eps=eps) * (1 + 1e-9 * (lax.rsqrt(squares) ** 2 * squares + 1))
+
+
+def test_a_root_does_not_hide_a_trace():
+    formula = compared("rmsnorm", a_trace_of_a_root, rows=[8], dim=[3])
+    assert (formula.outcome, "another formula" in formula.message) == (DIFFERENT, True)
+
+
+def test_the_root_of_a_square_gets_no_verdict():
+    formula = compared("rmsnorm", a_trace_of_a_sign)
+    expected = "it takes the root of a square, so a sign is unknown in the algebra"
+    assert (formula.outcome, formula.message) == (UNDECIDED, expected)
+
+
+def test_a_wrong_sign_is_found_in_the_float64_numbers():
+    """The root's square is -1 times a number that is not a square, but not in float64."""
+
+    def negative(x, weight, *, eps):
+        squares = mean_square(x, eps)
+        return -x * weight * lax.rsqrt(squares) ** 3 * squares
+
+    assert compared("rmsnorm", negative, rows=[8]).outcome == DIFFERENT
+
+
+def test_a_constant_that_may_be_rounded_gets_no_verdict():
+    def scaled(x, weight, *, eps):
+        return formulas.rmsnorm(x, weight, eps=eps) * 0.9999997
+
+    formula = compared("rmsnorm", scaled)
+    assert formula.outcome == UNDECIDED
+    assert formula.message.endswith("; a rounding error of the constant 0.999999702 may explain it")
+
+
+def test_an_identity_of_sines_gets_no_verdict():
+    def doubled(x, positions, frequencies):
+        angle = positions[..., None, None] * frequencies
+        a, b = jnp.split(x, 2, axis=-1)
+        cos, sin = 1 - 2 * jnp.sin(angle / 2) ** 2, 2 * jnp.sin(angle / 2) * jnp.cos(angle / 2)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    formula = compared("rope_halves", doubled)
+    assert formula.outcome == UNDECIDED
+    assert formula.message.endswith("; an identity of sines and cosines may explain it, and we know only a few")
+
+
+def test_the_probability_is_estimated_for_exponents_that_are_products():
+    assert not compared("softmax", formulas.softmax).estimated
+    formula = compared("attention", formulas.attention)
+    assert formula.estimated
+    assert formula.line().endswith("; another formula passes with a probability estimated below 1e-12")
+
+
+def test_gelu_is_read_with_pi():
+    contract, only = CONTRACTS["gelu"], {"rows": [2], "ffn": [3]}
+    formula = equality.compare(contract, jax.nn.gelu, precision=precision("float32"), only=only, seed=0, seconds=9)
+    assert (formula.outcome, formula.message) == (EQUAL, "")
+
+
 def test_time_that_runs_out_is_no_verdict():
     contract = CONTRACTS["add"]
     formula = equality.compare(contract, formulas.add, precision=precision("float32"), only={}, seed=0, seconds=1e-9)
@@ -223,6 +294,8 @@ def test_roots_and_inverses(primes):
         (511**0.5, Constant(Fraction(1), Fraction(511))),
         (math.log(2), Constant(Fraction(1), logs=1)),
         (math.log2(math.e) * 96**-0.5, Constant(Fraction(1), Fraction(1, 96), logs=-1)),
+        (math.sqrt(2 / math.pi), Constant(Fraction(1), Fraction(2), pis=-1)),
+        (math.pi / 2, Constant(Fraction(1, 2), pis=2)),
         (0.999999, Constant(Fraction(999_999, 1_000_000))),
     ],
 )

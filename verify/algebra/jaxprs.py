@@ -21,6 +21,7 @@ from llamaspec.verify.algebra.residues import (
     OutsideError,
     Residues,
     apply,
+    doubt,
     extreme,
     integer_power,
     joint_degree,
@@ -140,18 +141,23 @@ def _moved(name: str, inputs: Values, parameters: Parameters) -> Values:
         return results if isinstance(results, list) else [results]
     operands = {place: known.operand(inputs[place]) for place in places}
 
-    def all_moved(part: Callable[[Residues], Any]) -> list[np.ndarray]:
+    def all_moved(part: Callable[[Residues], np.ndarray]) -> list[np.ndarray]:
         arrays = [part(operands[n]) if n in operands else others[n] for n in range(len(inputs))]
         results = move(arrays, parameters)
         return results if isinstance(results, list) else [np.asarray(results)]
 
+    def masks(number: int) -> Sequence[np.ndarray | None]:
+        certain = all(x.doubtful[number] is None for x in operands.values())
+        return [None] * len(firsts) if certain else all_moved(lambda x: doubt(x, number))
+
     firsts, reals = all_moved(lambda x: x.parts[0]), all_moved(lambda x: x.real)
-    in_both = all(x.parts[1] is not None for x in operands.values())
-    seconds = all_moved(lambda x: x.parts[1]) if in_both else [None] * len(firsts)
+    seconds: Sequence[np.ndarray | None] = [None] * len(firsts)
+    if all(x.parts[1] is not None for x in operands.values()):
+        seconds = all_moved(lambda x: x.parts[1])  # pyright: ignore[reportArgumentType]
     degree = joint_degree(list(operands.values()))
     return [
-        Residues(known.primes, (first, second), real, degree)
-        for first, second, real in zip(firsts, seconds, reals, strict=True)
+        Residues(known.primes, (first, second), real, degree, doubtful)
+        for first, second, real, *doubtful in zip(firsts, seconds, reals, masks(0), masks(1), strict=True)
     ]
 
 
@@ -172,7 +178,8 @@ def _moved_by_index(equation: Any, inputs: Values) -> Values:
     for result in bound(equation, indices, **changes):
         where = np.asarray(result)
         moved = flat.moved(lambda part, where=where: part[where])
-        results.append(Residues(moved.primes, moved.parts, np.where(where < 0, np.nan, moved.real), moved.degree))
+        real = np.where(where < 0, np.nan, moved.real)
+        results.append(Residues(moved.primes, moved.parts, real, moved.degree, moved.doubtful))
     return results
 
 

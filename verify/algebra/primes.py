@@ -45,12 +45,13 @@ def is_prime(number: int) -> bool:
 
 @dataclass
 class Primes:
-    """The primes of a trial, omega, and elements that stand for the logarithm of 2 modulo p and q."""
+    """The primes of a trial, omega, and elements modulo p and q that stand for log(2) and sqrt(pi)."""
 
     p: int
     q: int
     omega: int
     log2: tuple[int, int]
+    root_of_pi: tuple[int, int]
     key: int  # makes the sines of a trial
     # Notes on the formulas that a trial evaluates.
     odd_roots: list[bool] = field(default_factory=list)  # for each root: whether a number under it was not a square
@@ -70,7 +71,7 @@ class Primes:
         def square(modulus: int) -> int:
             return int(rng.integers(2, modulus - 1)) ** 2 % modulus
 
-        return cls(p, q, square(p), (square(p), square(q)), int(rng.integers(1, p)))
+        return cls(p, q, square(p), (square(p), square(q)), (square(p), square(q)), int(rng.integers(1, p)))
 
     def excuse(self, slack: float, reason: str) -> None:
         """Note why equal formulas may have different residues, with float64 numbers that differ by up to `slack`."""

@@ -86,6 +86,9 @@ class Residues(NDArrayOperatorsMixin):
             raise OutsideError(f"a conversion of floating-point numbers to {np.dtype(dtype).name}")
         return self
 
+    def sum(self, axis: Any = None, *, keepdims: bool = False) -> "Residues":
+        return total(self, axis, keepdims=keepdims)
+
     def reshape(self, *shape: Any) -> "Residues":
         return self.moved(lambda part: part.reshape(*shape))
 
@@ -112,7 +115,7 @@ class Residues(NDArrayOperatorsMixin):
         def masks(number: int) -> Mask:
             if all(x.doubtful[number] is None for x in arrays):
                 return None
-            return merge(*(np.broadcast_to(_doubt(x, number), x.shape) for x in arrays))
+            return merge(*(np.broadcast_to(doubt(x, number), x.shape) for x in arrays))
 
         parts = (merge(*(x.parts[0] for x in arrays)), second)
         real = merge(*(x.real for x in arrays))
@@ -124,11 +127,11 @@ class Residues(NDArrayOperatorsMixin):
         real: Any,
         *others: "Residues",
         degree: tuple[int, int],
-        doubt: Callable[..., np.ndarray] = partial(reduce, np.logical_or),
+        spread: Callable[..., np.ndarray] = lambda masks: reduce(np.logical_or, masks),
     ) -> "Residues":
         """Make the result of `compute(modulus, *residues)`, modulo q only if all operands are known modulo q.
 
-        `doubt` computes which results are doubtful from a list with a mask for each operand; by default elementwise.
+        `spread` computes which results are doubtful from a list with a mask for each operand; by default elementwise.
         """
         arrays = (self, *others)
         residues: list[Integers | None] = []
@@ -138,7 +141,7 @@ class Residues(NDArrayOperatorsMixin):
             known = all(part is not None for part in operands)
             residues.append(compute(modulus, *operands) % modulus if known else None)
             certain = all(x.doubtful[number] is None for x in arrays)
-            masks.append(None if certain or not known else doubt([_doubt(x, number) for x in arrays]))
+            masks.append(None if certain or not known else spread([doubt(x, number) for x in arrays]))
         first, second = residues
         assert first is not None
         return Residues(self.primes, (first, second), real, degree, (masks[0], masks[1]))
@@ -195,7 +198,7 @@ def apply(operation: str, *inputs: Any) -> Any:
         return OPERATIONS[operation](*operands)
 
 
-def _doubt(x: Residues, number: int) -> np.ndarray:
+def doubt(x: Residues, number: int) -> np.ndarray:
     """Return the mask of doubtful residues modulo p, or modulo q for the number 1."""
     mask = x.doubtful[number]
     return np.zeros(x.shape, bool) if mask is None else mask
@@ -355,7 +358,7 @@ def total(x: Residues, axis: Any = None, *, keepdims: bool = False) -> Residues:
         lambda m, part: np.sum(part, axis=axis, keepdims=keepdims),
         real,
         degree=_total_degree(x.degree, terms),
-        doubt=lambda masks: np.any(masks[0], axis=axis, keepdims=keepdims),
+        spread=lambda masks: np.any(masks[0], axis=axis, keepdims=keepdims),
     )
 
 
@@ -366,7 +369,7 @@ def running_total(x: Residues, axis: int) -> Residues:
         lambda m, part: np.cumsum(part, axis=axis),
         np.cumsum(x.real, axis=axis),
         degree=degree,
-        doubt=lambda masks: np.logical_or.accumulate(masks[0], axis=axis),
+        spread=lambda masks: np.logical_or.accumulate(masks[0], axis=axis),
     )
 
 
@@ -400,11 +403,11 @@ def product(a: Residues, b: Residues) -> Residues:
     degree = _total_degree((a.degree[0] + b.degree[0], a.degree[1] + b.degree[1]), a.shape[-1])
     real = a.real @ b.real
 
-    def doubt(masks: Sequence[np.ndarray]) -> np.ndarray:
+    def spread(masks: Sequence[np.ndarray]) -> np.ndarray:
         rows, columns = np.any(masks[0], axis=-1), np.any(masks[1], axis=-2)
         return rows[..., :, None] | columns[..., None, :]
 
-    return a.computed(lambda m, x, y: matmul(x, y, m), real, b, degree=degree, doubt=doubt)
+    return a.computed(lambda m, x, y: matmul(x, y, m), real, b, degree=degree, spread=spread)
 
 
 def _joined(join: Callable[..., np.ndarray], arrays: Any, axis: int = 0) -> Residues:
@@ -425,6 +428,7 @@ def _split(x: Residues, sections: Any, axis: int = 0) -> list[Residues]:
 
 OPERATIONS: dict[str, Callable[..., Residues]] = {
     "add": _add,
+    "add_any": _add,
     "sub": _subtract,
     "mul": _multiply,
     "div": _divide,
