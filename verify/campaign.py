@@ -268,7 +268,7 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
             replay = _save(contract, report, campaign)
-            if campaign.algebra:
+            if campaign.algebra and report.outcome != "not judged":
                 report = _compared(report, job, campaign)
             violated = violated or report.outcome == "violated"
             printed = _lines(report, contract, replay=replay)
@@ -321,7 +321,9 @@ def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
     report = replace(report, formula=formula)
     if formula.outcome != DIFFERENT or report.outcome == "violated":
         return report
-    finding = Finding(ALGEBRA, formula.message, "all results are within their bounds: rounding hides the difference")
+    hidden = "all results are within their bounds: rounding hides the difference"
+    condition = hidden if report.outcome == "within bounds" else "the results are suspicious, too"
+    finding = Finding(ALGEBRA, formula.message, condition)
     return replace(report, worst=Examination(formula.draw, report.worst.hard, report.worst.alarm, finding))
 
 
