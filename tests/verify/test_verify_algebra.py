@@ -21,6 +21,7 @@ from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.judging.formula import DIFFERENT, EQUAL, UNDECIDED, Formula
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 from tests.verify import formulas
 from tests.verify.formulas import MUTANTS, RIGHT
 
@@ -69,8 +70,12 @@ def test_a_right_formula_is_equal(op, function):
     assert formula.trials >= formula.shapes >= 2
 
 
-def test_there_are_thirty_mutants_with_different_names():
-    assert len({(implementation.of, mutant.name) for implementation, mutant in WRONG}) == len(WRONG) >= 30
+def test_the_page_lists_at_least_thirty_mutants():
+    names = [f"| {implementation.of} | {mutant.name} |" for implementation, mutant in WRONG]
+    assert len(set(names)) == len(names) >= 30
+    page = (REPOSITORY / "docs/algebra.md").read_text()
+    assert [name for name in names if name not in page] == []
+    assert f"For these {len(names)} changes" in page
 
 
 @pytest.mark.parametrize(
