@@ -93,7 +93,7 @@ def results_of(implementation, mutant):
     return Direct(function, arrays="jax", name=mutant.name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 14 s in all
 @pytest.mark.parametrize(
     ("implementation", "mutant"), WRONG, ids=[f"{implementation.of}: {mutant.name}" for implementation, mutant in WRONG]
 )
@@ -348,7 +348,7 @@ def test_a_different_formula_within_the_bound_is_a_violation(run, candidates):
     assert report["finding"]["condition"].startswith("all results are within their bounds")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 2 s
 def test_an_equal_formula_is_a_line_of_the_report(run, candidates):
     code, out, _ = run("verify", "add", "--candidate", f"{candidates}:right", "--algebra", *FEW, "--set", "dim=1,9")
     assert code == 0
@@ -356,7 +356,7 @@ def test_an_equal_formula_is_a_line_of_the_report(run, candidates):
     assert out.count("algebra") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 2 s
 def test_a_violation_of_the_bound_is_reported_first(run, candidates):
     code, out, _ = run("verify", "rmsnorm", "--candidate", candidates, "--algebra", *FEW, "--set", "dim=9")
     assert code == 1

@@ -24,6 +24,7 @@ from llamaspec.verify.algebra.residues import (
     doubt,
     extreme,
     integer_power,
+    joined,
     joint_degree,
     product,
     running_total,
@@ -72,7 +73,10 @@ class Walk:
         values.update(zip(body.invars, inputs, strict=True))
 
         def read(atom: Any) -> Any:
-            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else values[atom]
+            if not isinstance(atom, core.Literal):
+                return values[atom]
+            aval: Any = atom.aval
+            return np.asarray(atom.val, aval.dtype)
 
         for equation in body.eqns:
             results = self.compute(equation, [read(atom) for atom in equation.invars])
@@ -141,23 +145,24 @@ def _moved(name: str, inputs: Values, parameters: Parameters) -> Values:
         return results if isinstance(results, list) else [results]
     operands = {place: known.operand(inputs[place]) for place in places}
 
-    def all_moved(part: Callable[[Residues], np.ndarray]) -> list[np.ndarray]:
+    def all_moved(part: Callable[[Residues], Any]) -> list[np.ndarray]:
         arrays = [part(operands[n]) if n in operands else others[n] for n in range(len(inputs))]
         results = move(arrays, parameters)
         return results if isinstance(results, list) else [np.asarray(results)]
 
     def masks(number: int) -> Sequence[np.ndarray | None]:
         certain = all(x.doubtful[number] is None for x in operands.values())
-        return [None] * len(firsts) if certain else all_moved(lambda x: doubt(x, number))
+        return [None] * len(reals) if certain else all_moved(lambda x: doubt(x, number))
 
     firsts, reals = all_moved(lambda x: x.parts[0]), all_moved(lambda x: x.real)
-    seconds: Sequence[np.ndarray | None] = [None] * len(firsts)
-    if all(x.parts[1] is not None for x in operands.values()):
-        seconds = all_moved(lambda x: x.parts[1])  # pyright: ignore[reportArgumentType]
+    in_both = all(x.parts[1] is not None for x in operands.values())
+    seconds = all_moved(lambda x: x.parts[1]) if in_both else [None] * len(firsts)
     degree = joint_degree(list(operands.values()))
     return [
         Residues(known.primes, (first, second), real, degree, doubtful)
-        for first, second, real, *doubtful in zip(firsts, seconds, reals, masks(0), masks(1), strict=True)
+        for first, second, real, doubtful in zip(
+            firsts, seconds, reals, zip(masks(0), masks(1), strict=True), strict=True
+        )
     ]
 
 
@@ -173,7 +178,7 @@ def _moved_by_index(equation: Any, inputs: Values) -> Values:
     for place, start, x in zip(places, starts[:-1], operands, strict=True):
         indices[place] = (start + np.arange(x.size, dtype=np.int32)).reshape(x.shape)
     changes = {"fill_value": -1} if "fill_value" in equation.params else {}
-    flat = np.concatenate([x.reshape(-1) for x in operands])
+    flat = joined(np.concatenate, [x.reshape(-1) for x in operands])
     results = []
     for result in bound(equation, indices, **changes):
         where = np.asarray(result)

@@ -385,7 +385,7 @@ def extreme(x: Residues, axis: Any = None, *, keepdims: bool = False, initial: A
     flat = x.moved(lambda part: part.transpose(*others, *axes).reshape(*(part.shape[n] for n in others), -1))
     if initial is not None:
         bound = x.operand(initial)
-        flat = _joined(
+        flat = joined(
             np.concatenate, [flat, bound.moved(lambda part: np.broadcast_to(part, (*flat.shape[:-1], 1)))], -1
         )
     places = np.argmin(flat.real, axis=-1) if least else np.argmax(flat.real, axis=-1)
@@ -410,7 +410,8 @@ def product(a: Residues, b: Residues) -> Residues:
     return a.computed(lambda m, x, y: matmul(x, y, m), real, b, degree=degree, spread=spread)
 
 
-def _joined(join: Callable[..., np.ndarray], arrays: Any, axis: int = 0) -> Residues:
+def joined(join: Callable[..., np.ndarray], arrays: Any, axis: int = 0) -> Residues:
+    """Apply np.concatenate or np.stack to arrays. At least one has residues."""
     known = next(array for array in arrays if isinstance(array, Residues))
     operands = [known.operand(array) for array in arrays]
     return operands[0].merged(lambda *parts: join(parts, axis=axis), *operands[1:])
@@ -493,8 +494,8 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.mean: _mean,
     np.max: extreme,
     np.isneginf: lambda x: np.isneginf(x.real),
-    np.concatenate: partial(_joined, np.concatenate),
-    np.stack: partial(_joined, np.stack),
+    np.concatenate: partial(joined, np.concatenate),
+    np.stack: partial(joined, np.stack),
     np.split: _split,
     np.shape: lambda x: x.shape,
     np.broadcast_to: lambda x, shape: x.moved(lambda part: np.broadcast_to(part, shape)),
