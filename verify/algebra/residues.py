@@ -25,7 +25,7 @@ from llamaspec.verify.algebra.primes import Integers, Primes, inverse, matmul, p
 
 VANISHES = -5e3  # exp is 0 for smaller arguments, such as a score masked with -1e4
 ROUNDINGS = 4  # units in the last place by which a constant may differ from the same number in the definition
-IDENTITIES = 1e-12  # relative error of float64 numbers that two equal formulas of sines may have
+IDENTITIES = 1e-10  # relative error of float64 numbers that two equal formulas of sines may have
 
 Mask = Bool[np.ndarray, "..."] | None
 
