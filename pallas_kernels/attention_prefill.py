@@ -307,7 +307,7 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
     batch, _, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]
     if head_dim not in (64, 128):
-        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes a head_dim of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(
             f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"

@@ -191,7 +191,9 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
     multiple = max(2 * LINE if w.in_words else LINE, 4 * (w.group or 1))
     if rows % ROWS or cols % multiple or not rows or not cols:
-        raise Unsupported(f"{op} takes rows in multiples of {ROWS}, columns in multiples of {multiple}, got {w.shape}")
+        raise Unsupported(
+            f"{op} takes rows in multiples of {ROWS} and columns in multiples of {multiple}, got {w.shape}"
+        )
     width = next(width for width in WIDTHS if len(x) <= width)
     cut = cut or cut_for(rows, cols, width=width, bits=w.bits, group=w.group)
     geometry = Geometry(rows, cols, width, w.bits, w.group, w.minima is not None, cut)

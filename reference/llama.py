@@ -147,7 +147,7 @@ def attend(
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """Compute the attention half of a block. Returns its output, and the cache with the new positions appended.
 
-    `rotation` is this layer's rotation; None: the model's usual rotation.
+    `rotation` is this layer's rotation. None means the model's usual rotation.
 
     The first token sees only itself. With W_v = W_o = 1, its normalized vector is added to it:
 
@@ -239,7 +239,7 @@ def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config
 
 
 def map_arrays(part: Any, function: Callable[[np.ndarray], Any]) -> Any:
-    """Apply a function to every array in a `Layer` or another named tuple of arrays. None stays None.
+    """Apply a function to every array in a named tuple of arrays, such as a `Layer`. None stays None.
 
     >>> map_arrays(Linear(np.ones(2), None), lambda array: 2 * array)
     Linear(weight=array([2., 2.]), bias=None)

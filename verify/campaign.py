@@ -151,7 +151,7 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
     if ":" not in candidate:
         return [CandidateJob(op, f"{candidate}:{op}") for op in ops]
     if len(ops) != 1:
-        raise ValueError("--candidate names one function: name one op, or for several ops give only the module")
+        raise ValueError("--candidate names one function: name one op. For several ops, give only the module")
     return [CandidateJob(ops[0], candidate)]
 
 

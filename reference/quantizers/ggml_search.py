@@ -42,7 +42,7 @@ class Fit(NamedTuple):
 def nearest(x: Float32[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
     """Round to integers, ties to even, as ggml does: add 1.5 * 2^23 and take the last 23 bits.
 
-    Beyond 2^22 this gives other integers, as in ggml. Infinity gives -2^22, and NaN gives 0.
+    Beyond 2^22 the result is wrong in the same way as in ggml. Infinity gives -2^22, and NaN gives 0.
 
     >>> nearest(np.array([0.5, 1.5, -2.6, np.inf], np.float32))
     array([       0,        2,       -3, -4194304], dtype=int32)
