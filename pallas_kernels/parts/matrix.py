@@ -70,7 +70,7 @@ class ScaledCodes:
 
     @property
     def group(self) -> int | None:
-        """The number of columns with a common scale; None: a whole row; 0: the matrix has no scales."""
+        """The number of columns with a common scale: None for a whole row, and 0 if the matrix has no scales."""
         if self.scales.ndim == 1:
             return None
         groups = self.scales.shape[1]

@@ -167,7 +167,7 @@ def test_a_visible_nan_reaches_the_result():
     ("changes", "options", "words"),
     [
         ({"q": (2, 4, 64, 1)}, {}, r"q \[batch, heads, head_dim\]"),
-        ({"q": (3, 4, 64), "lengths": (3,)}, {}, "k for 3 sequences, one per query"),
+        ({"q": (3, 4, 64), "lengths": (3,)}, {}, r"k with one sequence per query \(3\), got k"),
         ({"q": (0, 4, 64)}, {}, "got"),
         ({"q": (2, 3, 64)}, {}, "a multiple of the key heads"),
         ({"q": (2, 18, 64)}, {}, "1 to 8 query heads per key head"),

@@ -209,7 +209,7 @@ class Talk:
         self.turn(question_text, lambda: "The story does not say.", of_story=True)
 
     def _advice(self) -> str:
-        """Say what the person can ask: a question about the story, or for a story if there is none."""
+        """Say what the person can ask: a question about the last story, or for a new story."""
         if self.stories:
             return f"Ask me about {self.stories[-1].facts['n']}, or for another story."
         kind, group = self._choices.pick(KINDS), self._choices.pick(SUBJECTS)
