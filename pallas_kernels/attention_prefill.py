@@ -175,7 +175,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles of K and V in shared memory, filled by one warpgroup for the two that compute."""
+    """Tiles of K and V in shared memory. One warpgroup fills them, and the other two compute."""
 
     staged: dict[str, Any]
     stages: int
@@ -201,7 +201,7 @@ class Ring:
         lax.fori_loop(jnp.maximum(steps - self.stages, 0), steps, drain, None)
 
     def wait(self, name: str, step) -> Any:
-        """Wait for the tile of K or V of this step, in shared memory."""
+        """Wait until this step's tile of K or V is in shared memory."""
         slot = lax.rem(step, self.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]

@@ -101,7 +101,7 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """The number of columns that are multiplied at once: a group of W or a line of x, the smaller of the two."""
+        """The number of columns that are multiplied at once: a group of W or a line of x, whichever is smaller."""
         return min(PIECE, self.group or PIECE)
 
     @property
@@ -240,7 +240,7 @@ def _coded_gemm(codes, scales, x, minima, sums, low_codes, *, geometry: Geometry
         started: list[bool] = []  # whether x is ready
 
         def place(tile) -> tuple[Any, Any]:
-            """Return the first row of a tile, and the number of its part of the columns."""
+            """Return the first row of a tile, and the index of the tile's part of the columns."""
             row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
             return pl.multiple_of(row * geometry.tile_rows, ROWS), part
 

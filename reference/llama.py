@@ -301,7 +301,7 @@ def forward(
 def greedy(params: Params, prompt: Int[np.ndarray, " seq"], *, config: Config) -> Iterator[int]:
     """Continue `prompt`, always with the most probable token (the lowest id on ties).
 
-    A model without layers that counts modulo 3: its head maps each number's vector to the next number:
+    This model without layers counts modulo 3. Its head maps each number's vector to the next number:
 
     >>> config = Config(dim=3, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=3, context=9, eps=0.0, theta=1.0)
     >>> counting = Params(np.eye(3), [], np.ones(3), np.roll(np.eye(3), 1, axis=0))

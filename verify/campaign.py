@@ -69,7 +69,7 @@ class Campaign:
     )  # sizes for timing; by default the largest that are drawn
 
     def fewer(self) -> "Campaign":
-        """Return this campaign with a third of its draws and of its time, for an extra dtype."""
+        """Return this campaign with a third of its draws and its time. We use it for extra dtypes."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
@@ -299,7 +299,7 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
 
 
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:
-    """Time the candidate, and the one that --against names. If timing fails, keep the verdict and add the reason."""
+    """Time the candidate, and also the candidate of --against. If timing fails, keep the verdict and add the reason."""
     with ExitStack() as stack:
         rivals = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
         try:

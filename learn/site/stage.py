@@ -88,7 +88,7 @@ def stage(root: Path, out: Path) -> list[str]:
 def reading_order(root: Path) -> list[str]:
     """Return the files of reference/ in the order of docs/reading.md.
 
-    A folder in that document means its files, sorted.
+    A folder in that document stands for its files, sorted.
     """
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]

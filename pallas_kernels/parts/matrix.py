@@ -80,7 +80,7 @@ class ScaledCodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaledE4M3:
-    """A matrix of e4m3 floats, times a scale for each row. `codes` has the bits of the floats, which are not NaN."""
+    """A matrix of e4m3 floats, times a scale for each row. `codes` has the bits of the floats. None of them is NaN."""
 
     codes: Any  # int8 [rows, cols]
     scales: Any  # float32 [rows]

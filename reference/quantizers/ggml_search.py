@@ -174,7 +174,7 @@ def shifted(
 def positive(
     w: Float32[np.ndarray, "members groups"], importance: Float32[np.ndarray, "members groups"], *, most: int
 ) -> Fit:
-    """Search steps for weights that are not negative and codes from 0 to `most`, then improve one code at a time.
+    """Search steps for codes from 0 to `most` and weights of at least 0, then improve one code at a time.
 
     >>> w = np.array([[4.0, 0.0], [2.2, 0.0], [1.1, 0.0]], np.float32)
     >>> fit = positive(w, np.ones_like(w), most=4)

@@ -376,7 +376,7 @@ def test_gradients_that_are_not_finite_end_the_run_and_no_checkpoint_is_broken(
     first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: start again with", message)[0]
     assert int(last) - int(first) == loop.MOST_SKIPPED - 1
     assert all("skipped: its gradient is not finite" in line for line in skipped) and len(skipped) == 3
-    assert "another --out" in message and "a smaller --lr" in message
+    assert "a different --out" in message and "a smaller --lr" in message
     assert len(saving.checkpoints(out)) == 2  # of the steps before
     for path in saving.checkpoints(out):
         assert int(path.stem[-8:]) < int(first)

@@ -57,7 +57,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
 
 
 def _sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, added: np.ndarray) -> Roundings:
-    """Return the errors that the model allows in the two sums over keys: of the weights, and of the weighted values.
+    """Return the errors that the model allows in two sums over keys: of weights, and of weighted values.
 
     `v` has the sizes of the values, and `added` is the exact sum of the weighted sizes.
     """
