@@ -413,7 +413,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, alphabet, tmp_path):
     """Resuming with other documents is refused, and the error names the difference.
 
-    Other documents are another text, another tokenizer of the same size, or the stories of the built-in model.
+    The other documents come from a different text, a different tokenizer of the same size, or the built-in model's
+    stories.
     """
     other_text, other_tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     other_text.write_text(alphabet[0].read_text().upper())

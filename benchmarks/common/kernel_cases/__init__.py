@@ -131,9 +131,9 @@ def gated_cases() -> dict[str, Case]:
 
 
 def card_sampled() -> dict[str, Case]:
-    """Choose cases of each kernel and each kind of weights, which we compile for cards on which we measure nothing.
+    """Choose the cases that we compile for cards on which we measure nothing.
 
-    We omit prompts and `coded_gemm`, which need wgmma.
+    The cases cover each kernel and each kind of weights. We omit prompts and `coded_gemm`, which need wgmma.
     """
     cases = gated_cases()
     return {name: cases[name] for name in CARD_SAMPLE}

@@ -54,7 +54,7 @@ def shapes(config: Config, dtype: np.dtype = BFLOAT16) -> Params:
 
 
 def in_codes(params: Params, form: str, group: int) -> Params:
-    """Return the shapes of `params` with quantized matrices, arranged as for a GPU that has the kernels."""
+    """Return the shapes of `params` with quantized matrices, in the layout for a GPU that has the kernels."""
 
     def coded(leaf: Any) -> Any:
         if leaf.ndim != 2:
