@@ -191,7 +191,7 @@ def _register_columns(product: QuantizedProduct) -> int:
 
 
 def _in_registers(op: str, product: ProductOf, tile: Tile, card: Card, *, normed: bool) -> ProductOf:
-    """Finish the choice for a card without TMA: each block has one tile, and loads its weights to registers."""
+    """Finish `product` for a card without TMA: each block has one tile, and loads the tile's weights to registers."""
     product = replace(product, ring=False, stages=tile.stages or product.register_steps)
     if isinstance(product, QuantizedProduct):
         product = replace(product, chunk=_register_columns(product))

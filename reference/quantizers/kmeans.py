@@ -57,7 +57,7 @@ def quantize(
     levels: Levels,
     importance: Float[np.ndarray, "rows cols"] | None = None,
 ) -> Codebooks:
-    """Quantize each row with levels that `levels` finds (`lloyd` or `optimal`). `importance` is h; None means 1.
+    """Quantize each row. `levels` (`lloyd` or `optimal`) finds its levels. `importance` is h; None means 1.
 
     Raises ValueError for weights that are not finite, bits outside 1 to 8, and an importance that is negative,
     not finite, or 0 in a whole row.
