@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 class LossTrial(NamedTuple):
-    """The loss on the text, in nats per token, of the checkpoint with one change, or unchanged if `change` is None."""
+    """The loss on the text, in nats per token, with one change to the checkpoint (or without, if `change` is None)."""
 
     change: Change | None
     loss: float

@@ -44,7 +44,7 @@ class ImportanceMatrix(NamedTuple):
                 matrices, cols = shape[0] if len(shape) == 3 else 1, shape[-1]
                 if self.values[name].size != matrices * cols:
                     what = f"{name} has {self.values[name].size} importances, expected {matrices * cols}"
-                    raise refused(self.path, f"{what}: the file was made for another model")
+                    raise refused(self.path, f"{what}: the file was made for a different model")
                 rows[name] = self.values[name].reshape(matrices, cols)
         if shapes and not rows:
             first = quoted(next(iter(self.values), ""))
