@@ -173,7 +173,7 @@ def test_a_visible_nan_reaches_the_result():
         ({"q": (2, 18, 64)}, {}, "1 to 8 query heads per key head"),
         ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
         ({"q": (2, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "a head_dim of 64 or 128"),
-        ({"v": (2, 2, 104, 64)}, {}, "one shape"),
+        ({"v": (2, 2, 104, 64)}, {}, "of equal shapes"),
         ({"lengths": (2, 1)}, {}, r"lengths \[2\]"),
         ({}, {"window": 0}, "window of 1"),
         ({}, {"splits": 3}, "multiple of 4"),
