@@ -24,7 +24,7 @@ from llamaspec.commands.progress import progress_bar
     "--quantize",
     type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0", *MIXTURE_NAMES]),
     help="Quantize the matrices by this scheme. --to gguf allows q8_0, q4_0, mxfp4, and llama.cpp's mixtures of types, "
-    "such as q4_k_m; --to llama2c allows q8_0.  [default: unchanged]",
+    "such as q4_k_m; --to llama2c allows q8_0; --to onnx allows q8, q8_row and q4.  [default: unchanged]",
 )
 @click.option(
     "--calibration",

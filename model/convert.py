@@ -34,7 +34,7 @@ SCHEMES_OF = {
     "safetensors": (*SCHEMES, *CALIBRATED),
     "llama2c": ("q8_0",),
     "gguf": (*QUANTIZED_TYPES, *MIXTURES),
-    "onnx": (),
+    "onnx": ("q8", "q8_row", "q4"),
 }
 
 
@@ -54,8 +54,7 @@ def check_request(
     ValueError: --quantize q4 is not supported for llama2c (only q8_0)
     """
     if quantize and quantize not in SCHEMES_OF[to]:
-        known = ", ".join(SCHEMES_OF[to])
-        raise ValueError(f"--quantize {quantize} is not supported for {to}{f' (only {known})' if known else ''}")
+        raise ValueError(f"--quantize {quantize} is not supported for {to} (only {', '.join(SCHEMES_OF[to])})")
     if quantize in CALIBRATED and not calibration:
         raise ValueError(
             f"--quantize {quantize} needs --calibration FILE, with a text that is typical of the model's use"
@@ -117,7 +116,8 @@ def convert(
     if to == "onnx":
         from llamaspec.model.checkpoints.onnx.write import write_onnx  # here, since the package onnx is optional
 
-        notes = write_onnx(checkpoint, destination, progress=progress)
+        written = quantized(checkpoint, quantize) if quantize else checkpoint
+        notes = write_onnx(written, destination, progress=progress)
         return [*notes, "the tokenizer is not copied"]
     if to == "llama2c":
         write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
@@ -144,7 +144,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
 
 
 def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
-    """Return the tokenizer, chat template and pooling of a GGUF file, as files to write, and notes for the user."""
+    """Return the files to write for a GGUF file's tokenizer, chat template and pooling, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []

@@ -57,7 +57,8 @@ class Row(NamedTuple):
 def releases() -> list[dict[str, Any]]:
     """Read the entries of releases.json, which have `names` and `config`.
 
-    An entry with `of` names another release; it gets that release's config and keeps its own quantization_config.
+    In an entry with `of`, `of` names the base release. The entry gets the base release's config, but keeps its own
+    quantization_config.
     """
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}

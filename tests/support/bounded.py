@@ -5,8 +5,8 @@ on a busy machine, and ends the process. RLIMIT_DATA refuses memory, touched or 
 the peak of resident memory, including mapped files and Python itself.
 
 One process serves many calls, because a start takes half a second. Each function takes one string. The process imports
-the function's module. A new process starts for a function of another module, and when earlier calls have left too much
-memory behind. Otherwise the import or the leftover memory would count against the next call.
+the function's module. A new process starts for a function of a different module, and when earlier calls have left too
+much memory behind. Otherwise the import or the leftover memory would count against the next call.
 """
 
 import atexit

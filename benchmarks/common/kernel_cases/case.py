@@ -85,7 +85,7 @@ def _bytes(a: jax.ShapeDtypeStruct) -> int:
 
 @dataclass(frozen=True)
 class CaseFamily:
-    """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
+    """Cases of the kernel table, which a function makes from a model's config, a dtype and an amount of work."""
 
     cases: Callable[[Config, np.dtype, KernelWork], Iterator[Case]]
 

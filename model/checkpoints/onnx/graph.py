@@ -6,7 +6,7 @@
 Inputs and outputs have the names that Hugging Face's ONNX models use. A weight has the name, the shape and the bytes of
 the checkpoint's tensor, and the result of a matrix or a norm has the name of its module, such as
 `model.layers.0.self_attn.q_proj`. Weights in bfloat16 or float16 pass through a Cast node, and all arithmetic is in
-float32.
+float32. Matrices of int8 or int4 codes pass through DequantizeLinear; other quantized matrices become float32.
 
 We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Attention
 (https://onnx.ai/onnx/operators/).
@@ -14,14 +14,15 @@ We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Att
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import exact_parts
+from llamaspec.model.checkpoints.onnx.codes import Layout, layout_of, write_codes
 from llamaspec.model.family import nearest_family
 from llamaspec.model.tensors import Role, Weight, by_layer
 from llamaspec.reference.config import Config, for_sequences
@@ -32,6 +33,12 @@ IR_VERSION = 11  # the version of the file format that came with operator set 23
 ALIGNMENT = 4096  # of tensors in the data file, so that programs can map them into memory
 ROPE_POSITIONS = 4096  # number of rows of the RoPE tables that we compute at a time
 
+BITS: dict[int, int] = {
+    **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4), 4),
+    **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8), 8),
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 16),
+    TensorProto.FLOAT: 32,
+}
 TYPES = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16}
 
 
@@ -40,11 +47,10 @@ TO_FLOAT32: Step = ("Cast", [], {"to": TensorProto.FLOAT})
 
 
 class Stored(NamedTuple):
-    """A tensor in the data file."""
+    """A weight or a table in the data file."""
 
     name: str  # the name in `model.tensors`, for a weight
-    offset: int
-    parts: Callable[[], Iterator[np.ndarray]]  # yields the tensor's numbers in order, a few megabytes at a time
+    write: Callable[[BinaryIO], int]  # writes it at its place in the file, and returns its number of bytes
 
 
 class Llama(NamedTuple):
@@ -52,6 +58,7 @@ class Llama(NamedTuple):
 
     model: ModelProto
     stored: list[Stored]
+    decoded: list[str]  # quantized tensors that become float32
     positions: int  # the longest sequence
 
 
@@ -72,13 +79,13 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
     for i in range(config.layers):
         x = graph.block(x, i)
     graph.logits(x)
-    return Llama(graph.model(), graph.stored, positions)
+    return Llama(graph.model(), graph.stored, graph.decoded, positions)
 
 
 def _sequences(config: Config) -> tuple[int, Config]:
     """Return the length of the longest sequence, and the config for such sequences.
 
-    A model with LongRoPE has other frequencies for sequences longer than `original_context`. A graph can hold only one
+    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only one
     table of frequencies, so we choose the one for short sequences.
     """
     if isinstance(config.scaling, LongRopeScaling):
@@ -93,6 +100,7 @@ class _Graph:
     def __init__(self, checkpoint: Checkpoint, *, positions: int, data: str):
         self.config, self.positions = checkpoint.config, positions
         self.stored: list[Stored] = []
+        self.decoded: list[str] = []
         self._checkpoint, self._data = checkpoint, data
         self._names = nearest_family(self.config).names
         self._parts = by_layer(self.config)
@@ -152,7 +160,7 @@ class _Graph:
         self._linear(n, None, "embedding" if config.tied else "head", steps, name="logits")
 
     def _attention(self, n: str, i: int) -> str:
-        """Add q, k and v of the normalized `n`, RoPE, and attention to them and to the cache."""
+        """Add nodes for q, k and v of the normalized input `n`, for RoPE, and for attention to old and new tokens."""
         config, at = self.config, f"{self._block_name(i)}.self_attn"
         counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
         q, k, v = (self._linear(n, i, part) for part in counts)
@@ -182,7 +190,7 @@ class _Graph:
         return self._op("Attention", [q, k, v, mask, *past], at, *present, **options)
 
     def _hidden(self, n: str, i: int) -> str:
-        """Add the hidden features of a feed-forward layer: the activation of gate and up, or only of up."""
+        """Add nodes for the hidden features of a feed-forward layer: the activation of gate and up, or only of up."""
         config, at = self.config, f"{self._block_name(i)}.mlp"
         up = self._linear(n, i, "up")
         gate = self._linear(n, i, "gate") if config.gated else up
@@ -207,7 +215,7 @@ class _Graph:
         return self._op("Add", [x, added], name)
 
     def _norm(self, x: str, i: int | None, part: str) -> str:
-        """Add a norm of the model's kind. Without a weight for it, return `x`."""
+        """Add nodes for a norm of the model's kind. If the model has no weight for it, return `x`."""
         if part not in self._parts[i]:
             return x
         [weight] = self._parts[i][part]
@@ -219,7 +227,7 @@ class _Graph:
         return self._op("RMSNormalization", [x, self._weight(weight)], self._module(weight), **options)
 
     def _head_norm(self, x: str, i: int, part: str, heads: int) -> str:
-        """Add the norm of q or k [batch, seq, heads * head_dim], if the model has one."""
+        """Add nodes for the norm of q or k ([batch, seq, heads * head_dim]), if the model has one."""
         config, eps = self.config, self.config.eps
         at = f"{self._block_name(i)}.self_attn.{part}"
         if config.head_qk_norm:
@@ -241,26 +249,32 @@ class _Graph:
         return self._op("Reshape", [x, self._shape(0, 0, heads * config.head_dim)], f"{at}_norm.rows")
 
     def _linear(self, x: str, i: int | None, part: str, steps: Sequence[Step] = (), *, name: str = "") -> str:
-        """Add W x + b, and then `steps`. The result has the name `name`, by default the name of the module."""
+        """Add nodes for W x + b, and then for `steps`. The result has the name `name`, by default the module's name."""
         [weight] = self._parts[i][part]
-        transposed = f"{weight.named(self._names)}.transposed"
-        w = self._op("Transpose", [self._weight(weight)], transposed, perm=[1, 0])
+        layout = None if part == "embedding" else layout_of(self._checkpoint.tensors[weight.name])
+        if layout:
+            w = self._dequantized(weight, layout)
+        else:
+            transposed = f"{weight.named(self._names)}.transposed"
+            w = self._op("Transpose", [self._weight(weight)], transposed, perm=[1, 0])
         bias = self._bias(weight)
         biases: list[Step] = [("Add", [bias], {})] if bias else []
         return self._chain(x, [("MatMul", [w], {}), *biases, *steps], name or self._module(weight))
 
     def _rope_tables(self, i: int) -> tuple[str, str]:
-        """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
+        """Store the cosines and sines of all positions ([positions, pairs]), multiplied by the rotation's magnitude."""
         rotation = self.config.rotation(i)
         prefix = "rope.local" if self.config.is_local(i) else "rope"
-        shape = (self.positions, len(rotation.frequencies))
         names = f"{prefix}.cos", f"{prefix}.sin"
         for name, function in zip(names, (np.cos, np.sin), strict=True):
-            self._external(name, name, TensorProto.FLOAT, shape, lambda f=function: rope_table(f, rotation, shape[0]))
+            if name not in self._initializers:
+                offset = self._external(name, TensorProto.FLOAT, (self.positions, len(rotation.frequencies)))
+                rows = rope_table(function, rotation, self.positions)
+                self.stored.append(Stored(name, lambda file, at=offset, rows=rows: _write_at(file, at, rows)))
         return names
 
     def _window_mask(self, window: int) -> str:
-        """Add the mask of a window: each query sees the last `window` positions, its own included.
+        """Add nodes for the mask of a window. Each query sees the last `window` positions, including its own.
 
         Row j of the cache belongs to position j.
         """
@@ -296,38 +310,49 @@ class _Graph:
     def _stored(self, weight: Weight) -> str:
         """Store a weight as the checkpoint does; in float32 if it is quantized."""
         name, tensor = weight.named(self._names), self._checkpoint.tensors[weight.name]
-        self._external(
-            name, weight.name, TYPES[tensor.dtype.name], tensor.shape, lambda: self._values(weight.name, tensor)
-        )
+        if name not in self._initializers:
+            offset = self._external(name, TYPES[tensor.dtype.name], tensor.shape)
+            self.stored.append(Stored(weight.name, lambda file: _write_at(file, offset, self._floats(weight.name))))
+            self.decoded += [weight.name] if tensor.codes else []
         return name
 
-    def _values(self, name: str, tensor: Tensor) -> Iterator[np.ndarray]:
+    def _floats(self, name: str) -> Iterator[np.ndarray]:
         """Read a weight as floats: all at once if the file holds floats, else some rows at a time."""
+        tensor, path = self._checkpoint.tensors[name], self._checkpoint.path
         if not tensor.codes:
             array = tensor.read()
-            check_finite(name, array, path=self._checkpoint.path)
+            check_finite(name, array, path=path)
             yield array
             return
         start = 0
         for rows in exact_parts(tensor):
             array = rows.astype(np.float32)
-            check_finite(f"{name} from row {start}", array, path=self._checkpoint.path)
+            check_finite(f"{name} from row {start}", array, path=path)
             yield array
             start += len(rows)
 
-    def _external(
-        self, name: str, title: str, kind: int, shape: tuple[int, ...], parts: Callable[[], Iterator[np.ndarray]]
-    ) -> None:
-        """Add a tensor of the data file, unless it is there already. `title` is its name for `Stored`."""
-        if name in self._initializers:
-            return
-        size = int(np.prod(shape, dtype=np.int64)) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    def _dequantized(self, weight: Weight, layout: Layout) -> str:
+        """Store the codes of a matrix, and add the node that decodes them to the transposed matrix."""
+        name, checkpoint = weight.named(self._names), self._checkpoint
+        names = {end: f"{name}.{end}" for end in layout.tensors}
+        if names["codes"] not in self._initializers:
+            offsets = {end: self._external(names[end], *of_tensor) for end, of_tensor in layout.tensors.items()}
+            self.stored.append(
+                Stored(weight.name, lambda file: write_codes(file, checkpoint, weight.name, layout, offsets))
+            )
+        result = f"{name}.transposed"
+        return self._op("DequantizeLinear", list(names.values()), result, axis=0, block_size=layout.group)
+
+    def _external(self, name: str, kind: int, shape: tuple[int, ...]) -> int:
+        """Add a tensor of the data file, and return its offset there."""
+        size = -(-int(np.prod(shape, dtype=np.int64)) * BITS[kind] // 8)
         tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
-        for key, value in (("location", self._data), ("offset", self._end), ("length", size)):
+        offset = self._end
+        for key, value in (("location", self._data), ("offset", offset), ("length", size)):
             tensor.external_data.add(key=key, value=str(value))
         self._initializers[name] = tensor
-        self.stored.append(Stored(title, self._end, parts))
         self._end += size + -size % ALIGNMENT
+        return offset
 
     def _shape(self, *sizes: int) -> str:
         """Store a shape for Reshape, which keeps the input's size for each 0."""
@@ -342,7 +367,7 @@ class _Graph:
         return name
 
     def _op(self, kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:
-        """Add a node, unless there is one with this result. Returns the name of its first result."""
+        """Add a node, unless a node with the same results exists. Returns the name of its first result."""
         if outputs[0] not in self._results:
             self._nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], **attributes))
             self._results.update(outputs)
@@ -368,7 +393,13 @@ class _Graph:
 def rope_table(
     function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int
 ) -> Iterator[np.ndarray]:
-    """Yield the cosine or the sine, `function`, of each position's angles, times the rotation's magnitude."""
+    """Yield `function` (cosine or sine) of each position's angles, multiplied by the rotation's magnitude."""
     for start in range(0, positions, ROPE_POSITIONS):
         at = np.arange(start, min(start + ROPE_POSITIONS, positions))
         yield (rotation.magnitude * function(at[:, None] * rotation.frequencies)).astype(np.float32)
+
+
+def _write_at(file: BinaryIO, offset: int, arrays: Iterator[np.ndarray]) -> int:
+    """Write the bytes of `arrays` one after another, from `offset` on. Returns their number."""
+    file.seek(offset)
+    return sum(file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in arrays)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.onnx.graph import llama_graph
 from llamaspec.model.checkpoints.staging import new_file, refuse_existing
@@ -23,20 +21,19 @@ def write_onnx(
     """
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
-    model, stored, positions = llama_graph(checkpoint, data=data.name)
+    model, stored, decoded, positions = llama_graph(checkpoint, data=data.name)
     with new_file(path) as staged, new_file(data) as staged_data:
         staged.write_bytes(model.SerializeToString(deterministic=True))
         with open(staged_data, "wb") as file:
-            for name, offset, parts in stored:
-                file.seek(offset)
-                size = 0
-                for array in parts():
-                    size += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            for name, write in stored:
+                size = write(file)
                 checkpoint.release()
                 if progress:
                     progress(name, size)
         refuse_existing(path)  # before the data file appears, since it appears first
     notes = [f"the weights are in {data}: keep both files in one folder"]
+    if decoded:
+        notes.append(f"{len(decoded)} quantized tensors become float32: {decoded[0]} …")
     if positions < checkpoint.config.context:
         what = f"sequences of up to {positions} tokens, of {checkpoint.config.context} that the model supports"
         notes.append(f"the file is for {what}: LongRoPE rotates longer sequences by other angles")

@@ -15,14 +15,18 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Codes, Tensor
+from llamaspec.model.checkpoints.codes import dequantized, quantized
+from llamaspec.model.checkpoints.onnx import codes as onnx_codes
 from llamaspec.model.checkpoints.onnx.write import write_onnx
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.family import nearest_family
 from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import quantizable
 from llamaspec.reference import llama
 from llamaspec.reference.attention import attention_weights, causal_mask, weighted
 from llamaspec.reference.config import Config, for_sequences
+from llamaspec.reference.quantizers import affine
 from llamaspec.reference.rope import LongRopeScaling
 from llamaspec.verify.bounds import running_error as bound
 from llamaspec.verify.bounds.running_error import Approx, exactly, gamma
@@ -30,7 +34,7 @@ from tests.commands.test_cli import assert_refused
 from tests.goldens import make_families
 from tests.model.families.test_family_goldens import AGREE, GOLDENS
 from tests.support.families import FAMILIES, write_checkpoint
-from tests.support.random_models import SMALL
+from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.refusals import mentions
 from tests.support.strategies import assert_within
 
@@ -135,6 +139,85 @@ def test_the_file_has_the_tensors_of_the_checkpoint(written):
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 23)]
 
 
+def check_nodes(checkpoint: Checkpoint, path: Path) -> onnx.ModelProto:
+    """Check every node of a quantized model, with the decoded float32 matrices as its weights; return the model."""
+    onnx.checker.check_model(path, full_check=True)
+    config = checkpoint.config
+    decoded = {name: tensor._replace(codes=None) for name, tensor in checkpoint.tensors.items()}
+    params, tokens = load_reference_params(replace(checkpoint, tensors=decoded)), tokens_for(config)
+    for at, results in run(ReferenceEvaluator(str(path)), [tokens[:-1], tokens[-1:]], config):
+        for node, expected in expected_results(results, params, config, at):
+            assert_within(results[node][0], expected.value, expected.error)
+    return onnx.load(path)
+
+
+WIDE = replace(SMALL, dim=128, layers=1, kv_heads=2, head_dim=32, ffn=320, qkv_bias=True)
+
+
+@pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
+def test_codes_stay_codes(scheme, tmp_path):
+    checkpoint = quantized(random_checkpoint(WIDE, seed=0), scheme)
+    notes = write_onnx(checkpoint, tmp_path / "x.onnx")
+    model = check_nodes(checkpoint, tmp_path / "x.onnx")
+    assert len(notes) == 1 and sum(node.op_type == "DequantizeLinear" for node in model.graph.node) == 8
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    name = "model.layers.0.mlp.down_proj.weight"
+    codes = checkpoint.tensors[name].codes
+    assert codes is not None
+    [part] = codes.parts()
+    np.testing.assert_array_equal(stored[f"{name}.codes"].astype(np.int8), part.codes.T)
+    np.testing.assert_array_equal(stored[f"{name}.scales"], part.scales.T)
+    assert f"{name}.codes" in stored and name not in stored
+
+
+def with_codes(checkpoint: Checkpoint, bits: int, *, group: int, rows_at_once: int) -> Checkpoint:
+    """Quantize every matrix with zero points, in parts of `rows_at_once` rows."""
+
+    def coded(tensor: Tensor) -> Tensor:
+        rows, cols = tensor.shape
+        q = affine.quantize(tensor.read(), bits=bits, block=(1, group))
+
+        def parts():
+            for start in range(0, rows, rows_at_once):
+                yield affine.Affine(*(array[start : start + rows_at_once] for array in q))
+
+        codes = Codes(f"int{bits}", group, zeros=True, bytes=rows * cols * bits // 8, parts=parts)
+        return Tensor(tensor.shape, np.dtype(np.float32), lambda: dequantized(codes, tensor.shape), codes)
+
+    matrices = quantizable(checkpoint.config)
+    tensors = {name: coded(tensor) if name in matrices else tensor for name, tensor in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("at_once", [1 << 26, 2000])
+def test_zero_points_and_matrices_in_many_parts(bits, at_once, tmp_path, monkeypatch):
+    """Zero points are written correctly, even if codes are written in blocks that end between two paired rows.
+
+    A matrix with an odd number of rows (here the head) has no pairs of rows, so it gets codes of one byte.
+    """
+    monkeypatch.setattr(onnx_codes, "AT_ONCE", at_once)
+    config = replace(WIDE, vocab=51)
+    checkpoint = with_codes(random_checkpoint(config, seed=0), bits, group=32, rows_at_once=7)
+    write_onnx(checkpoint, tmp_path / "x.onnx")
+    model = check_nodes(checkpoint, tmp_path / "x.onnx")
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert kinds["lm_head.weight.codes"] == onnx.TensorProto.UINT8
+    assert kinds["lm_head.weight.zero_points"] == onnx.TensorProto.UINT8
+    half = onnx.TensorProto.UINT4 if bits == 4 else onnx.TensorProto.UINT8
+    assert kinds["model.layers.0.mlp.down_proj.weight.codes"] == half
+
+
+@pytest.mark.parametrize(("scheme", "ffn"), [("nf4", 320), ("q4", 300)])
+def test_codes_that_onnx_cannot_decode_become_float32(scheme, ffn, tmp_path):
+    """ONNX cannot decode levels that are not integers, or a last group that is shorter; we write float32 instead."""
+    checkpoint = quantized(random_checkpoint(replace(WIDE, ffn=ffn), seed=0), scheme)
+    notes = write_onnx(checkpoint, tmp_path / "x.onnx")
+    check_nodes(checkpoint, tmp_path / "x.onnx")
+    count, first = (8, "q_proj") if scheme == "nf4" else (1, "down_proj")
+    assert mentions(notes[1], f"{count} float32") and f"{first}.weight" in notes[1]
+
+
 def test_a_second_file_has_the_same_bytes(written, tmp_path):
     checkpoint, path = written("llama-3.2")
     write_onnx(checkpoint, tmp_path / path.name)
@@ -172,7 +255,7 @@ def test_a_model_that_is_not_supported_is_refused_by_name(changes, what, tmp_pat
 
 
 def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
-    """The graph has the angles for short sequences, and the note names the longest one."""
+    """The graph has the RoPE angles for short sequences, and a note names the longest sequence that it supports."""
     checkpoint, path = written("phi3-long")
     rows = next(tensor.dims[0] for tensor in onnx.load(path).graph.initializer if tensor.name == "rope.cos")
     assert rows == 16
@@ -180,7 +263,7 @@ def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
 
 
 def test_writing_needs_little_memory_besides_the_mapped_file(tmp_path):
-    """NumPy and Python allocate at most 1 MB for a model with a tensor of 3.8 MB, which the file's map holds."""
+    """NumPy and Python allocate at most 1 MB for a model with a tensor of 3.8 MB, which stays in the mapped file."""
     config = {**FAMILIES["llama-3"], "vocab_size": 40_000}
     write_checkpoint(tmp_path, config, dtype="bfloat16")
     checkpoint = open_checkpoint(tmp_path)
@@ -222,7 +305,7 @@ def expected_results(
 ) -> Iterator[tuple[str, Approx]]:
     """Yield the name of each node, and the value and error bound of its definition for the inputs in `results`.
 
-    The positions of the tokens are `at`. A node's inputs are the ones that the structure of `reference.llama` says.
+    The positions of the tokens are `at`. Each node has the inputs that it has in `reference.llama`.
     """
     names = nearest_family(config).names
 
@@ -326,7 +409,7 @@ def attention(
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, config: Config) -> Approx:
     """Compute attention as ONNX defines it: q and k are both multiplied by the root of the scale.
 
-    The two roots and the two products round, so a score has four roundings besides the ones of its sum.
+    The two roots and the two products round, so a score has four roundings in addition to the roundings of its sum.
     """
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     value = weighted(attention_weights(q, k, mask, scale=scale, cap=config.attention_cap), v)
