@@ -26,7 +26,7 @@ def test_e4m3():
     levels = E4M3.decode(np.arange(127, dtype=np.uint8)).astype(np.float32)
     ties = (levels[1:] + levels[:-1]) / 2
     around = [np.nextafter(ties, np.float32(0)), ties, np.nextafter(ties, np.float32(500))]
-    limits = np.nextafter(np.float32(464), np.float32([0, 464, 500]))
+    limits = np.nextafter(np.float32(464), np.array([0, 464, 500], np.float32))
     numbers = np.concatenate([levels, *around, limits, NUMBERS])
     numbers = np.concatenate([numbers, -numbers])
     expected = numbers.astype(ml_dtypes.float8_e4m3fn)
