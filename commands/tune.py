@@ -26,7 +26,9 @@ METHODS_OF = {  # options, and the methods that read them
     "temperature": ("distill", "reward"),
     "group": ("reward",),
     "answer_tokens": ("reward",),
+    "elastic_depth": ("supervised", "distill"),
 }
+DEPTH = "loss_at_"  # before the number of layers, in the names of measures
 RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
 
 
@@ -108,6 +110,12 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     callback=layer_numbers,
     metavar="LIST",
     help="With --method distill: the student has only these layers, such as 0,2,4.  [default: all]",
+)
+@click.option(
+    "--elastic-depth",
+    callback=layer_numbers,
+    metavar="LIST",
+    help="Train the first N layers as a model, too, for each N in LIST, such as 4,7. `convert --layers N` writes it.",
 )
 @click.option(
     "--temperature",
@@ -250,15 +258,15 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
-    curves: dict[str, list[tuple[float, float]]] = {"loss": [], "held-out loss": []}
+    curves: dict[str, list[tuple[float, float]]] = {}
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
     with training_progress(recipe.steps) as show_step:
 
         def report(step: StepReport) -> None:
             show_step(step)
-            name, loss = ("held-out loss", step.evaluation.loss) if step.evaluation else ("loss", step.loss)
-            if loss > 0 and not step.skipped:  # the axes are logarithmic
-                curves[name].append((float(step.step), loss))
+            for name, loss in losses(step).items():
+                if loss > 0 and not step.skipped:  # the axes are logarithmic
+                    curves.setdefault(name, []).append((float(step.step), loss))
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
@@ -270,15 +278,21 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
 
 
+def losses(step: StepReport) -> dict[str, float]:
+    """Return the losses to draw by their names: of the step or of its evaluation, for each elastic depth if any."""
+    name, result = ("held-out loss", step.evaluation) if step.evaluation else ("loss", step)
+    depths = {key.removeprefix(DEPTH): value for key, value in result.measures.items() if key.startswith(DEPTH)}
+    return {f"{name}, {depth} layers": loss for depth, loss in depths.items()} or {name: result.loss}
+
+
 def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
     """Draw `curves`, each a list of (step, loss), in an SVG file. Without points, write no file."""
     from llamaspec.benchmarks.common.svg import lines
     from llamaspec.model.checkpoints.staging import new_file
 
-    drawn = {name: points for name, points in curves.items() if points}
-    if drawn:
+    if curves:
         with new_file(path, replace=True) as staged:
-            staged.write_text(lines(title, "per token, pair or answer", drawn, x="step", y="loss"), encoding="utf-8")
+            staged.write_text(lines(title, "per token, pair or answer", curves, x="step", y="loss"), encoding="utf-8")
 
 
 def summary(step: StepReport, steps: int) -> dict[str, Any]:

@@ -39,6 +39,23 @@ def hidden_states(
     The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
     needs no room, and a row with length -1 in the cache is idle when decoding.
     """
+    states, cache = residual_stream(
+        params, tokens, cache, lengths=lengths, positions_within=positions_within, config=config, ops=ops
+    )
+    return states[-1], cache
+
+
+def residual_stream(
+    params: Params,
+    tokens: Int[Array, "batch seq"],
+    cache: Cache,
+    *,
+    lengths: Int[Array, " batch"] | None = None,
+    positions_within: Int[Array, "batch seq"] | None = None,
+    config: Config,
+    ops: Ops,
+) -> tuple[list[Float[Array, "batch seq dim"]], Cache]:
+    """Return the embedded tokens and the output of each block, and the cache. See `hidden_states`."""
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if positions_within is not None:
         positions = Positions(positions_within, *(table[positions_within] for table in params.rope[:2]))
@@ -47,12 +64,13 @@ def hidden_states(
         positions = positions._replace(at=jnp.where(counts, positions.at, -1))
     x = params.embedding[tokens]
     x = x if config.embedding_scale == 1 else (x.astype(jnp.float32) * config.embedding_scale).astype(x.dtype)
-    layers = []
+    states, layers = [x], []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
         at = _of_layer(positions, params.rope, i, config=config)
         x, layer_cache = _block(x, layer, layer_cache, at, window=config.window(i), config=config, ops=ops)
+        states.append(x)
         layers.append(layer_cache)
-    return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
+    return states, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
 
 # With `jit`, layers of equal shapes are traced and lowered only once. If all programs were compiled before, tracing

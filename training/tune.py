@@ -17,6 +17,7 @@ from llamaspec.model.chat.template import ChatTemplate, turn_stops
 from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.smaller import with_layers
 from llamaspec.model.device import default_device
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.weights.loading import Progress, check_weights, load_params, no_progress
@@ -25,7 +26,7 @@ from llamaspec.training.constraints import FREE, ROUNDED, pruning, rounding
 from llamaspec.training.conversations import Reader, read_data
 from llamaspec.training.data import Example, digest, indices_of_step, tokenizer_digest
 from llamaspec.training.loop import StepReport, Task, Work, run
-from llamaspec.training.objectives.distillation import distillation, kept_layers
+from llamaspec.training.objectives.distillation import distillation
 from llamaspec.training.objectives.objective import HeldOut, evaluator
 from llamaspec.training.objectives.preference import preference, scored, sides
 from llamaspec.training.objectives.reward import Sampler, drawn_work, exact_share, rewarded
@@ -69,6 +70,7 @@ class TuneRecipe:
     group: int = 8  # of the method reward: answers per question
     answer_tokens: int = 64  # of the method reward: the most tokens of an answer
     keep_layers: tuple[int, ...] | None = None  # of the method distill: the layers of the student; None: all
+    elastic_depth: tuple[int, ...] = ()  # the first layers of the model, these numbers of them, are models, too
 
 
 class Tuning(NamedTuple):
@@ -91,6 +93,8 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
         raise ValueError(
             "keep_layers works only with the method distill: it names the layers that the student keeps, at least one"
         )
+    if recipe.elastic_depth and recipe.method not in ("supervised", "distill"):
+        raise ValueError("elastic_depth works only with the methods supervised and distill")
     if recipe.schedule not in SCHEDULES:
         raise ValueError(f"schedule is {recipe.schedule!r}, expected one of {', '.join(SCHEDULES)}")
     if recipe.lora is not None:
@@ -194,7 +198,7 @@ def tune(
     for finished in (out / CONFIG, out / "model"):
         if finished.exists():
             raise refused(finished, "exists already: this training is done")
-    student = checkpoint if recipe.keep_layers is None else kept_layers(checkpoint, recipe.keep_layers)
+    student = checkpoint if recipe.keep_layers is None else with_layers(checkpoint, recipe.keep_layers)
     check_trainable(student, recipe)
     read: Callable[[Reader, dict[str, Any]], Any] = READERS.get(recipe.method, Reader.example)
     examples: list[Any] = read_data(data, tokenizer, template, read, eos=min(checkpoint.stops, default=None))
@@ -270,6 +274,11 @@ class Lesson(NamedTuple):
         indices = indices_of_step(len(examples), step, batch=self.recipe.batch, seed=self.recipe.seed)
         return [examples[i] for i in indices]
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of all models to train: of those in the recipe, and of the whole model."""
+        return (*sorted(set(self.recipe.elastic_depth)), self.static["config"].layers)
+
     def documents(self, examples: list[Any], teacher: Checkpoint | None, progress: Progress) -> TaskParts:
         """Make the parts for the methods that learn from the data itself."""
         recipe, trainable, static = self.recipe, self.trainable, self.static
@@ -283,10 +292,10 @@ class Lesson(NamedTuple):
             length = static["length"]
             frozen = frozen, load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
             config = for_sequences(teacher.config, length)
-            temperature = recipe.temperature
-            objective = distillation(trainable.params, teacher_config=config, temperature=temperature, **static)
+            elastic = {"temperature": recipe.temperature, "depths": self.depths}
+            objective = distillation(trainable.params, teacher_config=config, **elastic, **static)
         else:
-            objective = supervised(trainable.params, **static)
+            objective = supervised(trainable.params, depths=self.depths, **static)
         training, held_out = split(examples)
 
         def documents(step: int, _: Tensors | None) -> Work:
@@ -365,6 +374,9 @@ def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
         raise refused(checkpoint.path, f"has no matrix {', '.join(recipe.lora_on)} that LoRA can change")
     if checkpoint.config.sinks:
         raise refused(checkpoint.path, "has attention sinks, which training does not support")
+    layers = checkpoint.config.layers
+    if wrong := [depth for depth in recipe.elastic_depth if not 0 < depth < layers]:
+        raise refused(checkpoint.path, f"has {layers} layers: no smaller model has {wrong[0]} of them")
 
 
 def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:
