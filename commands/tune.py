@@ -50,17 +50,25 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
     return tuple(map(int, numbers))
 
 
-def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Parse the share of weights that pruning keeps, between 0 and 1, or "2:4", which gives (2, 4).
+def pruning(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
+    """Parse what pruning keeps, and return fields of `TuneRecipe`.
 
+    It is a share of the weights between 0 and 1, or "2:4", or shares of whole parts such as "heads:0.5,channels:0.5".
     Raises BadParameter for other text.
     """
     if value is None or value == "2:4":
-        return (2, 4) if value else None
-    with suppress(ValueError):
-        if 0 < float(value) < 1:
-            return float(value)
-    raise click.BadParameter(f"{value!r} is neither a share between 0 and 1 nor 2:4")
+        return {"prune": (2, 4) if value else None}
+    names = {"heads": "keep_heads", "channels": "keep_channels", "": "prune"}
+    fields: dict[str, Any] = {}
+    for part in value.split(","):
+        name, _, share = part.strip().rpartition(":")
+        field = names.get(name)
+        with suppress(ValueError):
+            if field and field not in fields and 0 < float(share) < 1:
+                fields[field] = float(share)
+                continue
+        raise click.BadParameter(f"{part!r} is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE")
+    return fields
 
 
 @click.command(cls=Verb)
@@ -95,9 +103,11 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option(
     "--prune",
-    callback=kept_share,
-    metavar="SHARE|2:4",
-    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4).",
+    callback=pruning,
+    metavar="SHARE|2:4|heads:SHARE|channels:SHARE",
+    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4). Or "
+    "keep only a share of the attention heads or of the feed-forward channels, such as heads:0.5,channels:0.5, which "
+    "makes the model smaller.",
 )
 @click.option(
     "--beta", type=POSITIVE, help="With --method preference: multiply the margin of a pair by BETA.  [default: 0.1]"
@@ -210,7 +220,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
         raise click.UsageError(
             f"--quantize {options['quantize']} needs --lora; without it, choose {', '.join(ROUNDED)}"
         )
-    if options["prune"] and (options["lora"] or options["quantize"]):
+    options |= (pruned := options.pop("prune"))
+    if any(pruned.values()) and (options["lora"] or options["quantize"]):
         raise click.UsageError("--prune cannot be combined with --lora or --quantize")
     checkpoint, tokenizer = open_with_tokenizer(model, options["tokenizer"])
     places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]

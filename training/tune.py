@@ -17,7 +17,8 @@ from llamaspec.model.chat.template import ChatTemplate, turn_stops
 from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from llamaspec.model.checkpoints.codes import quantized
-from llamaspec.model.checkpoints.smaller import with_layers
+from llamaspec.model.checkpoints.huggingface.write_config import format_config
+from llamaspec.model.checkpoints.smaller import with_layers, without_weakest
 from llamaspec.model.device import default_device
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.weights.loading import Progress, check_weights, load_params, no_progress
@@ -64,6 +65,8 @@ class TuneRecipe:
     remat: bool = False
     quantize: str | None = None  # a scheme: of the frozen model under adapters, or to round all weights by
     prune: float | tuple[int, int] | None = None  # the share of weights that stay, or n of every m
+    keep_heads: float = 1.0  # the share of attention heads that stay
+    keep_channels: float = 1.0  # the share of feed-forward channels that stay
     accumulate: int | None = None  # parts of a step; None: as many as keep the device busy
     beta: float = 0.1  # of the method preference: how strongly a margin counts
     temperature: float = 1.0  # of the methods distill and reward
@@ -105,8 +108,12 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
             raise ValueError("lora_on names no matrix")
     if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
         raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
-    if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
-        raise ValueError("prune is for training all weights, without lora and quantize")
+    for name in ("keep_heads", "keep_channels"):
+        if not 0 < getattr(recipe, name) <= 1:
+            raise ValueError(f"{name}: expected a share above 0, up to 1, got {getattr(recipe, name)}")
+    pruned = recipe.prune is not None or min(recipe.keep_heads, recipe.keep_channels) < 1
+    if pruned and (recipe.lora is not None or recipe.quantize is not None):
+        raise ValueError("pruning is for training all weights, without lora and quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
         raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
@@ -198,7 +205,7 @@ def tune(
     for finished in (out / CONFIG, out / "model"):
         if finished.exists():
             raise refused(finished, "exists already: this training is done")
-    student = checkpoint if recipe.keep_layers is None else with_layers(checkpoint, recipe.keep_layers)
+    student = student_of(checkpoint, recipe)
     check_trainable(student, recipe)
     read: Callable[[Reader, dict[str, Any]], Any] = READERS.get(recipe.method, Reader.example)
     examples: list[Any] = read_data(data, tokenizer, template, read, eos=min(checkpoint.stops, default=None))
@@ -366,6 +373,19 @@ def make_trainable(
         base=base,
         progress=progress,
     )
+
+
+def student_of(checkpoint: Checkpoint, recipe: TuneRecipe) -> Checkpoint:
+    """Return the model to train: `checkpoint`, or the part of it that the recipe keeps.
+
+    Raises CheckpointError if `checkpoint` has no such part, or if no format of the result can express it.
+    """
+    student = checkpoint if recipe.keep_layers is None else with_layers(checkpoint, recipe.keep_layers)
+    if min(recipe.keep_heads, recipe.keep_channels) < 1:
+        student = without_weakest(student, heads=recipe.keep_heads, ffn=recipe.keep_channels)
+    if student is not checkpoint:
+        format_config(student, dtype="float32")
+    return student
 
 
 def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
