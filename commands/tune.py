@@ -270,11 +270,13 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     curves: dict[str, list[tuple[float, float]]] = {}
+    drifts: list[float] = []  # of each step of the method reward
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
     with training_progress(recipe.steps) as show_step:
 
         def report(step: StepReport) -> None:
             show_step(step)
+            drifts.extend([step.measures["drift"]] if "drift" in step.measures else [])
             for name, loss in losses(step).items():
                 if loss > 0 and not step.skipped:  # the axes are logarithmic
                     curves.setdefault(name, []).append((float(step.step), loss))
@@ -286,6 +288,11 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     if plot:
         draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"
+    if drifts:
+        say(
+            f"log probabilities of an answer, as drawn and as learned, differed by {max(drifts):.2g} on average in the "
+            "step with the largest difference"
+        )
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
 
 

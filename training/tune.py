@@ -335,8 +335,8 @@ class Lesson(NamedTuple):
             return draw(step, self.choose(training, step), tensors)
 
         evaluate = exact_share(sampler, held_out) if held_out else None
-        loss = rewarded(trainable.params, **fixed)
-        return TaskParts(loss, ("loss", "reward"), trainable.frozen, documents, evaluate)
+        loss = rewarded(trainable.params, temperature=recipe.temperature, **fixed)
+        return TaskParts(loss, ("loss", "reward", "drift"), trainable.frozen, documents, evaluate)
 
 
 def rows_at_once(recipe: TuneRecipe, platform: str) -> int:

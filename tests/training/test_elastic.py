@@ -84,7 +84,7 @@ def two_layers(tmp_path_factory) -> Path:
 
 
 def test_the_first_layers_of_a_trained_model_are_a_model(two_layers, data, tmp_path):  # noqa: F811
-    """`convert --layers` writes the model that has the reported loss, and a resumed training has the same weights."""
+    """`convert --layers` writes the trained first layers, and a resumed training has the same weights."""
     command = ("tune", str(two_layers), "--data", str(data), "--elastic-depth=1", "--steps=4", "--lr=0.02", "--json")
     out, plot = tmp_path / "out", tmp_path / "loss.svg"
     code, printed, log = llamaspec(*command, "--save-every=2", f"--plot={plot}", "--out", str(out))
@@ -105,11 +105,8 @@ def test_the_first_layers_of_a_trained_model_are_a_model(two_layers, data, tmp_p
     assert code == 0, log
     small = open_checkpoint(tmp_path / "small")
     assert small.config == replace(open_checkpoint(two_layers).config, layers=1)
-    again = ("tune", f"{tmp_path}/small", "--data", str(data), "--steps=1", "--lr=1e-30", "--json")
-    code, printed, log = llamaspec(*again, "--out", str(tmp_path / "again"))
-    assert code == 0, log
-    held_out = json.loads(printed.splitlines()[-1])["held_out"]
-    assert held_out["loss"] == pytest.approx(steps[-1]["held_out"]["measures"]["loss_at_1"], rel=ROUNDINGS)
+    for name, tensor in small.tensors.items():
+        assert np.array_equal(tensor.read(), trained[name])
 
 
 def test_depths_that_no_smaller_model_has_are_one_line(two_layers, data, tmp_path):  # noqa: F811

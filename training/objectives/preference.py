@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.ops.table import Ops
+from llamaspec.model.sampling import log_probabilities
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.training.conversations import Preference
@@ -31,6 +32,21 @@ class Scored(NamedTuple):
     frozen: tuple[float, float]  # of the chosen and of the rejected answer
 
 
+def token_log_probabilities(
+    params: Params,
+    ids: Int[Array, "batch seq"],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+    temperature: float = 1.0,
+) -> Float[Array, "batch predicted"]:
+    """Compute log p of ids 1, 2, … of each row. A row is one document."""
+    at = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    logits = packed_logits(params, ids, at, config=config, ops=ops, dtype=dtype)
+    return log_probabilities(logits, ids[:, 1:], temperature)
+
+
 def answer_log_probabilities(
     params: Params,
     ids: Int[Array, "batch seq"],
@@ -41,10 +57,7 @@ def answer_log_probabilities(
     dtype: np.dtype,
 ) -> Float[Array, " batch"]:
     """Sum log p of the counted ids of each row. Padding does not count, so the length of a row does not matter."""
-    at = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    logits = packed_logits(params, ids, at, config=config, ops=ops, dtype=dtype)
-    chosen = jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
-    return jnp.sum((chosen - jax.nn.logsumexp(logits, axis=-1)) * counted[:, 1:], axis=1)
+    return jnp.sum(token_log_probabilities(params, ids, config=config, ops=ops, dtype=dtype) * counted[:, 1:], axis=1)
 
 
 def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tuple[np.ndarray, ...]]:
