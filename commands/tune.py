@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.loading import open_to_run, open_with_tokenizer, prepare_jax
-from llamaspec.commands.options import COUNT, MODEL, POSITIVE, SCHEME_NAMES, Verb, template_option, tokenizer_option
+from llamaspec.commands.options import (
+    COUNT,
+    MODEL,
+    POSITIVE,
+    SCHEME_NAMES,
+    Verb,
+    devices_option,
+    template_option,
+    tokenizer_option,
+)
 from llamaspec.commands.output import say, write
 from llamaspec.commands.progress import progress_bar, training_progress
 
@@ -169,6 +178,7 @@ def pruning(context: click.Context, parameter: click.Parameter, value: str | Non
     type=click.Choice(["float32", "bfloat16"]),
     help="Compute in this dtype. The trained weights stay in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
 )
+@devices_option
 @click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
 @click.option(
     "--seed",
@@ -256,7 +266,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     assert out is not None
     teacher = options.pop("teacher")
     running: dict[str, Any] = {"teacher": open_to_run(teacher, None) if teacher else None}
-    running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
+    running |= {name: options.pop(name) for name in ("devices", "resume", "eval_every", "save_every")}
     prepare_jax()
     try:
         with progress_bar() as progress:

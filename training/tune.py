@@ -34,6 +34,7 @@ from llamaspec.training.objectives.reward import Sampler, drawn_work, exact_shar
 from llamaspec.training.objectives.supervised import supervised
 from llamaspec.training.ops import PACKED, remat
 from llamaspec.training.optimizers import SCHEDULES, optimizer
+from llamaspec.training.parallel import Spread, replicated, round_up
 from llamaspec.training.recipe import check_at_least_one, check_context
 from llamaspec.training.steps import Tensors, compile_step
 from llamaspec.training.trainable import Trainable, adapters, all_weights
@@ -187,6 +188,7 @@ def tune(
     *,
     base: str,
     teacher: Checkpoint | None = None,
+    devices: int = 1,
     resume: bool = False,
     eval_every: int = 100,
     save_every: int = 100,
@@ -197,8 +199,9 @@ def tune(
     """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
 
     `base` is the name of the model, for the adapter's files. `teacher` is for the method distill; None: the model
-    itself. Calls `note` with a line about examples that are cut. Calls `report` and raises exceptions as `loop.run`
-    does. Also raises ValueError for an invalid recipe, and CheckpointError for a file that cannot be used.
+    itself. `devices` is the number of devices that share the rows of a batch. Calls `note` with a line about examples
+    that are cut. Calls `report` and raises exceptions as `loop.run` does. Also raises ValueError for an invalid recipe,
+    and CheckpointError for a file that cannot be used.
     """
     out = Path(out)
     check_tune_recipe(recipe)
@@ -223,8 +226,11 @@ def tune(
     # Sampling pads prompts and answers to `context` each.
     positions = 2 * context if recipe.method == "reward" else context
     trainable = make_trainable(student, recipe, context=positions, base=base, progress=progress)
+    over = replicated(devices) if devices > 1 else None
+    if over:
+        trainable = trainable._replace(frozen=over.place(trainable.frozen))
     platform = default_device().platform
-    rows = rows_at_once(recipe, platform)
+    rows = rows_at_once(recipe, platform, devices)
     static: dict[str, Any] = {
         "config": for_sequences(student.config, positions),
         "ops": remat(PACKED) if recipe.remat else PACKED,
@@ -232,7 +238,7 @@ def tune(
         "rows": rows,
         "length": context,
     }
-    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static, platform)
+    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static, platform, over)
     parts = lesson.rewards(examples) if recipe.method == "reward" else lesson.documents(examples, teacher, progress)
     transform = optimizer(
         lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay, kind=recipe.schedule
@@ -247,6 +253,7 @@ def tune(
         documents=parts.documents,
         identity=identity(recipe, checkpoint, teacher, tokenizer, template, data),
         evaluate=parts.evaluate,
+        over=over,
         draws=recipe.method == "reward",
     )
     tensors = run(task, out, resume=resume, eval_every=eval_every, save_every=save_every, report=report)
@@ -275,6 +282,11 @@ class Lesson(NamedTuple):
     recipe: TuneRecipe
     static: Mapping[str, Any]  # config, ops, dtype, rows and length of the loss
     platform: str
+    over: Spread | None  # several devices
+
+    def on_devices(self, loss: Callable) -> Callable:
+        """Make the loss a sum over the devices, if there are several."""
+        return self.over.sums(loss) if self.over else loss
 
     def choose(self, examples: Sequence[Any], step: int) -> list[Any]:
         """Return the examples of a step."""
@@ -297,12 +309,14 @@ class Lesson(NamedTuple):
             teacher = teacher or self.checkpoint
             check_teacher(teacher, self.student)
             length = static["length"]
-            frozen = frozen, load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
+            teaching = load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
+            frozen = frozen, self.over.place(teaching) if self.over else teaching
             config = for_sequences(teacher.config, length)
             elastic = {"temperature": recipe.temperature, "depths": self.depths}
             objective = distillation(trainable.params, teacher_config=config, **elastic, **static)
         else:
             objective = supervised(trainable.params, depths=self.depths, **static)
+        objective = objective._replace(loss=self.on_devices(objective.loss))
         training, held_out = split(examples)
 
         def documents(step: int, _: Tensors | None) -> Work:
@@ -336,18 +350,18 @@ class Lesson(NamedTuple):
 
         evaluate = exact_share(sampler, held_out) if held_out else None
         loss = rewarded(trainable.params, temperature=recipe.temperature, **fixed)
-        return TaskParts(loss, ("loss", "reward", "drift"), trainable.frozen, documents, evaluate)
+        return TaskParts(self.on_devices(loss), ("loss", "reward", "drift"), trainable.frozen, documents, evaluate)
 
 
-def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
-    """Choose the number of rows per batch.
+def rows_at_once(recipe: TuneRecipe, platform: str, devices: int) -> int:
+    """Choose the number of rows per batch, a multiple of `devices`.
 
-    If `recipe.accumulate` is set, a step has this many batches. Otherwise a batch has 1 row on a CPU, and up to 8 rows
-    on other devices.
+    If `recipe.accumulate` is set, a step has this many batches. Otherwise a batch has 1 row per device on a CPU, and up
+    to 8 rows per device elsewhere.
     """
     if recipe.accumulate is not None:
-        return -(-recipe.batch // recipe.accumulate)
-    return 1 if platform == "cpu" else min(8, recipe.batch)
+        return round_up(-(-recipe.batch // recipe.accumulate), devices)
+    return round_up(min(recipe.batch, devices * (1 if platform == "cpu" else 8)), devices)
 
 
 def make_trainable(

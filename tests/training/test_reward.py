@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,9 @@ def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
     )
     asked = [Question([3, 1, 4], ""), Question([1], "")]
     answers = sampler.answers(trainable.tensors, asked, [(1, 2), (3, 4)])
-    learned = token_log_probabilities(
-        trainable.params(trainable.tensors, None),
-        jnp.array([answer.example.ids + [0] * (length - len(answer.example.ids)) for answer in answers]),
-        ops=PACKED,
-        temperature=temperature,
-        **static,
-    )
+    learn = jax.jit(partial(token_log_probabilities, ops=PACKED, temperature=temperature, **static))
+    rows = jnp.array([answer.example.ids + [0] * (length - len(answer.example.ids)) for answer in answers])
+    learned = learn(trainable.params(trainable.tensors, None), rows)
     weights = load_reference_params(base)
     distances = []
     for answer, row in zip(answers, np.asarray(learned), strict=True):
@@ -173,7 +170,7 @@ def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
         distances.append(np.sum(np.abs(np.array(answer.scores) - row[: len(ids) - 1][at])))
     loss = rewarded(trainable.params, ops=PACKED, temperature=temperature, **static)
     work = group_work(answers, group=2, rows=2, length=length)
-    sums = loss(trainable.tensors, None, *work.batches[0])[1]
+    sums = jax.jit(loss)(trainable.tensors, None, *work.batches[0])[1]
     assert float(sums["drift"]) == pytest.approx(sum(distances), abs=1e-5) and sum(distances) < 1e-3
     assert min(len(answer.scores) for answer in answers) >= 9
 
@@ -188,7 +185,7 @@ def test_answers_are_learned_at_the_temperature_at_which_they_were_drawn():
     for checkpoint, temperature in ((untied, 2.0), (with_arrays(untied, halved), 1.0)):
         trainable = all_weights(checkpoint, context=8, dtype=FLOAT32)
         loss = rewarded(trainable.params, config=checkpoint.config, ops=PACKED, dtype=FLOAT32, temperature=temperature)
-        results.append(jax.value_and_grad(loss, has_aux=True)(trainable.tensors, None, *batch))
+        results.append(jax.jit(jax.value_and_grad(loss, has_aux=True))(trainable.tensors, None, *batch))
     ((value, _), slopes), ((expected, _), exact_slopes) = results
     assert float(value) == pytest.approx(float(expected), rel=ROUNDINGS)
     for name, slope in slopes.items():

@@ -10,6 +10,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     families    every case of `FAMILIES`
     drawn       tokens that four devices sample with one random key, and with a key per device
     trained     trainings on two devices, killed and resumed, for each kind of `TRAINED`
+    tuned       fine-tunings on two devices, for each method of `TUNED`
     served      answers of engines, for each number of devices in `SERVED`
     stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
     commands    exit code, stdout and stderr of every command of `COMMANDS`
@@ -132,6 +133,7 @@ SPREAD = {  # caches on four devices; True: the logits equal one device's logits
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+TUNED = ("supervised", "preference", "distill", "reward")
 SERVED = (1, 4)
 TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the commands' process has registered
 COMMANDS = {  # run in order, in one process with one folder of caches
@@ -711,6 +713,58 @@ def trained(kind: str) -> dict[str, Any]:
         }
 
 
+def tuned(method: str) -> dict[str, Any]:
+    """Fine-tune for one step along the gradient, on one device and on two.
+
+    The step has three rows, so one device gets a row of padding. Return the largest differences between the reports and
+    between the trained weights, and the largest change of a weight.
+    """
+    import tempfile
+    from unittest.mock import patch
+
+    import numpy as np
+    import optax
+
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.training.objectives.reward import Answer
+    from llamaspec.training.tune import TuneRecipe, tune
+    from tests.training.test_tune import write_tiny
+
+    def graded(example: Any, reward: float, scores: list[float]) -> Answer:
+        return Answer(example, float(example.ids[-1] % 2), scores)  # a random model draws no right answer
+
+    def weights(path: Path) -> dict[str, np.ndarray]:
+        return {name: tensor.read() for name, tensor in open_checkpoint(path).tensors.items()}
+
+    answers = {"preference": {"chosen": "yes", "rejected": "never"}, "reward": {"answer": "a"}}
+    lines = [{"prompt": f"{i}"} | answers.get(method, {"completion": "say"}) for i in range(20)]
+    sizes: dict[str, Any] = {"batch": 1, "group": 3} if method == "reward" else {"batch": 3, "context": 12}
+    sizes |= {"keep_layers": (0,)} if method == "distill" else {}
+    sizes |= {"keep_layers": (0,)} if method == "distill" else {}
+    recipe = TuneRecipe(steps=1, lr=1.0, method=method, answer_tokens=3, **sizes)
+    reports: list[Any] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch("llamaspec.training.tune.optimizer", lambda **_: optax.sgd(1.0)),
+        patch("llamaspec.training.objectives.reward.Answer", graded),
+    ):
+        checkpoint = open_checkpoint(write_tiny(Path(folder) / "model", layers=2))
+        data = Path(folder) / "data.jsonl"
+        data.write_text("\n".join(map(json.dumps, lines)))
+        how: dict[str, Any] = {"base": "tiny", "report": reports.append}
+        for devices in (1, 2):
+            out = Path(folder) / f"{devices}"
+            tune(checkpoint, tokenizer_of(checkpoint, None), None, data, out, recipe, devices=devices, **how)
+        before, single, double = (weights(Path(folder) / name) for name in ("model", "1/model", "2/model"))
+    numbers = [[r.loss, *r.measures.values(), e.evaluation.loss] for r, e in (reports[:2], reports[2:])]
+    return {
+        "reports": max(abs(x - y) / max(1, abs(x)) for x, y in zip(*numbers, strict=True)),
+        "weights": max(float(np.abs(double[name] - single[name]).max()) for name in single),
+        "change": max(float(np.abs(single[name] - before[name]).max()) for name in single),
+    }
+
+
 def command(*arguments: str) -> dict[str, Any]:
     """Run a `llamaspec` command in this process."""
     from contextlib import redirect_stderr, redirect_stdout
@@ -770,6 +824,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "tuned":
+            yield from (partial(tuned, method) for method in TUNED)
         case "served":
             yield from (partial(served, devices) for devices in SERVED)
         case "commands":
