@@ -31,7 +31,7 @@ def hidden_states(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
-    """Run new `tokens`, which follow the tokens in `cache`, through the blocks. The returned cache contains both.
+    """Run `tokens`, which follow the tokens in `cache`, through the blocks.
 
     If rows hold several documents (see `training.packing`), `positions_within` has the position of each token in its
     document, and the cache must be empty. If it is None, the positions continue after those in the cache.

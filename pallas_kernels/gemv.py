@@ -73,7 +73,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """Launch the kernel for some of the vectors. The first one has the residual in row `base`."""
+    """Launch the kernel for some of the vectors. The residual of the first of these is in row `base`."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)

@@ -32,9 +32,9 @@ a position takes 2 * 32 * 128 * kv_heads numbers, of 2 bytes each in bfloat16:
     GQA    8           128 KiB       1 GiB              0.54 GB      Llama 3
     MQA    1           16 KiB        128 MiB            0.067 GB
 
-The weights of Llama 3 8B take 16 GB. So with MHA, four texts of 8,192 tokens would have as much cache as there are
-weights; with GQA it takes 16 texts. The arithmetic of attention stays the same: every query head computes its own
-scores.
+The weights of Llama 3 8B take 16 GB. So with MHA, the cache of 4 texts of 8,192 tokens would be as large as the
+weights. With GQA, the cache of 16 texts is. The arithmetic of attention stays the same: every query head computes its
+own scores.
 """
 
 import numpy as np

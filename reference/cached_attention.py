@@ -1,6 +1,7 @@
 r"""Attention over a cache of keys and values, in the three forms that a server needs.
 
-A cache holds the keys and values of earlier positions, and has room for later ones. With t positions in use,
+A cache holds the keys and values of earlier positions, and has room for later ones. With t positions in use, t_0 of
+them before the queries of a prefill,
 
     prefill   queries i = 0, 1, ... at positions t_0 + i, over the first t_0 + i + 1 positions
     decode    one query, at position t - 1, over the first t positions

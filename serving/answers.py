@@ -34,7 +34,7 @@ class Choice:
     """One generated text of an answer. If the client set `echo`, the text begins with the prompt."""
 
     def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
-        """Prepare for the events of `request`. `reader` decodes the drawn tokens, and `echo` (optional) the prompt."""
+        """Store the arguments. `reader` decodes the drawn tokens of `request`. `echo`, if given, decodes the prompt."""
         self.index = index
         self.request = request
         self.prompt = prompt
@@ -122,12 +122,12 @@ class Answering:
     def start(self) -> None:
         """Submit all requests to the engine.
 
-        If the engine refuses one of them, cancels the others and raises Refusal.
+        If the engine refuses one of them, cancels the others and raises Refusal, or QueueFull if the queue is full.
         """
         try:
             for choice in self.choices:
                 self._submit(choice)
-        except Refusal:
+        except (Refusal, QueueFull):
             self.cancel()
             raise
 
@@ -154,7 +154,7 @@ class Answering:
 
     def _submit(self, choice: Choice) -> None:
         deliver = partial(self._inbox.put, choice.index)
-        choice.number = submit(self._engine, choice.request, deliver, choice.prompt, self._metrics)
+        choice.number = submit(self._engine, choice.request, deliver, choice.prompt)
 
     def _time(self, count: int, *, first: bool) -> None:
         if count == 0:
@@ -167,15 +167,17 @@ class Answering:
         self._latest = now
 
 
-def submit(engine: Engine, request: Request, deliver: Deliver, prompt: Prompt, metrics: Metrics) -> int:
-    """Submit a request to the engine, and return its number. Raises Refusal if the engine refuses the request."""
+def submit(engine: Engine, request: Request, deliver: Deliver, prompt: Prompt) -> int:
+    """Submit a request to the engine, and return its number.
+
+    Raises QueueFull if the engine accepts no request now, and Refusal if it has failed or refuses this request.
+    """
     try:
         return engine.submit(request, deliver)
-    except QueueFull as error:
+    except QueueFull:
         if engine.failed:
             raise Refusal("the engine has failed", status=503, code="engine_failed") from None
-        metrics.refused.labels("queue").inc()
-        raise queue_full(str(error)) from None
+        raise
     except PromptTooLong:
         raise too_long(f"{len(prompt.ids):,} tokens", engine.context, prompt.param) from None
     except ValueError as error:
@@ -191,6 +193,12 @@ def shutting_down() -> Refusal:
     """Make the error response for a request that the server drops because it is shutting down."""
     headers = {"Retry-After": "5"}  # seconds
     return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
+
+
+def expired() -> Refusal:
+    """Make the error response for a request that exceeded its time limit."""
+    headers = {"Retry-After": "5"} | NO_RETRY
+    return Refusal("the request exceeded its time limit", status=503, code="expired", headers=headers)
 
 
 def _drawn_tokens(event: Tokens) -> list[DrawnToken]:
@@ -210,8 +218,7 @@ def refusal_of(event: Finished) -> Refusal:
         case "cancelled":  # the server is shutting down; a client that has disconnected gets no response
             return shutting_down()
         case "expired":
-            headers = {"Retry-After": "5"} | NO_RETRY
-            return Refusal("the request exceeded its time limit", status=503, code="expired", headers=headers)
+            return expired()
     if event.message == NO_WAY_ON:
         return Refusal(event.message, code="invalid_schema")
     return Refusal(event.message or "the engine failed", status=500, code="engine_error", headers=NO_RETRY)

@@ -10,13 +10,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import msgspec
-
 from llamaspec.model.chat.channels import Channels, channels_of
 from llamaspec.model.options import MAX_SEED, SAMPLING, SamplingOptions, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
-from llamaspec.serving.embeddings import answer_of, embedded
+from llamaspec.serving.embeddings import answer_in_json, embedded
 from llamaspec.serving.forms import ChatForm, CompletionForm, Head, WireFormat, spell
 from llamaspec.serving.grammar import Grammars, Rules
 from llamaspec.serving.metrics import Metrics
@@ -33,7 +31,7 @@ from llamaspec.serving.openai import (
 )
 from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
-from llamaspec.serving.request import Embedding, Engine, Request
+from llamaspec.serving.request import Engine, QueueFull, Request
 from llamaspec.serving.streaming import TextReader
 from llamaspec.serving.tools import CallForm, CallReader, offered_tools
 
@@ -151,7 +149,7 @@ class Api:
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
 
-    async def embed(self, body: EmbeddingRequest) -> bytes:
+    async def embed(self, body: EmbeddingRequest) -> bytearray:
         """Compute embeddings, and return the answer as JSON. Raises Refusal for an invalid request."""
         self.check_model(body.model)
         dim, pooling = self.engine.dim, body.pooling or self._pooling
@@ -164,13 +162,18 @@ class Api:
         prompts = await self._prompts_of(body.input, param="input", most=MOST_INPUTS, is_complete=True)
         if not all(prompt.ids for prompt in prompts):
             raise Refusal("input: expected at least one token, got an empty input", param="input")
-        priority, deadline, adapter = body.priority or 0, self._deadline_of(body), self._adapter_of(body)
-        options = {"priority": priority, "deadline": deadline, "adapter": adapter}
+        options = {"priority": body.priority or 0, "adapter": self._adapter_of(body)}
         requests = [Request(tuple(prompt.ids), 0, embeds=True, **options) for prompt in prompts]
-        embeddings = await embedded(self.engine, prompts, requests, self.metrics)
+        limits = {"seconds": self._deadline_of(body), "draining": lambda: self.draining}
+        try:
+            embeddings = await embedded(self.engine, prompts, requests, **limits)
+        except QueueFull as error:
+            raise self._no_room(error) from None
         tokens = sum(len(prompt.ids) for prompt in prompts)
         about = {"model": body.model or self.model.id, "tokens": tokens, "pooling": pooling}
-        return await self._in_thread(partial(_embeddings_in_json, body, embeddings, **about))
+        # `_in_thread` might refuse this last step, although the work is done.
+        write = partial(answer_in_json, body, embeddings, **about)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, write)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Encode a text or a conversation as token ids. Raises Refusal for an invalid request."""
@@ -218,7 +221,7 @@ class Api:
         """Encode one or several texts, or check one or several lists of token ids.
 
         `param` is the field of the request that has them, and `most` is the largest number of prompts. If
-        `is_complete`, a text gets the ids that the tokenizer puts after a text.
+        `is_complete`, we append to each text the ids that the tokenizer puts at the end of a text.
         """
         encode = partial(self._prompts.from_text, param=param, is_complete=is_complete)
         if isinstance(value, str):
@@ -306,9 +309,14 @@ class Api:
         answering = Answering(self.engine, choices, self.metrics)
         try:
             answering.start()
-        except Refusal as refusal:
-            raise shutting_down() if self.draining and refusal.status == 429 else refusal from None
+        except QueueFull as error:
+            raise self._no_room(error) from None
         return answering
+
+    def _no_room(self, error: QueueFull) -> Refusal:
+        """Make the error response for a request that the engine's queue did not accept, and count it."""
+        self.metrics.refused.labels("queue").inc()
+        return shutting_down() if self.draining else queue_full(str(error))
 
     def _requests(
         self,
@@ -375,10 +383,6 @@ class Api:
     def _head(self, prefix: str, body: SampledRequest) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
         return Head(name, int(time.time()), body.model or self.model.id, self._fingerprint)
-
-
-def _embeddings_in_json(body: EmbeddingRequest, embeddings: Sequence[Embedding], **about: Any) -> bytes:
-    return msgspec.json.encode(answer_of(body, embeddings, **about))
 
 
 def _stop_texts(body: SampledRequest) -> list[str]:

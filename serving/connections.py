@@ -190,8 +190,8 @@ def allow_files(connections: int) -> int:
 
 
 def in_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Make a JSON response."""
-    body = msgspec.json.encode(value)
+    """Make a JSON response. `value` may be a bytearray that contains JSON already."""
+    body = value if isinstance(value, bytearray) else msgspec.json.encode(value)
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 

@@ -236,7 +236,7 @@ class AnswerGrammar:
 
 
 def _matches_only(pattern: str, names: set[str]) -> bool:
-    """Return whether a pattern of a JSON schema matches no names other than `names`."""
+    """Return whether every name that a JSON schema's pattern matches is in `names`."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(
@@ -250,7 +250,7 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 
 
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
-    """Return whether a grammar allows no texts other than `texts`.
+    """Return whether every text that a grammar allows is in `texts`.
 
     Recursive: each first byte that the grammar allows must begin one of `texts`, and the same must be true of the
     remaining bytes.

@@ -14,7 +14,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
 from llamaspec.serving.answers import shutting_down
@@ -274,7 +273,7 @@ class Site:
 
     async def _embed(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await self._body(request, EmbeddingRequest)
-        return in_json(msgspec.Raw(await self.api.embed(body)))
+        return in_json(await self.api.embed(body))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Answer with generated texts, complete or streamed. After an error, cancels the requests that still run."""

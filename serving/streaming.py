@@ -151,8 +151,8 @@ class TextReader:
     def _decide(self, text: str) -> None:
         """Count the characters of the decoded `text`, and decide where the undecided tokens belong.
 
-        If `text` is not empty, they are a part of it. If it is empty, they are a part of a channel's header, which the
-        answer does not show.
+        If `text` is not empty, the tokens belong to it. If it is empty, the tokens belong to the header of a channel,
+        which the answer does not show.
         """
         self._decoded += len(text)
         if text:

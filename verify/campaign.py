@@ -69,7 +69,7 @@ class Campaign:
     )  # sizes for timing; by default the largest that are drawn
 
     def fewer(self) -> "Campaign":
-        """Make the campaign for an extra dtype: a third of the draws and of the time."""
+        """Return this campaign with a third of its draws and of its time, for an extra dtype."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
@@ -324,7 +324,7 @@ def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[st
 
 
 def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Answer:
-    """Repeat the call of a replay file, or make it with another candidate or another array library.
+    """Repeat the call that a replay file describes, or make the same call with another candidate or array library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError like `run`.
     """

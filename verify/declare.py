@@ -107,7 +107,8 @@ def declare(
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in {*arrays, *options, *sizes}]:
-        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, but `arrays` and `options` lack this name")
+        what = f"{definition.__name__} takes {', '.join(missing)}"
+        raise ValueError(f"{what}, but neither `arrays` nor `options` describes this argument")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
     dimensions = {name: [_Dimension(text) for text in _shape_of(shape).split()] for name, shape in arrays.items()}

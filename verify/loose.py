@@ -88,8 +88,8 @@ def _rounding_each(contract: Contract, dtype: str, rounding: Rounding) -> Contra
 def _in_parts(contract: Contract, wide: Contract, plain: Contract, unit: str, rounding: Rounding) -> Contract:
     """Weaken `contract` for a candidate that multiplies matrices by three products of their parts.
 
-    The bound is the derived one, from `wide`. If `contract` allows more than `plain`, the derived bound of a float32
-    kernel, for example for an online softmax, we add the difference.
+    The bound is the derived one, from `wide`. `plain` has the derived bound of a float32 kernel. If `contract` allows a
+    larger error than `plain`, for example for an online softmax, we add the difference.
     """
 
     def expect(*positional: Any, **named: Any) -> tuple[Expected, ...]:

@@ -6,8 +6,8 @@ compute again with twice as many bits. A token that `MOST_BITS` do not decide en
 
 The weights are exact, as `load_reference_params` reads them. It decodes codes without rounding, except in layouts whose
 scales are quotients or products of stored numbers (NVFP4, BitNet, HQQ, and double quantization of bitsandbytes): these
-scales are rounded to float32 first. Of the constants, RoPE's frequencies and 1 /
-sqrt(head_dim) are computed as balls, and the numbers of the config (eps, theta, caps, scales) are float64 numbers.
+scales are rounded to float32 first. RoPE's frequencies and 1 / sqrt(head_dim) are computed as balls. The other
+constants are the float64 numbers of the config (eps, theta, caps, scales).
 """
 
 import hashlib
@@ -148,7 +148,7 @@ def vectors(
 def digest(params: Params) -> str:
     """Return the SHA-256 digest of all weights, in the order of `Params`.
 
-    Of each array, we digest the shape in decimal, such as "(1024, 128)", and the numbers in little-endian float64.
+    For each array, we digest the shape in decimal, such as "(1024, 128)", and the numbers in little-endian float64.
     """
     total = hashlib.sha256()
 

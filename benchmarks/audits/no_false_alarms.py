@@ -37,7 +37,7 @@ KERNEL_SHAPES = 8  # few, because the interpreter takes seconds for each shape
 
 
 def jobs(group: str) -> list[CandidateJob]:
-    """List the jobs of a group."""
+    """List the candidates of a group, each with its op, as jobs for the verifier."""
     match group:
         case "numpy":
             return [CandidateJob(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
@@ -116,7 +116,8 @@ def versions(python: str) -> dict[str, str]:
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
     """Return the pairs of candidate and dtype that need no other run.
 
-    The log already has a row for such a pair: within bounds on at least `examples` random inputs.
+    For such a pair, the log already has a run with at least `examples` random inputs, all of them within bounds.
+    If `examples` is None, the number for the row's group counts.
     """
     if not log.exists():
         return set()

@@ -99,7 +99,7 @@ def reading_order(root: Path) -> list[str]:
 
 
 def target_of(path: str) -> str:
-    """Return the file of the site that a path of the repository becomes.
+    """Return the path of the page, within the site, that is made from a file or folder of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')

@@ -301,7 +301,8 @@ def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) ->
 
 
 def merged(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint to be written: each adapted matrix becomes the sum W + s B A, without its parts.
+    """Return a checkpoint for a writer: in place of each adapted matrix W and its adapter, it has only the sum W + s B
+    A.
 
     The sum is rounded to the dtype of W. If W is quantized, the sum stays float32, because quantizing it again would
     lose most of a small change.

@@ -150,7 +150,9 @@ class Tensor(NamedTuple):
 
     @property
     def applies(self) -> TensorAdapter | None:
-        """The adapter, if products add its part; None if it is merged, or if there is no adapter."""
+        """The adapter, if a product adds B A x to the product of the stored tensor. None if the adapter is merged into
+        the tensor, or if there is no adapter.
+        """
         adapter = self.adapter
         return adapter if adapter and (adapter.base.codes or not adapter.merges) else None
 

@@ -236,7 +236,7 @@ def compare(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Evaluate a model and its base, and measure how far their predictions are apart.
+    """Evaluate a model and its base, and measure the divergence between their predictions.
 
     `base` is a model, or the `recorded` logits of a model for the same text.
     """

@@ -35,7 +35,14 @@ from llamaspec.model.tokenizers.limits import check_count, check_special
 from llamaspec.model.tokenizers.markers import MARKERS
 from llamaspec.model.tokenizers.rust_library import library_errors
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_eos, stated_prefix
+from llamaspec.model.tokenizers.tokenizer_config import (
+    Added,
+    prefix_scheme,
+    stated_bos,
+    stated_end,
+    stated_eos,
+    stated_prefix,
+)
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model without tokens
 MOST_BRACKETS = 700_000  # A file has one list per merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
@@ -183,6 +190,7 @@ def read_huggingface(
         tokenizer if place == places[0] else _variant(tokenizer, *place, path=path) for place in places
     )
     bos, appended = _ids_around(tokenizer, path)
+    eos = stated_eos(Path(path).parent, tokenizer.token_to_id, default=named.get("eos_token"))
     if bos is not None and bos >= vocab:
         what = f"post_processor puts id {bos} before texts, which is outside the vocabulary of {vocab} tokens"
         raise refused(path, what)
@@ -191,7 +199,7 @@ def read_huggingface(
     return HuggingFaceTokenizer(
         vocab=vocab,
         bos=bos,
-        eos=stated_eos(Path(path).parent, tokenizer.token_to_id, default=named.get("eos_token")),
+        eos=eos,
         special=special,
         dummy_prefix=places[0] != places[2],
         absorbs={t.content: (t.lstrip, t.rstrip) for t in added.values() if t.special and (t.lstrip or t.rstrip)},
@@ -211,7 +219,9 @@ def read_huggingface(
             }
         ),
         _may_panic=may_panic([*steps(normalizer), *steps(before)]),
-        appended=appended,
+        # transformers 5.24 reads add_eos_token only if there is no tokenizer.json. We also read it if the file's
+        # post_processor appends nothing, as llama.cpp's converter does (gguf/vocab.py).
+        appended=appended or stated_end(Path(path).parent, eos),
     )
 
 

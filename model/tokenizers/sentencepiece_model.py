@@ -24,6 +24,7 @@ from llamaspec.model.tokenizers.tokenizer_config import (
     read_added,
     read_config,
     stated_bos,
+    stated_end,
     stated_eos,
     stated_prefix,
 )
@@ -110,8 +111,9 @@ class SentencePieceTokenizer:
 def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     """Read a tokenizer from `data`, the bytes of the file `path`, and from other files in the same folder.
 
-    added_tokens.json and tokenizer_config.json may add tokens, name BOS, and say whether a text after a control token
-    or an added token gets a space in front ("legacy"). Raises `CheckpointError` if a file cannot be used.
+    added_tokens.json and tokenizer_config.json may add tokens, name BOS and EOS, say whether texts begin and end with
+    them, and say whether a text after a control token or an added token gets a space in front ("legacy"). Raises
+    `CheckpointError` if a file cannot be used.
 
     The rules come from transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
     `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
@@ -164,10 +166,12 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
         after_added="one space" if read_config(folder).get("legacy") is True else "nothing",
     )
     end = proto.trainer_spec.eos_piece
+    eos = stated_eos(folder, ids.get, default=end if end in tokenizer.special else None)
     return replace(
         tokenizer,
+        appended=stated_end(folder, eos),
         bos=stated_bos(folder, ids.get, begins=True, default=tokenizer.bos),
-        eos=stated_eos(folder, ids.get, default=end if end in tokenizer.special else None),
+        eos=eos,
     )
 
 

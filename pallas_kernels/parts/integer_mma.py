@@ -17,8 +17,8 @@ column. Eight rows of W fill a product, and a lane's four words of A are in the 
 
 Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
 and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers of C, for digit j, so half
-as many products suffice. We do not use this for codes of eight bits, because moving these between registers would take
-more instructions than it saves. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
+as many products suffice. We do not do this for codes of eight bits, because it saves fewer instructions than it takes
+to move these codes between registers. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
 separately, and so is every vector if the number of octets is odd.
 
 Codes of four bits are the upper halves of bytes, so they are 16 times too large (`int4.py`); `finished` corrects this.

@@ -254,7 +254,9 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and equally many per thread."""
+        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and the same number in every
+        thread.
+        """
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:

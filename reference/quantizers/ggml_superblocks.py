@@ -23,8 +23,8 @@ how to choose the numbers. `quantize` chooses them as ggml does (ggml/src/ggml-q
 3. q is the integer nearest to (w + e m) / (d s), in float32. If d s is 0, q remains the code that the search found.
 
 With an importance of each column (see `quantize`), c is importance sqrt(v + w^2), where v is twice the mean square of
-the superblock, but once in Q2_K. In Q6_K, c is the importance. In the other types, a second search finds d and s for
-the steps a, and e and m for the minima b; the c of a step is the sum over its group.
+the superblock (in Q2_K, the mean square itself). In Q6_K, c is the importance. In the other types, a second search
+finds d and s for the steps a, and e and m for the minima b; the c of a step is the sum over its group.
 
 Guaranteed: if d s is not 0, a code is the one nearest to w for the stored scales, up to float32 rounding. So a weight
 within the range of the codes moves by little more than |d s| / 2, and a weight outside the range moves to its end.
@@ -319,7 +319,7 @@ class Q6(Superblock):
     def _search(
         self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
     ) -> ggml_search.Fit:
-        """Search, but count a superblock as zero if all its steps are tiny."""
+        """Find the steps as `signed` does. If all steps of a superblock are tiny, treat its weights as zeros."""
         fit = ggml_search.signed(w, w * w if c is None else c, most=-self.lowest)
         steps = np.abs(fit.step).reshape(-1, BLOCK // self.group)
         zero = np.repeat(np.max(steps, axis=-1) < ggml_search.TINY, BLOCK // self.group)

@@ -1,4 +1,4 @@
-r"""MLX's affine quantizer: evenly spaced numbers, counted from the end of a group that is farther from zero.
+r"""MLX's affine quantizer: evenly spaced numbers, counted from the end of a group's range that is farther from zero.
 
     n = 2^bits - 1      s0 = max(max_i w_i - min_i w_i, 10^-7 n) / n
     e = the largest or the smallest weight, whichever has the larger magnitude (the largest if they are equal)

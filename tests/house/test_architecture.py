@@ -295,7 +295,7 @@ def test_the_rooms_of_verify_are_all_in_order():
 def test_everything_of_ours_is_imported_by_one_name():
     """Imports use the prefix `llamaspec`.
 
-    Without the prefix, Python would load a module twice, as `reference.rope` too.
+    Without the prefix, Python would load a module twice: as `llamaspec.reference.rope` and as `reference.rope`.
     """
     short = {*PACKAGES} - {"tests"}
     for path in (

@@ -77,7 +77,7 @@ class FakeEngine:
         self.vocab = 1024
         self.dim = 3
         self.failed: BaseException | None = None
-        self.seconds = seconds  # pause before each token
+        self.seconds = seconds  # pause before each token or embedding
         self.pause: int | None = (
             None  # a request waits after this number of tokens, until it is cancelled or this is None
         )
@@ -150,6 +150,7 @@ class FakeEngine:
                 time.sleep(0.005)
             if number in self._cancelled:
                 return "cancelled", 0
+            time.sleep(self.seconds)
             deliver(_embedding(request.prompt))
             return "length", 0
         drawn = 0

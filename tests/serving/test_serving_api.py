@@ -303,7 +303,9 @@ def test_another_model_is_not_found(client):
 
 def test_a_model_of_the_hub_keeps_its_name(client, site, monkeypatch):
     name = _name("HuggingFaceTB/SmolLM2-135M")
-    monkeypatch.setattr(site.site.api, "model", ModelCard(name, 0, "HuggingFaceTB", 128))
+    card = ModelCard(name, 0, "HuggingFaceTB", 128)
+    monkeypatch.setattr(site.site.api, "model", card)
+    monkeypatch.setattr(site.site.api, "models", {name: card})
     assert [model.id for model in client.models.list()] == [client.models.retrieve(name).id] == [name]
     assert client.completions.create(model=name, prompt="a", max_tokens=1).model == name
 

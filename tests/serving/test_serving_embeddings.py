@@ -3,20 +3,25 @@
 import base64
 import json
 import socket
+import tracemalloc
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llamaspec.model.checkpoints import CheckpointError
 from llamaspec.model.checkpoints.pooling import read_pooling
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference import llama
-from llamaspec.serving.embeddings import MOST_AT_ONCE, unit
-from llamaspec.serving.request import Request
+from llamaspec.serving.connections import ClientLimits
+from llamaspec.serving.embeddings import MOST_AT_ONCE, answer_in_json, unit
+from llamaspec.serving.openai import EmbeddingRequest
+from llamaspec.serving.request import Embedding, QueueFull, Request
 from tests.serving.served_models import CHUNK, OWN_KEYS, Server, served
 from tests.serving.served_models import MODELS as CONFIGS
-from tests.serving.serving_site import TOKENIZER, FakeEngine, request_bytes, running
+from tests.serving.serving_site import TOKENIZER, FakeEngine, read_reply, request_bytes, running
 from tests.support.gguf_files import STRING, U32, File
 from tests.support.random_models import random_checkpoint
 from tests.support.waiting import PATIENCE, until
@@ -139,6 +144,113 @@ def test_a_client_that_leaves_ends_its_requests():
         assert engine.ends == {"cancelled": MOST_AT_ONCE}
 
 
+class CrowdedEngine(FakeEngine):
+    """An engine with a queue that other clients fill: the calls of `submit` with numbers in `refused` find it full.
+
+    Calls are counted from 1.
+    """
+
+    def __init__(self, refused: Container[int], **options: Any):
+        super().__init__(**options)
+        self.refused, self.calls = refused, 0
+
+    def submit(self, request, deliver):
+        self.calls += 1
+        if self.calls in self.refused:
+            raise QueueFull("too many requests wait")
+        return super().submit(request, deliver)
+
+
+def refused(site) -> str:
+    lines = site.ask("/metrics").body.decode().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith('llamaspec_http_refused_total{limit="q')), "0")
+
+
+def test_more_inputs_than_the_queue_has_room_for_are_fed_in_as_room_comes():
+    engine = FakeEngine(context=64, most=3)
+    with running(engine) as site:
+        inputs = [[5 + i] for i in range(3 * MOST_AT_ONCE)]
+        assert len(vectors(site, {"input": inputs})) == len(inputs)
+        assert [request.prompt for request in engine.requests] == [tuple(tokens) for tokens in inputs]
+        assert refused(site) == "0"
+
+
+def test_a_begun_request_waits_while_other_clients_fill_the_queue():
+    with running(CrowdedEngine(range(2, 5), context=64, most=1)) as site:
+        assert len(vectors(site, {"input": [[5], [6], [7]]})) == 3
+        assert refused(site) == "0"
+
+
+def test_a_queue_that_others_have_filled_refuses_the_request():
+    engine = CrowdedEngine(range(1, 2), context=64)
+    with running(engine) as site:
+        reply = site.ask(PATH, {"input": [[5], [6]]})
+        assert (reply.status, reply.error["code"], engine.calls) == (429, "queue_full", 1)
+        assert refused(site) == "1.0"
+
+
+@pytest.mark.parametrize("limits", [ClientLimits(request_seconds=0.4), ClientLimits()])
+def test_the_time_limit_counts_for_all_inputs_together(limits):
+    engine = FakeEngine(context=64, most=1, seconds=0.1)
+    body = {"input": [[5 + i] for i in range(20)]} | ({"max_seconds": 0.4} if limits == ClientLimits() else {})
+    with running(engine, limits=limits) as site:
+        reply = site.ask(PATH, body)
+        assert (reply.status, reply.error["code"]) == (503, "expired")
+        deadlines = [request.deadline or 0 for request in engine.requests]
+        assert 1 < len(deadlines) < 6 and deadlines == sorted(deadlines, reverse=True)
+        assert 0 < deadlines[-1] <= 0.4 - 0.1 * (len(deadlines) - 1)
+        until(lambda: engine.open == 0)
+
+
+def test_a_request_that_waits_for_others_expires():
+    with running(CrowdedEngine(range(2, 10_000), context=64)) as site:
+        reply = site.ask(PATH, {"input": [[5], [6]], "max_seconds": 0.2})
+        assert (reply.status, reply.error["code"]) == (503, "expired")
+
+
+def test_a_request_that_is_not_all_in_the_engine_ends_when_the_server_drains():
+    engine = FakeEngine(context=64)
+    engine.pause = 0
+    with running(engine) as site:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
+            until(lambda: engine.open == MOST_AT_ONCE)
+            site.stop()
+            until(lambda: engine._draining)
+            engine.pause = None
+            reply = read_reply(connection)
+            assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+
+
+def test_finished_work_is_not_refused_while_prompts_wait_to_be_encoded(monkeypatch):
+    engine = FakeEngine(context=64)
+    engine.pause = 0
+    with running(engine) as site:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+            connection.sendall(request_bytes(PATH, {"input": [[5]]}))
+            until(lambda: engine.open == 1)
+            monkeypatch.setattr("llamaspec.serving.api.MOST_PREPARED", 0)
+            engine.pause = None
+            assert read_reply(connection).status == 200
+
+
+def test_writing_the_answer_takes_little_more_memory_than_the_answer():
+    """Writing an answer takes at most half of its size as additional memory.
+
+    Lists of Python floats for all inputs would take 1.5 times its size.
+    """
+    draw = np.random.default_rng(0)
+    embeddings = [Embedding(vector, vector) for vector in draw.standard_normal((64, 2048)).astype(np.float32)]
+    body = EmbeddingRequest(input="a")
+    tracemalloc.start()
+    answer = answer_in_json(body, embeddings, model="m[]", tokens=1, pooling="last")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * len(answer)
+    entries = json.loads(answer)["data"]
+    assert [entry["embedding"] for entry in entries] == [unit(vector, None).tolist() for vector, _ in embeddings]
+
+
 @pytest.mark.sampled(1)  # 12 s each
 @pytest.mark.parametrize("name", MODELS)
 def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name):
@@ -175,7 +287,9 @@ def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name)
         (None, "last"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False, "include_prompt": True}, "mean"),
-        ({"pooling_mode_cls_token": True}, "cls_token"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({}, "mean"),
+        ({"pooling_mode": ["mean", "max"]}, "mean and max"),
         ({"pooling_mode": "mean", "embedding_dimension": 8}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
@@ -189,6 +303,42 @@ def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches
     assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
 
 
+def module(kind: str, path: str = "") -> dict[str, str]:
+    return {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ([module("Transformer"), module("Pooling", "pool"), module("Normalize", "2_Normalize")], "max"),
+        ([module("Transformer"), module("Pooling", "pool"), module("Dense", "2_Dense")], "max and then Dense"),
+        ([module("Transformer"), module("sentence_transformers.base.modules.dense.Dense", "1_Dense")], "Dense"),
+        ([module("custom.Pooling", "pool")], "custom.Pooling"),
+        ([module("Transformer")], "last"),
+    ],
+)
+def test_modules_of_sentence_transformers_change_a_vector(tmp_path, modules, expected):
+    """Modules that change a vector are named, unless they only normalize it; earlier they were ignored."""
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "config.json").write_text('{"pooling_mode": "max"}')
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert read_pooling(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "is not a JSON list"),
+        ("[1]", "contains 1, expected objects with the strings type and path"),
+        ('[{"type": "x", "path": "../y"}]', r'the path of a module is "\.\./y"'),
+    ],
+)
+def test_modules_that_cannot_be_used_are_refused(tmp_path, text, what):
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"modules\.json: {what}"):
+        read_pooling(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("number", "expected"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (9, "type 9")]
 )
@@ -198,8 +348,9 @@ def test_a_gguf_file_states_the_pooling(tmp_path, number, expected):
     assert read_pooling(File(keys, {}).write(tmp_path / "x.gguf")) == expected
 
 
-def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():
-    with running(FakeEngine(), pooling="cls_token") as site:
+@pytest.mark.parametrize("pooling", ["cls", "mean and then Dense"])
+def test_a_pooling_that_we_lack_must_be_replaced_by_the_request(pooling):
+    with running(FakeEngine(), pooling=pooling) as site:
         reply = site.ask(PATH, {"input": "a"})
-        assert (reply.status, reply.error["param"]) == (400, "pooling") and "cls_token" in reply.error["message"]
+        assert (reply.status, reply.error["param"]) == (400, "pooling") and pooling in reply.error["message"]
         assert site.ask(PATH, {"input": "a", "pooling": "mean"}).status == 200

@@ -38,7 +38,10 @@ class Memory(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """An array over the registers of a thread block: a register has an array [threads, elements]."""
+    """An array that is distributed over the registers of a thread block.
+
+    Each entry of `registers` is an array [threads, elements]: the elements that each thread has in this register.
+    """
 
     registers: np.ndarray  # of objects
     shape: tuple[int, ...]
@@ -219,7 +222,10 @@ def transposed(register: np.ndarray) -> np.ndarray:
 
 
 def inline_mgpu(*, arg_types: Any, return_type: Any = None) -> Callable[..., Any]:
-    """Run a function of registers. Arguments with a layout become `Fragments`; refs stay as they are."""
+    """Return a decorator that runs a function of registers in NumPy.
+
+    Arguments with a layout in `arg_types` become `Fragments`. Refs are passed on unchanged.
+    """
     del return_type  # the function names the layout of its results when it calls `array`
 
     def is_type(leaf: Any) -> bool:

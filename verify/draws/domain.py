@@ -26,7 +26,7 @@ PRINTED = 200  # characters of a refused value that we print
 
 @dataclass(frozen=True)
 class Arrays:
-    """Kinds of array that a variable may stand for, with inclusive ranges of seeds and exponents."""
+    """Kinds of array that a variable may describe, with inclusive ranges of seeds and exponents."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, int]

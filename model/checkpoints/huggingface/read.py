@@ -226,7 +226,9 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
         try:
             home, target = directory.resolve(), (directory / name).resolve()
         except (RuntimeError, UnicodeError) as error:  # a loop of links, or an invalid character
-            raise refused(index_path, f"names the shard {short(name)}, which is no file of this directory") from error
+            raise refused(
+                index_path, f"names the shard {short(name)}, which is not a file of this directory"
+            ) from error
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
             raise refused(index_path, f"names the shard {short(name)}, which is a link out of this directory")

@@ -103,11 +103,12 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 def texts_of(names: list[str]) -> st.SearchStrategy[str]:
-    """Draw texts that mix names, doubled names, white space, and characters of all of Unicode."""
+    """Draw texts that mix names, doubled names, white space, controls, and characters of all of Unicode."""
     name = st.sampled_from(names)
+    control = st.sampled_from(["\r\n", "\r", "\0", "\x1c", "\x7f", "\x85", "\u200b", "\ufeff", "▁", "▁▁", "\v", "\f"])
     white = st.sampled_from([" ", "  ", "\n", "\n\n\n", "\t", "\xa0", "\u3000", "\u2028"])
     other = st.text(test_byte_bpe.characters, min_size=1, max_size=3) | st.sampled_from(["a", "she saw", "Größe", "<"])
-    return st.lists(name | name.map(lambda name: name * 2) | white | other, max_size=8).map("".join)
+    return st.lists(name | name.map(lambda name: name * 2) | white | control | other, max_size=8).map("".join)
 
 
 @cache
@@ -175,6 +176,7 @@ def test_ids_of_all_characters_equal_those_of_transformers(transformers, folder)
 @given(text=texts_of([*NAMES, *CONTROLS]))
 @example("<|user|>\n\na")
 @example("<tool> \n red<|user|>\t\t")
+@example("a▁b sawn")
 def test_ids_equal_those_of_llama_cpp(llama_cpp, file, text):
     ids = SpecialTokens(load_tokenizer(file)).encode(text)
     assert ids == llama_cpp.llama_cpp(file, text, special=True)[0]
