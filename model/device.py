@@ -31,8 +31,7 @@ class Device(NamedTuple):
 
     @property
     def kernels(self) -> str:
-        """Say whether models use our kernels on this device ("none" if not), and whether we have measured their speed
-        there.
+        """Say whether models use kernels on this device ("none" if not), and whether we have measured their speed.
 
         >>> Device("gpu", "NVIDIA H200", "9.0").kernels, Device("gpu", "NVIDIA T4", "7.5").kernels
         ('measured', 'none')

@@ -40,7 +40,7 @@ the weight after quantizing and dequantizing w. The laws below write it as Q(w).
 
 Shapes are jaxtyping annotations. `Float[np.ndarray, "*batch heads head_dim"]` is an array of floats with two named axes
 at the end and any number of axes, `*batch`, before them. A leading space, as in `" dim"`, marks a single axis. Within
-one call, a name stands for one length; the tests check this.
+one call, every axis with the same name has the same length; the tests check this.
 
 Arithmetic
 ----------

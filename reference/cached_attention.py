@@ -84,7 +84,7 @@ def attention_paged(
 ) -> Float[np.ndarray, "batch heads head_dim"]:
     """Compute `attention_decode` over a cache in pages.
 
-    Table entries beyond a row's length must be valid page numbers, but their pages are never read.
+    Table entries beyond a row's length must be valid page numbers, but these pages are never read.
 
     >>> pages = np.array([[2.0, 4.0], [9.0, np.nan]]).reshape(2, 2, 1, 1)
     >>> attention_paged(np.zeros((1, 1, 1)), pages, pages, np.array([[0, 1]]), np.array([3])).ravel()

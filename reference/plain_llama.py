@@ -69,7 +69,7 @@ def attend(
     frequencies: Float[np.ndarray, " pairs"],
     eps: float,
 ) -> Float[np.ndarray, "seq dim"]:
-    """Let every token gather from itself and the tokens before it, and add the result to its vector.
+    """Compute attention from every token to itself and the tokens before it, and add the output to the token's vector.
 
     The first token sees only itself, so only its own values are added to its vector:
 
@@ -88,7 +88,7 @@ def attend(
 
 
 def feed_forward(x: Float[np.ndarray, "seq dim"], block: Block, *, eps: float) -> Float[np.ndarray, "seq dim"]:
-    """Transform every token by itself, and add the result to its vector.
+    """Apply the feed-forward layer to every token separately, and add the output to the token's vector.
 
     >>> identity, ones = np.eye(2), np.ones(2)
     >>> block = Block(ones, identity, identity, identity, identity, ones, identity, identity, identity)

@@ -77,7 +77,7 @@ def random_bits(key: UInt32[np.ndarray, "*batch 2"], count: int) -> UInt32[np.nd
 
 
 def uniform(bits: UInt32[np.ndarray, "*batch"]) -> Float32[np.ndarray, "*batch"]:
-    """Turn random words into float32 numbers from 0 to 1, without 1: 23 bits become the digits of a number from 1 to 2.
+    """Turn random words into float32 numbers from 0 to 1, without 1: 23 bits become the digits after "1.", minus 1.
 
     >>> uniform(np.array([0, 2**31, 2**32 - 1], np.uint32))
     array([0.       , 0.5      , 0.9999999], dtype=float32)

@@ -74,7 +74,9 @@ async def embedded(
 def answer_in_json(
     body: EmbeddingRequest, embeddings: Sequence[Embedding], *, model: str, tokens: int, pooling: str
 ) -> bytearray:
-    """Write the answer to a request. `tokens` is the number of prompt tokens, and `pooling` is "last" or "mean".
+    """Encode the answer to a request as JSON.
+
+    `tokens` is the number of prompt tokens, and `pooling` is "last" or "mean".
 
     We encode one entry at a time. An answer may have 2,048 vectors: Python floats for all of them would take hundreds
     of megabytes, and encoding them in one call would block all other threads.

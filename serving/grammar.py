@@ -132,7 +132,7 @@ class Grammars:
             drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
-        """Write `text`, which has no quotation mark and no backslash, as part of a Lark grammar for llguidance."""
+        """Format `text`, which has no quotation mark and no backslash, as part of a Lark grammar for llguidance."""
         special = self._tokenizer.special
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
@@ -173,8 +173,8 @@ class GrammarTokenizer:
 class Escapes:
     r"""Masks of tokens that let an answer spell each character of a JSON string in only one way.
 
-    llguidance allows any escape in names that a schema does not declare, so `\u0061` could stand for a declared name
-    `a`. These masks allow `\u` only for control characters, which have no other spelling in JSON.
+    llguidance allows any escape in names that a schema does not declare, so `\u0061` could spell a declared name `a`.
+    These masks allow `\u` only for control characters, which have no other spelling in JSON.
     """
 
     def __init__(self, spelled: Sequence[bytes]):

@@ -255,7 +255,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Raise ValueError for a schema that requires itself inside itself: no finite text matches it."""
+    """Raise ValueError for a schema that no finite text matches: every value must contain another such value."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:
@@ -283,8 +283,9 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Return whether some finite text matches a schema. `ends(subschema)` returns whether we know this already for a
-    subschema.
+    """Return whether some finite text matches a schema.
+
+    `ends(subschema)` returns whether we know this already for a subschema.
     """
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False

@@ -40,7 +40,9 @@ def unit_of(text: str) -> str:
 
 
 def dtypes_for(unit: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the only dtype for arrays of a weaker contract. Raises ValueError if `names` has another one.
+    """Return a tuple with the only dtype that arrays of a weaker contract may have.
+
+    Raises ValueError if `names` has others.
 
     >>> dtypes_for("bfloat16", []), dtypes_for("tf32x3", [])
     (('bfloat16',), ('float32',))

@@ -1,11 +1,10 @@
 """Checks that contracts raise no false alarms: right implementations must pass thousands of random inputs per op.
 
-    python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
-        --python /path/to/onnxruntime's/python
+    python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 --python PYTHON
 
         numpy         the right float32 implementations that mutants are made from
         xla           jax's functions and our XLA ops on a CPU, in float32 and bfloat16, with at most 64 shapes each
-        onnxruntime   onnxruntime and gguf, in the Python of `--python`, within their documented domains
+        onnxruntime   onnxruntime and gguf, in the Python at the path PYTHON, within their documented domains
         kernels       our kernels, in the interpreter
 
 Each op and dtype adds a line of JSON to a log in benchmarks/results/raw/. A run skips the ops and dtypes that its log

@@ -83,8 +83,8 @@ class Chat:
     def messages(self) -> list[dict[str, str]]:
         """The messages so far, as `{"role": ..., "content": ...}`, including an unfinished answer.
 
-        An answer keeps its leading white space, because templates expect that. If it has reasoning, this is its
-        `reasoning_content`. The template decides whether the model sees the reasoning again.
+        An answer keeps its leading white space, because templates expect that. If an answer has reasoning, its message
+        has the key `reasoning_content`. The template decides whether the model sees the reasoning again.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 

@@ -1,10 +1,10 @@
 """Reads and writes how a model of embeddings pools its hidden states.
 
 sentence-transformers writes modules.json, a list of modules that compute a vector one after another: a Transformer, a
-Pooling, and often a Normalize. Each module may have a folder; the folder of Pooling has a config.json. In newer
-versions, this file has the name of a way to pool in pooling_mode, and in older ones a switch for each way, such as
-pooling_mode_lasttoken, of which one is true. Without any of them, it is the mean. Source: sentence-transformers 6.2,
-base/model.py `_load_modules` and sentence_transformer/modules/pooling.py.
+Pooling, and often a Normalize. Each module may have a folder; the folder of Pooling has a config.json. Newer versions
+write the name of a way to pool in this file, in pooling_mode. Older versions write a switch for each way, such as
+pooling_mode_lasttoken, and set one switch to true. Without any of these keys, the way is the mean. Source:
+sentence-transformers 6.2, base/model.py `_load_modules` and sentence_transformer/modules/pooling.py.
 
 A GGUF file has a number in the key `pooling_type`, after the name of the architecture.
 """

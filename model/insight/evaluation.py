@@ -95,7 +95,7 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
+    """The distance of a model's predictions from its base model's: KL divergences over a text's positions, in nats."""
 
     mean: float
     median: float

@@ -6,9 +6,9 @@ This module has the search algorithms of two programs. Their results differ if t
   chooses the longest name at each position. A token may absorb the white space on either side, and may be restricted to
   whole words.
 - `LongestFirst` works like llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`). It finds the longest name (in
-  bytes) in the whole text, then the next longest in the remaining text. Of two names of equal length, it finds the one
-  with the smaller id first. (llama.cpp sorts the names with std::sort. In GNU's library, this keeps the order of ids
-  for up to 16 names. The order of more names is not defined.) A token may absorb the ASCII white space after it.
+  bytes) in the whole text, then the next longest in the remaining text. If two names have the same length, it finds the
+  one with the smaller id first. (llama.cpp sorts the names with std::sort. In GNU's library, this keeps the order of
+  ids for up to 16 names. The order of more names is not defined.) A token may absorb the ASCII white space after it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
@@ -102,9 +102,9 @@ class Leftmost:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
-        None stands for a control token that absorbs nothing, or for an end of the whole text. The library finds all
-        added tokens before it removes white space. So an added token that consists of white space stays in the text,
-        and the white space on its other side stays, too.
+        None means that there is a control token that absorbs nothing, or an end of the whole text. The library finds
+        all added tokens before it removes white space. So an added token that consists of white space stays in the
+        text, and the white space on its other side stays, too.
         """
         matches = list(self._matches(text))
         begin, end = 0, len(text)

@@ -72,7 +72,7 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer, keys: Mapping[str, Value]) -> list[str]:
-    """List what the tokenizer does to a text and the GGUF keys `keys` do not express, one line per change."""
+    """List the changes that the tokenizer makes to a text and that `keys` of a GGUF file lack, one per line."""
     lines = []
     if tokenizer.appended and not keys[ADD_EOS]:
         names = " ".join(tokenizer.piece(id) for id in tokenizer.appended)
@@ -167,6 +167,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         "tokenizer.ggml.tokens": [token.text for token in tokens],
         "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
         "tokenizer.ggml.add_bos_token": tokenizer.bos is not None,
+        ADD_EOS: False,  # `vocabulary_keys` decides it when the end tokens are known
     }
     if keys[TYPE] == "llama":
         keys["tokenizer.ggml.scores"] = np.array([token.score for token in tokens], np.float32)

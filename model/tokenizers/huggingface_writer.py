@@ -47,9 +47,7 @@ def tokenizer_files(
 
 
 def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Format added_tokens_decoder, which maps ids to added tokens: the tokens that the tokenizer finds in a text by
-    name.
-    """
+    """Format added_tokens_decoder, a map from ids to the tokens that the tokenizer finds in a text by name."""
     return {
         str(token.id): {"content": name, **{flag: getattr(token, flag) for flag in FLAGS}}
         for name, token in sorted(tokenizer.added.items(), key=lambda item: item[1].id)

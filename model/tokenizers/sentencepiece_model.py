@@ -17,7 +17,7 @@ from llamaspec.model.checkpoints.gguf.control_tokens import corrected_types
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
-from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
+from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_single_word, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
 from llamaspec.model.tokenizers.tokenizer_config import (
     Added,
@@ -148,6 +148,7 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     ids = {text: id for id, text in enumerate(texts)}
     _correct_types(proto, ids)
     added = read_added(folder)
+    check_single_word((name for name, token in added.items() if token.special and token.single_word), path)
     _add(proto, added, path)
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
         proto.normalizer_spec.add_dummy_prefix = prefix

@@ -212,7 +212,7 @@ def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: An
 
 
 def key_of(op: str, w: AnyMatrix) -> str:
-    """Make the key of `tile_for` from the op, the kind of the matrix's codes and their group size."""
+    """Make the key for `tile_for` from the op, the kind of the matrix's codes and their group size."""
     if isinstance(w, ScaledE4M3):
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):

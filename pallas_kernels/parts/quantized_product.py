@@ -92,7 +92,7 @@ class QuantizedProduct(ABC):
 
     @property
     def ring_stages(self) -> int:
-        """The number of stages of the ring. For a single tile, at most the number of its steps."""
+        """The number of stages of the ring. If a block has a single tile, at most the number of the tile's steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property

@@ -78,7 +78,7 @@ class Superblock:
 
     @property
     def lowest(self) -> int:
-        """Return the first code. Packed codes count from this code."""
+        """Return the smallest code. A packed code is the difference from this code."""
         return 0 if self.minima else -(1 << self.bits - 1)
 
     @property
@@ -202,7 +202,7 @@ class Q2(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack s and m of each group in one byte, then the codes, then d and e."""
+        """Pack the integers s and m of each group in one byte, then the codes, then the superblock's d and e."""
         scales = (q.scales | q.minima << 4).astype(np.uint8)
         return np.concatenate([scales, packing.pack(q.codes, bits=2, stride=32), bytes_of(q.d), bytes_of(q.e)], axis=-1)
 
@@ -237,7 +237,7 @@ class Q3(Superblock):
         return ggml_search.signed(w, c, most=-self.lowest)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the third bits of the codes, their low two bits, the low four and upper two bits of s + 32, and d."""
+        """Pack the third bits of the codes, their low bits, the low four and upper two bits of each s + 32, and d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
@@ -268,7 +268,7 @@ class Q4(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d and e, then s and m in 6 bits each, then the codes."""
+        """Pack d and e, then s and m of each group in 6 bits each, then the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         return np.concatenate([*head, packing.pack(q.codes, bits=4, stride=32)], axis=-1)
 
@@ -289,7 +289,7 @@ class Q5(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d and e, then s and m in 6 bits each, then the fifth bits of the codes, then their low four bits."""
+        """Pack d and e, then s and m of each group in 6 bits each, then the fifth and the low bits of the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         codes = [packing.pack(q.codes >> 4, bits=1, stride=32), packing.pack(q.codes & 15, bits=4, stride=32)]
         return np.concatenate([*head, *codes], axis=-1)
@@ -331,7 +331,7 @@ class Q6(Superblock):
         return super()._in_units(x, None)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the low four bits of the codes, then their upper two bits, then s, then d."""
+        """Pack the low four bits of the codes, then their upper two bits, then s of each group, then d."""
         codes = (q.codes + 32).astype(np.uint8)
         low, high = packing.pack(codes & np.uint8(15), bits=4, stride=64), packing.pack(codes >> 4, bits=2, stride=32)
         return np.concatenate([low, high, q.scales.view(np.uint8), bytes_of(q.d)], axis=-1)

@@ -71,7 +71,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> M
 
 
 def dequantize(q: Mlx) -> Float64[np.ndarray, "*batch cols"]:
-    """Return s q + b."""
+    """Return the weights: scale times code, plus bias."""
     scales, biases = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.biases))
     return q.codes * scales + biases
 

@@ -33,7 +33,7 @@ CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter((
     && block instanceof HTMLElement && !block.matches(".language-text code[tabindex]")
   ).map((block) => `${block.tagName}.${block.className} ${block.scrollWidth} in ${block.clientWidth}`)"""
 
-# Style sheets alone decide the widths, so no timer of the theme needs to fire.
+# Only style sheets decide the widths, so we do not wait for timers of the theme.
 LAYOUT_IS_DONE = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 

@@ -4,7 +4,8 @@ import base64
 import json
 import socket
 import tracemalloc
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -133,15 +134,25 @@ def test_an_adapter_is_chosen_by_the_model_s_name():
             assert site.engine.requests[-1].adapter == adapter
 
 
-def test_a_client_that_leaves_ends_its_requests():
+@contextmanager
+def more_inputs_than_at_once() -> Iterator[tuple[Any, socket.socket]]:
+    """Send a request with more inputs than the engine gets at once; yield the site and the connection.
+
+    The engine is paused. The other inputs wait, so that other clients get their turn.
+    """
     engine = FakeEngine(context=64)
     engine.pause = 0
-    with running(engine) as site:
-        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
-            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
-            until(lambda: engine.open == MOST_AT_ONCE)  # the others wait, so that other clients get their turn
-        until(lambda: engine.open == 0)
-        assert engine.ends == {"cancelled": MOST_AT_ONCE}
+    with running(engine) as site, socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+        connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
+        until(lambda: engine.open == MOST_AT_ONCE)
+        yield site, connection
+
+
+def test_a_client_that_leaves_ends_its_requests():
+    with more_inputs_than_at_once() as (site, connection):
+        connection.close()
+        until(lambda: site.engine.open == 0)
+        assert site.engine.ends == {"cancelled": MOST_AT_ONCE}
 
 
 class CrowdedEngine(FakeEngine):
@@ -209,17 +220,12 @@ def test_a_request_that_waits_for_others_expires():
 
 
 def test_a_request_that_is_not_all_in_the_engine_ends_when_the_server_drains():
-    engine = FakeEngine(context=64)
-    engine.pause = 0
-    with running(engine) as site:
-        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
-            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
-            until(lambda: engine.open == MOST_AT_ONCE)
-            site.stop()
-            until(lambda: engine._draining)
-            engine.pause = None
-            reply = read_reply(connection)
-            assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+    with more_inputs_than_at_once() as (site, connection):
+        site.stop()
+        until(lambda: site.engine._draining)
+        site.engine.pause = None
+        reply = read_reply(connection)
+        assert (reply.status, reply.error["code"]) == (503, "shutting_down")
 
 
 def test_finished_work_is_not_refused_while_prompts_wait_to_be_encoded(monkeypatch):
@@ -318,7 +324,7 @@ def module(kind: str, path: str = "") -> dict[str, str]:
     ],
 )
 def test_modules_of_sentence_transformers_change_a_vector(tmp_path, modules, expected):
-    """Modules that change a vector are named, unless they only normalize it; earlier they were ignored."""
+    """`read_pooling` names every module that changes a vector, except for modules that only normalize it."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "config.json").write_text('{"pooling_mode": "max"}')
     (tmp_path / "modules.json").write_text(json.dumps(modules))

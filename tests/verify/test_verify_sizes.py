@@ -26,9 +26,10 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 
 def early(contract: Contract) -> list[str]:
-    """List dimensions with a wrong statement of their limit.
+    """List the dimensions for which the contract's statement of a limit is wrong.
 
-    They are at most `FAR` and state no reason for it, or they exceed `FAR` and state a reason for a limit.
+    Such a dimension is never drawn beyond `FAR`, and the contract states no reason. Or it is drawn beyond `FAR`, and
+    the contract states a reason for a limit.
     """
     return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 

@@ -48,9 +48,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether the next call can be the last: the time is past `end`, and it will be at least the `FEWEST`-th
-        call.
-        """
+        """Return whether the next call may be the last: `end` has passed, and its number is at least `FEWEST`."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:

@@ -148,7 +148,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Write `value` as `--set` reads it."""
+    """Format `value` in the form that `--set` reads."""
     if value is None:
         return "null"
     return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -57,7 +57,7 @@ class ImportanceMatrix(NamedTuple):
 def read_imatrix(path: str) -> ImportanceMatrix:
     """Read an importance matrix of llama.cpp.
 
-    Raises `CheckpointError` if the file is no importance matrix, or if an importance is negative or not finite.
+    Raises `CheckpointError` if the file is not an importance matrix, or if an importance is negative or not finite.
     """
     file = MappedFile(path)
     start = file.bytes(0, 64)

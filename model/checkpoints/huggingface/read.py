@@ -6,7 +6,7 @@ But we refuse an unexpected tensor in a layer or module that we compute, such as
 mention: the trained model used this tensor, so our logits would be wrong without it.
 
 Files that the user names, and config.json, may be symbolic links. The index (model.safetensors.index.json) names the
-shards, but we do not trust the index: a shard must lie in the directory. In the Hub's cache, a shard in
+shards, but we do not trust the index: a shard must be in the directory. In the Hub's cache, a shard in
 snapshots/<revision> may also be a link into the folder blobs.
 """
 

@@ -88,9 +88,9 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     ("pooling", "number"), [("mean", 1), ("cls", 2), ("lasttoken", 3), ("max", None), (None, None)]
 )
 def test_pooling_is_converted_in_both_directions(tmp_path, pooling, number):
-    """A GGUF file has llama.cpp's number of the way to pool; the folder made from it has the files for it again.
+    """A model keeps its way to pool if it is converted to GGUF, which has a number for it, and back to a folder.
 
-    If a format lacks the way to pool, a note says so.
+    If a format cannot state this way to pool, a note says so.
     """
     source = tmp_path / "source"
     source.mkdir()

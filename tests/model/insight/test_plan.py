@@ -282,7 +282,7 @@ def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """A plan says that a model fits exactly if loading would accept it.
+    """A plan says that a model fits if and only if loading would accept the model.
 
     Both compare the free memory with the memory that is needed in addition to what the process uses already.
     """

@@ -5,7 +5,7 @@ We compare ids with transformers and llama.cpp. Both run if LLAMASPEC_OTHER_PYTH
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from llamaspec.model.chat.template import SpecialTokens
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.reference.byte_bpe import GPT2, LLAMA3
-from tests.model.tokenizers.other_tokenizers import OtherTokenizers
-from tests.model.tokenizers.test_added_tokens import CONTROLS, GGUF, NAMES, gguf, libraries
+from tests.model.tokenizers.test_added_tokens import CONTROLS, GGUF, NAMES, gguf
 from tests.model.tokenizers.test_gguf_tokenizers import trained_merges, trained_pieces
 from tests.model.tokenizers.test_tokenizer_json import LLAMAS, file_of, metaspace
 from tests.reference import test_byte_bpe
@@ -125,16 +124,6 @@ def all_of_unicode(names: list[str]) -> list[str]:
         f"{first}{block[:500]}{middle}{middle}{block[500:]} {last}"
         for block, (first, middle, last) in zip(blocks(), triples, strict=True)
     ]
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[OtherTokenizers]:
-    yield from libraries("transformers", "sentencepiece")
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[OtherTokenizers]:
-    yield from libraries("llama_cpp")
 
 
 @pytest.fixture(scope="module", params=FOLDERS)

@@ -5,7 +5,7 @@ We compare with transformers and llama.cpp if LLAMASPEC_OTHER_PYTHON names a Pyt
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ from llamaspec.model.convert import convert
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.reference.byte_bpe import LLAMA3
-from tests.model.tokenizers.other_tokenizers import OtherTokenizers
 from tests.model.tokenizers.test_added_everywhere import two_files
-from tests.model.tokenizers.test_added_tokens import libraries
 from tests.model.tokenizers.test_gguf_tokenizers import trained_merges, trained_pieces
 from tests.support import families
 
@@ -88,16 +86,6 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 }
 # transformers ignores add_eos_token next to a tokenizer.json; llama.cpp's converter does not.
 STATED_ONLY = {"before": ("<s>",), "add_eos_token": True}
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[OtherTokenizers]:
-    yield from libraries("transformers", "sentencepiece")
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[OtherTokenizers]:
-    yield from libraries("llama_cpp")
 
 
 def ends(folder: Path) -> list[str]:
