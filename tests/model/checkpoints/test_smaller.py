@@ -85,7 +85,7 @@ def test_the_strongest_parts_stay():
     enlarged[q][1 * 8 : 2 * 8] *= 100
     enlarged[down][:, 5] *= 100
     tensors = {name: Tensor(w.shape, w.dtype, lambda w=w: w) for name, w in enlarged.items()}
-    smaller = without_weakest(replace(checkpoint, tensors=checkpoint.tensors | tensors), heads=0.33, ffn=1e-9)
+    smaller = without_weakest(replace(checkpoint, tensors={**checkpoint.tensors, **tensors}), heads=0.33, ffn=1e-9)
     assert (smaller.config.heads, smaller.config.kv_heads, smaller.config.ffn) == (2, 1, 1)
     assert np.array_equal(smaller.tensors[q].read(), enlarged[q][8:16])
     assert np.array_equal(smaller.tensors[down].read(), enlarged[down][:, 5:6])

@@ -745,7 +745,6 @@ def tuned(method: str) -> dict[str, Any]:
     lines = [{"prompt": f"{i}"} | answers.get(method, {"completion": "say"}) for i in range(20)]
     sizes: dict[str, Any] = {"batch": 1, "group": 3} if method == "reward" else {"batch": 3, "context": 12}
     sizes |= {"keep_layers": (0,)} if method == "distill" else {}
-    sizes |= {"keep_layers": (0,)} if method == "distill" else {}
     recipe = TuneRecipe(steps=1, lr=1.0, method=method, answer_tokens=3, **sizes)
     reports: list[Any] = []
     with (
