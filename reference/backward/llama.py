@@ -10,9 +10,9 @@ can learn. The forward pass keeps every value that the backward pass needs. To s
 of them instead (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
 
 Elastic depth trains a model so that its first d blocks are a good model, too, for each d in a set D. The norm and the
-head read the residual stream x_d after block d, and the loss is the mean over D of the cross entropies:
+head turn the residual stream x_d after block d into logits l_d, and the loss is the mean over D of the cross entropies:
 
-    logits_d = W_head rmsnorm(x_d)        loss = 1 / |D| sum_(d in D) cross entropy(logits_d)
+    l_d = W_head rmsnorm(x_d)        loss = 1 / |D| sum_(d in D) cross entropy(l_d)
 
 So dx_d receives one more term for each d in D, and a block learns from all models that contain it. The idea is from
 Once-for-All (Cai et al., 2020, https://arxiv.org/abs/1908.09791) and LayerSkip (Elhoushi et al., 2024,
