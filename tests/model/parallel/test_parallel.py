@@ -139,9 +139,9 @@ def test_a_training_that_was_killed_ends_with_the_same_bits():
 
 @pytest.mark.slow  # 20 s
 def test_a_fine_tuning_on_two_devices_takes_the_step_of_one():
-    """A step along the gradient changes the weights as on one device, up to the order of sums."""
+    """A step along the gradient changes the weights as on one device, up to the proven bound of rounded sums."""
     for method, result in zip(TUNED, results("tuned"), strict=True):
-        assert result["reports"] < 1e-5 and result["weights"] < 1e-5 < 1e-3 < result["change"], (method, result)
+        assert result["reports"] <= 1 and result["weights"] <= 1 and result["change"] > 0.1, (method, result)
 
 
 @pytest.mark.slow  # 15 s
