@@ -199,8 +199,8 @@ def bench(
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
     """Measure and print the time of an all-reduce on several devices, and in some cases the speed of decoding.
 
-    The suite decode always times decoding. The suite collectives times decoding if a model or a shape is given, and
-    then also on a single device for comparison.
+    The suite decode always times decoding. The suite collectives times it if a model or a shape is given: on all
+    devices, and for comparison on a single device.
     """
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")

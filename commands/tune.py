@@ -314,7 +314,7 @@ def losses(step: StepReport) -> dict[str, float]:
 
 
 def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw `curves`, each a list of (step, loss), in an SVG file. Without points, write no file."""
+    """Draw `curves`, each a list of (step, loss), in an SVG file. If the curves have no points, write no file."""
     from llamaspec.benchmarks.common.svg import lines
     from llamaspec.model.checkpoints.staging import new_file
 

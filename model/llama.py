@@ -90,7 +90,7 @@ class Llama:
     def bytes_read(self, position: float) -> float | None:
         """Count the bytes of memory that decoding reads for one token after `position` tokens.
 
-        None for the reference.
+        Returns None for the reference.
         """
         return self._backend.bytes_read(position)
 

@@ -166,13 +166,12 @@ def _check_values(schema: dict[str, Any]) -> None:
         for number in _numbers(schema.get(name)):
             if abs(number) > LARGEST_EXACT:
                 raise ValueError(
-                    f"{name}: expected numbers up to 2^53, because larger ones are not exact, got {number}: use a "
-                    "string"
+                    f"{name}: expected numbers up to 2^53 (larger ones are not exact), got {number}: use a string"
                 )
             if not _is_exact(number):
                 raise ValueError(
-                    f"{name}: expected at most {DIGITS} digits, at most {LARGEST_POWER} of them after the point, "
-                    f"because other numbers are not exact, got {number}: use a string"
+                    f"{name}: expected at most {DIGITS} digits, with at most {LARGEST_POWER} of them after the point "
+                    f"(other numbers are not exact), got {number}: use a string"
                 )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
@@ -255,7 +254,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Raise ValueError for a schema that no finite text matches: every value must contain another such value."""
+    """Raise ValueError for a schema that no finite text matches, because each value must contain another such value."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:

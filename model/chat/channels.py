@@ -110,7 +110,8 @@ class HarmonyChannels:
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
         """Begin an answer.
 
-        Text before any channel belongs to the answer's text, and so do calls of tools that are not in `tools`.
+        Text before the first channel belongs to the answer's text. If the answer calls a tool that is not in `tools`,
+        this call also becomes part of the text.
         """
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}

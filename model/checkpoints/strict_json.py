@@ -22,7 +22,7 @@ def read_object(path: str | Path) -> dict:
 
 
 def read_list(path: str | Path) -> list:
-    """Read a JSON file that contains one list, with the limits of `read_object`. Raises `CheckpointError` likewise."""
+    """Read a JSON file that contains one list, with the same limits and errors as `read_object`."""
     value = _parse(_bytes(path), path, most_objects=MOST_OBJECTS, unique=False)
     if not isinstance(value, list):
         raise refused(path, "is not a JSON list")

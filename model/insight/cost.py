@@ -108,7 +108,7 @@ def positions_seen(config: Config, position: int | float) -> float:
 def _pairs(tokens: int, window: int | None) -> float:
     """Count the pairs of a query and a key that the query attends to, in a sequence of `tokens` tokens.
 
-    A query attends to its last `window` positions; None: to all.
+    A query attends to its last `window` positions, or to all if `window` is None.
     """
     first = tokens if window is None else min(tokens, window)  # number of queries that attend to all tokens before them
     return first * (first + 1) / 2 + (tokens - first) * first

@@ -41,8 +41,8 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 
     `emulate` is one of three names. q8_0 rounds the inputs of all quantized matrices. int8 rounds the inputs of
     matrices in int8, with one scale per token. ggml rounds the inputs of each matrix of a GGUF file as llama.cpp does
-    for its type. Raises ValueError for another name, if no matrix needs rounding, if matrices that we stack for one
-    product have different roundings, or if the model has an adapter.
+    for the matrix's type. Raises ValueError if the name is unknown, if no matrix needs rounding, if matrices that we
+    stack for one product have different roundings, or if the model has an adapter.
     """
     from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
 
@@ -81,7 +81,7 @@ class RoundedMatrix:
 
 
 def emulating(product: Product) -> Callable[[Array, Matrix | RoundedMatrix], Array]:
-    """Return a function like `product` that also accepts a `RoundedMatrix`: it rounds the vectors, then multiplies."""
+    """Extend the function `product` to accept a `RoundedMatrix`: it then rounds the vectors before it multiplies."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Matrix | RoundedMatrix) -> Float[Array, "*batch rows"]:
         if not isinstance(weight, RoundedMatrix):

@@ -171,7 +171,7 @@ def _in_a_row(
 
 def _check_cache(cache: LayerStore, x: Array) -> None:
     if cache.k.dtype != x.dtype:
-        raise Unsupported(f"kernels need a KV cache in {x.dtype}, the dtype of the model, got {cache.k.dtype}")
+        raise Unsupported(f"kernels need a KV cache in {x.dtype} (the dtype of the model), got {cache.k.dtype}")
 
 
 def _norm_qkv_form(

@@ -146,7 +146,7 @@ def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: in
 
 
 def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
-    """Return `types`, but with the type UNKNOWN for the unknown token: llama.cpp's converter writes it as CONTROL."""
+    """Return `types` with the type UNKNOWN for the unknown token. llama.cpp's converter gives it the type CONTROL."""
     if UNKNOWN in types:
         return types
     key = "tokenizer.ggml.unknown_token_id"

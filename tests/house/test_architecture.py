@@ -140,12 +140,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def for_typing(node: ast.AST) -> bool:
-    """Return whether a statement is `if TYPE_CHECKING:` without an else, which only a type checker reads."""
+    """Return whether only type checkers read a statement: `if TYPE_CHECKING:` without an else."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
-    """Yield the line and full name of each import, also inside functions. Skip nodes for which `skip` returns True.
+    """Yield the line and full name of each import, even inside functions. Skip nodes for which `skip` returns True.
 
     The name of a relative import begins with its dots.
     """
@@ -161,7 +161,7 @@ def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False)
 
 
 def runs_later(node: ast.AST) -> bool:
-    """Return whether a statement's imports run later than the import of its module, as in a function."""
+    """Return whether a statement's imports run later than the import of its module, for example in a function."""
     return isinstance(node, FUNCTIONS) or for_typing(node)
 
 
@@ -220,9 +220,9 @@ def module_name(path: str) -> str:
 
 
 def circle(sources: Mapping[str, str]) -> list[str]:
-    """Find a circle of modules that import each other, also inside functions; [] if there is none.
+    """Find a circle of modules that import each other, even if only inside functions. Return [] if there is none.
 
-    `sources` maps import names to source code. Imports for type checkers only do not count.
+    `sources` maps import names to source code. Imports that only type checkers see do not count.
 
     >>> circle({"a": "import b", "b": "def f():\\n    from a import f"})
     ['a', 'b', 'a']

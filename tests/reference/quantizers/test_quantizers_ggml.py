@@ -70,7 +70,7 @@ def test_importances_do_not_change_other_types(name):
 @pytest.mark.parametrize("name", sorted(ggml.SEARCHED))
 @pytest.mark.parametrize("members", [1, 3])
 def test_rows_do_not_depend_on_their_neighbors(name, members, monkeypatch):
-    """Quantizing a row gives the same bytes by itself and among other rows, with and without importances.
+    """Quantizing a row separately or among other rows gives the same bytes, with and without importances.
 
     `members` is the number of superblocks for which the encoder searches scales together.
     """
