@@ -103,7 +103,7 @@ def _part(tensor: Tensor, chosen: Sequence[Int[np.ndarray, " kept"] | None]) -> 
     """Return the part of a tensor with the chosen indices of each axis; None chooses all. Codes become floats."""
     if all(indices is None for indices in chosen):
         return tensor
-    shape = tuple(n if own is None else len(own) for n, own in zip(tensor.shape, chosen, strict=True))
+    shape = tuple(size if indices is None else len(indices) for size, indices in zip(tensor.shape, chosen, strict=True))
 
     def read() -> np.ndarray:
         values = tensor.read()

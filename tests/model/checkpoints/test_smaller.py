@@ -26,12 +26,12 @@ def logits(checkpoint: Checkpoint) -> np.ndarray:
     return llama.forward(load_reference_params(checkpoint), TOKENS, llama.empty_cache(config), config=config)[0]
 
 
-def kept_columns(checkpoint: Checkpoint, smaller: Checkpoint, name: str) -> np.ndarray:
+def remaining_columns(checkpoint: Checkpoint, smaller: Checkpoint, name: str) -> np.ndarray:
     """Find the columns of a matrix that the smaller model has; its columns keep their order."""
-    columns, expected = checkpoint.tensors[name].read(), smaller.tensors[name].read()
-    found = [int(np.flatnonzero((columns == column[:, None]).all(axis=0))[0]) for column in expected.T]
-    assert found == sorted(set(found))
-    return np.array(found)
+    columns, remaining = checkpoint.tensors[name].read(), smaller.tensors[name].read()
+    indices = [int(np.flatnonzero((columns == column[:, None]).all(axis=0))[0]) for column in remaining.T]
+    assert indices == sorted(set(indices))
+    return np.array(indices)
 
 
 def with_zeros(checkpoint: Checkpoint, smaller: Checkpoint) -> Checkpoint:
@@ -41,7 +41,7 @@ def with_zeros(checkpoint: Checkpoint, smaller: Checkpoint) -> Checkpoint:
         if not name.endswith(("o_proj.weight", "down_proj.weight", "w2.weight")):
             continue
         w = np.zeros(tensor.shape)
-        columns = kept_columns(checkpoint, smaller, name)
+        columns = remaining_columns(checkpoint, smaller, name)
         w[:, columns] = tensor.read()[:, columns]
         tensors[name] = Tensor(w.shape, w.dtype, lambda w=w: w)
     return replace(checkpoint, tensors=tensors)
