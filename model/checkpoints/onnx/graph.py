@@ -85,8 +85,8 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
 def _sequences(config: Config) -> tuple[int, Config]:
     """Return the length of the longest sequence, and the config for such sequences.
 
-    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only one
-    table of frequencies, so we choose the one for short sequences.
+    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only
+    one table of frequencies, so we choose the one for short sequences.
     """
     if isinstance(config.scaling, LongRopeScaling):
         positions = min(config.context, config.scaling.original_context)
