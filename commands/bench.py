@@ -102,9 +102,9 @@ def bench(
 
     Without MODEL and --shape, the built-in model runs. bench first measures the machine. The suites gpu, models,
     kernels and variants need an H100 or H200; models takes three minutes, each of the others nine. If you interrupt one
-    of them, it writes the results so far to FILE.interrupted, where FILE is the one of --json. The suite serve starts a
-    server, sends requests of random lengths at random times over HTTP, and reports how long clients wait. After a
-    run of the suite decode or growth, `generate` compares its speed with the measured bandwidth. After
+    of them, it writes the results so far to FILE.interrupted, if --json names FILE. The suite serve starts a server,
+    sends requests of random lengths at random times over HTTP, and reports how long clients wait. After a run of
+    the suite decode or growth, `generate` compares its speed with the measured bandwidth. After
     `bench --devices N`, `inspect --plan --devices N` uses the measured time of an all-reduce.
 
     \b

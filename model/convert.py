@@ -144,7 +144,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
 
 
 def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
-    """Return the tokenizer, chat template and pooling of a GGUF file, as files to write, and notes for the user."""
+    """Return the files to write for a GGUF file's tokenizer, chat template and pooling, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []

@@ -41,7 +41,7 @@ class Channels(Protocol):
 
     @property
     def is_marked(self) -> bool:
-        """True if the answer so far may have tokens that are neither part of its text nor the token that ended it."""
+        """True if the answer may contain tokens that are not part of its text (except the token that ended it)."""
         ...
 
     def ends_character(self, token: int) -> bool:

@@ -30,7 +30,7 @@ LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # the number for each cod
 
 
 def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
-    """Decode `part`, some rows of the matrix `codes`, to float64 without rounding.
+    """Decode `part` (some rows of the matrix `codes`) to float64 without rounding.
 
     >>> part = Quantized(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]], np.float32))
     >>> exact_weights(Codes("int8", group=2, zeros=False, bytes=11, parts=lambda: iter([part])), part)

@@ -115,7 +115,7 @@ def _pairs(tokens: int, window: int | None) -> float:
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
-    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all are equally likely.
+    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all experts are equally likely.
 
     The actual number is at least experts_per_token (all tokens choose the same experts), and at most the smaller of
     tokens x experts_per_token and all experts.

@@ -1,4 +1,4 @@
-"""Emulates other programs that round activations before a product, in JAX and in NumPy.
+"""Emulates, in JAX and in NumPy, other programs that round activations before a product.
 
 llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds activations to int8
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
@@ -104,7 +104,7 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 def emulated_ops(ops: Ops) -> Ops:
     """Return the table `ops` with products that apply `RoundedMatrix`. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
-        raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
+        raise ValueError("pallas kernels cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 

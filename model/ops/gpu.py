@@ -266,7 +266,7 @@ def calls(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> Iterator[OpCall]:
-    """Yield the calls in a decoding step of all ops that have kernels, and the calls of attention in a prompt.
+    """Yield the calls of all ops with kernels in a decoding step, and the calls of attention in a prompt.
 
     `params` may come from `abstract_params`. The cache holds `capacity` positions. The default of `cache_dtype` is the
     dtype of the embedding. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch`

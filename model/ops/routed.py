@@ -43,7 +43,7 @@ class Routed[**P, R]:
         if form in self.refused:
             return self.op.plain(*arguments, **fixed)
         what = "shapes and dtypes for which this table of ops was not built"
-        raise ValueError(f"{self.name} got arguments with {what} (for a different model, batch or cache)")
+        raise ValueError(f"{self.name} got arguments with {what}: it is for a different model, batch or cache")
 
 
 def form_of(arrays: Any, *static: Any) -> Form:

@@ -54,7 +54,7 @@ class JaxBackend:
         `layout` has several sequences.
         """
         if layout.batch != 1:
-            raise ValueError(f"layout.batch: expected 1, because a backend runs one sequence, got {layout.batch}")
+            raise ValueError(f"layout.batch: expected 1 (a backend runs one sequence), got {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
         # With 0, a GPU would be idle for the milliseconds that the host takes to launch a burst. On a CPU, the host is
         # the device.

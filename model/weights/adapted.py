@@ -31,7 +31,7 @@ class Adapted(NamedTuple):
 
 
 def with_chosen(params: Any, chosen: Bool[Array, "batch rank"]) -> Any:
-    """Return a tree of weights in which every matrix with adapters uses only the ranks `chosen` for each sequence."""
+    """Return a tree of weights in which matrices with adapters use, for each sequence, only the ranks in `chosen`."""
 
     def choose(leaf: Any) -> Any:
         return leaf._replace(chosen=chosen) if isinstance(leaf, Adapted) else leaf

@@ -27,7 +27,7 @@ LONGEST_NAME = 1000
 
 
 class ImportanceMatrix(NamedTuple):
-    """The importances of columns by the name of their tensor in a GGUF file, and the file that they come from."""
+    """The importances of columns (by the name of a tensor in a GGUF file), and the file that they come from."""
 
     path: str
     values: Mapping[str, Float32[np.ndarray, " values"]]
@@ -44,7 +44,7 @@ class ImportanceMatrix(NamedTuple):
                 matrices, cols = shape[0] if len(shape) == 3 else 1, shape[-1]
                 if self.values[name].size != matrices * cols:
                     what = f"{name} has {self.values[name].size} importances, expected {matrices * cols}"
-                    raise refused(self.path, f"{what}: the file was made for another model")
+                    raise refused(self.path, f"{what}: the file was made for a different model")
                 rows[name] = self.values[name].reshape(matrices, cols)
         if shapes and not rows:
             first = quoted(next(iter(self.values), ""))

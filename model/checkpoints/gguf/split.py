@@ -54,7 +54,7 @@ def locate(file: MappedFile, header: Header) -> dict[str, Located]:
 
 
 def _paths(metadata: Metadata, count: int) -> list[Path]:
-    """List the paths of all parts, given the keys of the first. Raises `CheckpointError` for keys of another part."""
+    """List the paths of all parts, given the first part's keys. Raises `CheckpointError` for keys of a later part."""
     path = Path(metadata.path)
     what = f"is one of {count} parts of a model"
     if count > MOST_PARTS:

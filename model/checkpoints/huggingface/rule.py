@@ -72,7 +72,7 @@ class Rule(ABC):
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Unpack int32 words into codes of 4 or 8 bits, the lowest bits first: [*batch, codes] in uint8."""
+    """Unpack int32 words into codes of 4 or 8 bits, the lowest bits first. The result is [*batch, codes] in uint8."""
     stored = words.astype("<i4").view(np.uint8)
     return nibbles(stored) if bits == 4 else stored
 
@@ -94,7 +94,7 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nibbles(pairs: np.ndarray) -> np.ndarray:
-    """Unpack bytes into two 4-bit codes each, the low half first: [*batch, codes] in uint8."""
+    """Unpack bytes into two 4-bit codes each, the low half first. The result is [*batch, codes] in uint8."""
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 

@@ -6,7 +6,7 @@
 Inputs and outputs have the names that Hugging Face's ONNX models use. A weight has the name, the shape and the bytes of
 the checkpoint's tensor, and the result of a matrix or a norm has the name of its module, such as
 `model.layers.0.self_attn.q_proj`. Weights in bfloat16 or float16 pass through a Cast node, and all arithmetic is in
-float32. Quantized matrices of int8 or int4 codes stay so, and pass through DequantizeLinear; others become float32.
+float32. Matrices of int8 or int4 codes pass through DequantizeLinear; other quantized matrices become float32.
 
 We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Attention
 (https://onnx.ai/onnx/operators/).
@@ -85,8 +85,8 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
 def _sequences(config: Config) -> tuple[int, Config]:
     """Return the length of the longest sequence, and the config for such sequences.
 
-    A model with LongRoPE has other frequencies for sequences longer than `original_context`. A graph can hold only one
-    table of frequencies, so we choose the one for short sequences.
+    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only
+    one table of frequencies, so we choose the one for short sequences.
     """
     if isinstance(config.scaling, LongRopeScaling):
         positions = min(config.context, config.scaling.original_context)
@@ -160,7 +160,7 @@ class _Graph:
         self._linear(n, None, "embedding" if config.tied else "head", steps, name="logits")
 
     def _attention(self, n: str, i: int) -> str:
-        """Add q, k and v of the normalized `n`, RoPE, and attention to them and to the cache."""
+        """Add nodes for q, k and v of the normalized input `n`, for RoPE, and for attention to old and new tokens."""
         config, at = self.config, f"{self._block_name(i)}.self_attn"
         counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
         q, k, v = (self._linear(n, i, part) for part in counts)
@@ -190,7 +190,7 @@ class _Graph:
         return self._op("Attention", [q, k, v, mask, *past], at, *present, **options)
 
     def _hidden(self, n: str, i: int) -> str:
-        """Add the hidden features of a feed-forward layer: the activation of gate and up, or only of up."""
+        """Add nodes for the hidden features of a feed-forward layer: the activation of gate and up, or only of up."""
         config, at = self.config, f"{self._block_name(i)}.mlp"
         up = self._linear(n, i, "up")
         gate = self._linear(n, i, "gate") if config.gated else up
@@ -215,7 +215,7 @@ class _Graph:
         return self._op("Add", [x, added], name)
 
     def _norm(self, x: str, i: int | None, part: str) -> str:
-        """Add a norm of the model's kind. Without a weight for it, return `x`."""
+        """Add nodes for a norm of the model's kind. If the model has no weight for it, return `x`."""
         if part not in self._parts[i]:
             return x
         [weight] = self._parts[i][part]
@@ -227,7 +227,7 @@ class _Graph:
         return self._op("RMSNormalization", [x, self._weight(weight)], self._module(weight), **options)
 
     def _head_norm(self, x: str, i: int, part: str, heads: int) -> str:
-        """Add the norm of q or k [batch, seq, heads * head_dim], if the model has one."""
+        """Add nodes for the norm of q or k ([batch, seq, heads * head_dim]), if the model has one."""
         config, eps = self.config, self.config.eps
         at = f"{self._block_name(i)}.self_attn.{part}"
         if config.head_qk_norm:
@@ -249,7 +249,7 @@ class _Graph:
         return self._op("Reshape", [x, self._shape(0, 0, heads * config.head_dim)], f"{at}_norm.rows")
 
     def _linear(self, x: str, i: int | None, part: str, steps: Sequence[Step] = (), *, name: str = "") -> str:
-        """Add W x + b, and then `steps`. The result has the name `name`, by default the name of the module."""
+        """Add nodes for W x + b, and then for `steps`. The result has the name `name`, by default the module's name."""
         [weight] = self._parts[i][part]
         layout = None if part == "embedding" else layout_of(self._checkpoint.tensors[weight.name])
         if layout:
@@ -262,7 +262,7 @@ class _Graph:
         return self._chain(x, [("MatMul", [w], {}), *biases, *steps], name or self._module(weight))
 
     def _rope_tables(self, i: int) -> tuple[str, str]:
-        """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
+        """Store the cosines and sines of all positions ([positions, pairs]), multiplied by the rotation's magnitude."""
         rotation = self.config.rotation(i)
         prefix = "rope.local" if self.config.is_local(i) else "rope"
         names = f"{prefix}.cos", f"{prefix}.sin"
@@ -274,7 +274,7 @@ class _Graph:
         return names
 
     def _window_mask(self, window: int) -> str:
-        """Add the mask of a window: each query sees the last `window` positions, its own included.
+        """Add nodes for the mask of a window. Each query sees the last `window` positions, including its own.
 
         Row j of the cache belongs to position j.
         """
@@ -367,7 +367,7 @@ class _Graph:
         return name
 
     def _op(self, kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:
-        """Add a node, unless there is one with this result. Returns the name of its first result."""
+        """Add a node, unless a node with the same results exists. Returns the name of its first result."""
         if outputs[0] not in self._results:
             self._nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], **attributes))
             self._results.update(outputs)
@@ -393,7 +393,7 @@ class _Graph:
 def rope_table(
     function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int
 ) -> Iterator[np.ndarray]:
-    """Yield the cosine or the sine, `function`, of each position's angles, times the rotation's magnitude."""
+    """Yield `function` (cosine or sine) of each position's angles, multiplied by the rotation's magnitude."""
     for start in range(0, positions, ROPE_POSITIONS):
         at = np.arange(start, min(start + ROPE_POSITIONS, positions))
         yield (rotation.magnitude * function(at[:, None] * rotation.frequencies)).astype(np.float32)

@@ -192,7 +192,10 @@ def with_codes(checkpoint: Checkpoint, bits: int, *, group: int, rows_at_once: i
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("at_once", [1 << 26, 2000])
 def test_zero_points_and_matrices_in_many_parts(bits, at_once, tmp_path, monkeypatch):
-    """Blocks of about 2,000 codes end within a pair of rows, and a matrix with an odd number of rows has none."""
+    """Zero points are written correctly, even if codes are written in blocks that end between two paired rows.
+
+    A matrix with an odd number of rows (here the head) has no pairs of rows, so it gets codes of one byte.
+    """
     monkeypatch.setattr(onnx_codes, "AT_ONCE", at_once)
     config = replace(WIDE, vocab=51)
     checkpoint = with_codes(random_checkpoint(config, seed=0), bits, group=32, rows_at_once=7)
@@ -207,7 +210,7 @@ def test_zero_points_and_matrices_in_many_parts(bits, at_once, tmp_path, monkeyp
 
 @pytest.mark.parametrize(("scheme", "ffn"), [("nf4", 320), ("q4", 300)])
 def test_codes_that_onnx_cannot_decode_become_float32(scheme, ffn, tmp_path):
-    """This is true of levels that are not integers, and of a last group that is shorter than the others."""
+    """ONNX cannot decode levels that are not integers, or a last group that is shorter; we write float32 instead."""
     checkpoint = quantized(random_checkpoint(replace(WIDE, ffn=ffn), seed=0), scheme)
     notes = write_onnx(checkpoint, tmp_path / "x.onnx")
     check_nodes(checkpoint, tmp_path / "x.onnx")
@@ -252,7 +255,7 @@ def test_a_model_that_is_not_supported_is_refused_by_name(changes, what, tmp_pat
 
 
 def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
-    """The graph has the angles for short sequences, and the note names the longest one."""
+    """The graph has the RoPE angles for short sequences, and a note names the longest sequence that it supports."""
     checkpoint, path = written("phi3-long")
     rows = next(tensor.dims[0] for tensor in onnx.load(path).graph.initializer if tensor.name == "rope.cos")
     assert rows == 16
@@ -260,7 +263,7 @@ def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
 
 
 def test_writing_needs_little_memory_besides_the_mapped_file(tmp_path):
-    """NumPy and Python allocate at most 1 MB for a model with a tensor of 3.8 MB, which the file's map holds."""
+    """NumPy and Python allocate at most 1 MB for a model with a tensor of 3.8 MB, which stays in the mapped file."""
     config = {**FAMILIES["llama-3"], "vocab_size": 40_000}
     write_checkpoint(tmp_path, config, dtype="bfloat16")
     checkpoint = open_checkpoint(tmp_path)
@@ -302,7 +305,7 @@ def expected_results(
 ) -> Iterator[tuple[str, Approx]]:
     """Yield the name of each node, and the value and error bound of its definition for the inputs in `results`.
 
-    The positions of the tokens are `at`. A node's inputs are the ones that the structure of `reference.llama` says.
+    The positions of the tokens are `at`. Each node has the inputs that it has in `reference.llama`.
     """
     names = nearest_family(config).names
 
@@ -406,7 +409,7 @@ def attention(
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, config: Config) -> Approx:
     """Compute attention as ONNX defines it: q and k are both multiplied by the root of the scale.
 
-    The two roots and the two products round, so a score has four roundings besides the ones of its sum.
+    The two roots and the two products round, so a score has four roundings in addition to the roundings of its sum.
     """
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     value = weighted(attention_weights(q, k, mask, scale=scale, cap=config.attention_cap), v)

@@ -306,7 +306,7 @@ def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype)
 def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
     monkeypatch.setattr(llamaspec.model.llama, "default_device", lambda: H200)
     checkpoint = quantized(random_checkpoint(TINY, seed=0), "q8")
-    with pytest.raises(ValueError, match="kernels pallas cannot emulate activations: choose xla or cpu"):
+    with pytest.raises(ValueError, match="pallas kernels cannot emulate activations: choose xla or cpu"):
         llamaspec.model.llama.load_backend(checkpoint, RunOptions(emulate_activations="q8_0"))
 
 
