@@ -123,6 +123,29 @@ def test_chat_takes_commands(tmp_path):
     assert roles == ["user", "assistant"]
 
 
+@pytest.mark.slow  # 6 s
+def test_chat_sets_regenerates_and_loads(stories, tmp_path):
+    saved, other = tmp_path / "talk.json", tmp_path / "other.json"
+    other.write_text('[{"role": "robot", "content": "hm"}]')
+    lines = [
+        "Tell me about Lily.", f"/save {saved}", "/regenerate", "/set temperature 0", "/regenerate", "/reset",
+        "Tell me about Lily.", f"/load {saved}", "/regenerate", "/set top-k 4", "/set",
+    ]  # fmt: skip
+    done = run_llamaspec("chat", *stories, "--seed", "3", "--max-new-tokens", "12", stdin="\n".join(lines))
+    assert done.code == 0, done.err
+    first, second, *greedy = done.out.splitlines()
+    assert first != second and len(greedy) == 3 and len({*greedy}) == 1
+    notes = [line for line in done.err.splitlines()[1:] if "answer cut" not in line]
+    assert notes[1:3] == ["seed 4", "temperature 0.0"]
+    assert notes[4] == "started a new conversation" and notes[5] == f"read 2 messages from {saved}"
+    assert notes[-2:] == [
+        "top-k 4",
+        "temperature 0.0, top-k 4, top-p 0.95, min-p 0.0, repetition-penalty 1.0, max-new-tokens 12, seed 4",
+    ]
+    failed = run_llamaspec("chat", *stories, stdin=f"/load {other}\n")
+    assert failed.code == 1 and failed.err.splitlines()[-1].startswith(f"error: {other}: message 1 has role")
+
+
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize(
     ("line", "words"),
@@ -130,6 +153,12 @@ def test_chat_takes_commands(tmp_path):
         ("/foo", ["/foo", "/help"]),
         ("/reset now", ["/reset"]),
         ("/save", ["/save", "file"]),
+        ("/load", ["/load", "file"]),
+        ("/load nothere.json", ["nothere.json"]),
+        ("/regenerate", ["no question"]),
+        ("/set temperature", ["temperature", "number"]),
+        ("/set temperature -1", ["temperature", "0 or more"]),
+        ("/set warmth 1", ["warmth", "top-k", "max-new-tokens"]),
         ("/save /no/such/folder/talk.json", ["/no/such/folder"]),
         ("/system Be brief.\nHi", ["system message"]),
     ],
