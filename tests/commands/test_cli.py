@@ -429,13 +429,32 @@ def test_requests_that_this_model_cannot_serve_are_refused(run, stories):
     assert_refused(run("logits", "--tokens", "", *stories, "--out", "x.npy"), "at least one token")
 
 
+@pytest.mark.sampled(1)  # 2 s each
+@pytest.mark.parametrize(("prompt", "hint"), [(__file__, f"--model {__file__}"), ("Once", "")])
+def test_a_prompt_that_names_a_file_gets_a_hint(prompt, hint):
+    done = run_llamaspec("generate", prompt, "--max-new-tokens", "1", "--temperature", "0")
+    assert done.code == 0 and hint in done.err and ("--model" in done.err) == bool(hint)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "doctor", "bench", "profile", "serve", "chat"])
+def test_a_model_is_named_with_or_without_its_option(run, verb):
+    refusals = [
+        run(verb, *words) for words in (["nothere.gguf"], ["--model", "nothere.gguf"], ["--model=nothere.gguf"])
+    ]
+    assert_refused(refusals[0], "nothere.gguf")
+    assert refusals[1:] == refusals[:1] * 2
+
+
 def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
     assert_refused(run("tell"), "tell", status=2)
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
-    assert_refused(run("inspect", "--model", "a"), "without --model: llamaspec inspect", status=2)
+    assert_refused(run("inspect", "a", "--model", "b"), "two models: a and b", status=2)
+    assert_refused(run("eval", __file__), "--text", f"llamaspec eval --text {__file__}", status=2)
+    assert_refused(run("eval", "nothere"), "--text FILE", status=2)
+    assert_refused(run("tune", "--data", "a", "--out", "b"), "Missing argument 'MODEL'", status=2)
     assert_refused(run("tokens", "Once", "--modle", "a"), "No such option '--modle'", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")
