@@ -96,7 +96,9 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
 @click.option(
-    "--strict", is_flag=True, help="Treat suspicious results as violations: large errors, although within the bound."
+    "--strict",
+    is_flag=True,
+    help="Treat suspicious results (errors that are large but within the bound) as violations.",
 )
 @click.option(
     "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
@@ -149,7 +151,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     ModelNew against that op.
 
     verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference; --list
-    OP shows its signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
+    OP shows this signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
     verdict.
     """
     import secrets

@@ -1,4 +1,4 @@
-"""Compare a server with the proven text of a file that `llamaspec prove --out FILE` wrote. Needs only Python.
+"""Compare a server's text with the proven text in a file from `llamaspec prove --out FILE`. Needs only Python.
 
     python check_vectors.py vectors.json http://127.0.0.1:8000 MODEL
 

@@ -47,7 +47,7 @@ def attention_prefill(
     """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. width is heads x head_dim.
 
     The cache already contains the keys and values of these positions. Each query sees the rows up to its own position,
-    or the last `window` of them. A query that sees no row gives zeros, such as a query before position 0. Unseen rows
+    or the last `window` of them. A query that sees no row, such as a query before position 0, gives zeros. Unseen rows
     may contain anything. An offset is clamped to -seq ... capacity.
 
     All arrays are bfloat16. Sums and exponentials are float32. The weights are rounded to bfloat16 before they multiply

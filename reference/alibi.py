@@ -11,9 +11,9 @@ The formula for s_h is for a number of heads that is a power of two. For another
 power of two below it. The authors' code takes the p slopes of p heads, and then every other slope of 2 p heads:
 2^(-4/p), 2^(-12/p), ...
 
-Adding a constant to a row does not change its softmax. So an implementation may add s_h j in place of - s_h (i - j):
-one number per key, the same for all queries. No Llama uses ALiBi. Compare it with `rope`, which rotates q and k. There,
-too, scores depend on positions only through distances.
+Adding a constant to a row does not change its softmax. So an implementation may add s_h j in place of - s_h (i - j).
+This is one number per key, the same for all queries. No Llama uses ALiBi. Compare it with `rope`, which rotates q and
+k. There, too, scores depend on positions only through distances.
 """
 
 import numpy as np

@@ -162,7 +162,7 @@ def tree_all_reduce(arrays: Arrays) -> Exchange:
 
 
 def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """Return the seconds that a ring all-reduce of `size` bytes takes: `alpha` per message and `beta` per byte.
+    """Return the seconds for a ring all-reduce of `size` bytes, with `alpha` seconds per message and `beta` per byte.
 
     >>> round(ring_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)  # microseconds; 14 of them are alpha
     14.2

@@ -110,7 +110,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if this config turns on a feature that no Llama model has, except those in `known`.
+        """Raise ValueError if this config turns on a feature that no Llama model has and that is not in `known`.
 
         `what` is a plural noun for the message, such as "adapters".
         """

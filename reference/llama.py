@@ -185,7 +185,7 @@ def feed_forward(
     config: Config,
     before: Float[np.ndarray, "seq dim"] | None = None,
 ) -> Float[np.ndarray, "seq dim"]:
-    """Compute the feed-forward half of a block, one layer or the chosen experts, and add the result to x.
+    """Compute the feed-forward half of a block (one layer, or the chosen experts), and add the result to x.
 
     `before` is the input of the attention half. In a parallel block it is the input of this half, too.
 

@@ -73,12 +73,12 @@ def load_state(
         step, seconds, written = int(about["step"]), float(about["seconds"]), json.loads(about["recipe"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise refused(
-            path, "is not a training checkpoint, or is damaged: delete it to resume from the checkpoint before it"
+            path, "is not a training checkpoint, or is damaged: delete it to resume from the previous checkpoint"
         ) from error
     expected_identity = json.loads(json.dumps(dict(identity)))
     # A run on a text has no digest of the stories, and the other way round.
     if differing := [name for name, value in expected_identity.items() if written.get(name) != value]:
-        raise refused(path, f"was made with another {', '.join(differing)}: --resume needs the same")
+        raise refused(path, f"was made with a different {', '.join(differing)}: --resume needs the same")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:
         raise refused(path, "does not have the names and shapes of tensors that this training needs")

@@ -30,7 +30,7 @@ def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constr
     """Return all weights of a model, in float32, as the tensors to train.
 
     The loss computes in `dtype`, with each weight as `constraint` changes it. The trained model is written to DIR/model
-    in its own dtype: pruned weights are 0 there, but rounding is not applied.
+    in the dtype of the base model. Pruned weights are 0 there, but weights are not rounded.
     """
     config = checkpoint.config
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}

@@ -141,7 +141,7 @@ class Listed(Protocol):
 
 
 def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
-    """Make jobs for the candidate MODULE:FUNCTION, or for the functions of MODULE that are named like `ops`.
+    """Make jobs for the candidate MODULE:FUNCTION, or for the functions of MODULE with the names `ops`.
 
     MODULE may also be the path of a file. Raises ValueError if one function is named for several ops.
 
@@ -243,7 +243,7 @@ def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
         narrowed(campaign.contract(job.op), {**job.within(campaign).only, **campaign.at})
     if campaign.against:
         if any(job.candidate == campaign.against for job in jobs):
-            raise ValueError(f"--against {campaign.against} is the candidate itself: name another candidate")
+            raise ValueError(f"--against {campaign.against} is the candidate itself: name a different candidate")
         with campaign.worker(campaign.against) as rival:
             rival.start()
 
@@ -335,7 +335,7 @@ def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[st
 
 
 def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Answer:
-    """Repeat the call that a replay file describes, or make the same call with another candidate or array library.
+    """Repeat the call that a replay file describes, or make the same call with a different candidate or array library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError like `run`.
     """

@@ -61,7 +61,7 @@ class Adapter:
 
 
 class _NotTaken(Exception):
-    """Signals that a law calls the op with another value of an argument that the problem's class does not take."""
+    """Signals that a law changes the value of an argument, but the problem's class does not take this argument."""
 
 
 # Multiplying by a weight or by `up` after the call rounds once more, which only float32 kernels do as well.

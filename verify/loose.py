@@ -28,7 +28,7 @@ NARROW = (*(name for name, limits in PRECISIONS.items() if limits.unit), *PARTS)
 
 
 def unit_of(text: str) -> str:
-    """Parse the value of `--loose`. Raises ValueError.
+    """Parse the value of `--loose`. Raises ValueError for an unknown value.
 
     >>> unit_of("u=bfloat16")
     'bfloat16'
@@ -42,7 +42,7 @@ def unit_of(text: str) -> str:
 def dtypes_for(unit: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return a tuple with the only dtype that arrays of a weaker contract may have.
 
-    Raises ValueError if `names` has others.
+    Raises ValueError if `names` has a different dtype.
 
     >>> dtypes_for("bfloat16", []), dtypes_for("tf32x3", [])
     (('bfloat16',), ('float32',))

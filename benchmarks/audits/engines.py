@@ -1,4 +1,4 @@
-"""Examines servers that use other engines with `llamaspec conform`. Honest servers must conform.
+"""Runs `llamaspec conform` on servers that use other engines. Honest servers must conform.
 
 python -m llamaspec.benchmarks.audits.engines [--llama-cpp-python PYTHON] [--transformers-python PYTHON]
 

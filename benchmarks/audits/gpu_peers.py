@@ -6,8 +6,8 @@
 FOLDER is the `bin` folder of a llama.cpp build with CUDA. Its `llama-quantize` writes the files, and its `llama-bench`
 times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model with random
 weights. Our engine runs in a separate process, and decodes as `generate` does. It uses bfloat16 for all arrays, except
-for those that the file stores in another dtype. Prints a line of JSON for each file and engine, with the median of the
-rounds' tokens per second. The next file is quantized while our engine starts; nothing else runs while an engine
+for those that the file stores in a different dtype. Prints a line of JSON for each file and engine, with the median of
+the rounds' tokens per second. The next file is quantized while our engine starts; nothing else runs while an engine
 answers.
 """
 

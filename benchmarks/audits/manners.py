@@ -2,9 +2,9 @@
 
 python -m llamaspec.benchmarks.audits.manners [--shape tinyllama-1.1b] [--json FILE]
 
-Runs commands as a user does, but with an empty cache folder. They run one at a time, with `--debug`, two at once, while
-another process holds most of a GPU or nearly all of it, and with Ctrl-C at several moments. Prints the result of each
-check. The exit status is 1 if any check fails.
+Runs commands as a user does, but with an empty cache folder. The commands run one at a time, with `--debug`, two at
+once, while another process holds most of a GPU or nearly all of it, and with Ctrl-C at several moments. Prints the
+result of each check. The exit status is 1 if any check fails.
 """
 
 import json
@@ -223,7 +223,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
-    """Start a command with an empty cache for each of `MOMENTS`, and send Ctrl-C that many seconds later.
+    """For each of `MOMENTS`, start a command with an empty cache, and send Ctrl-C that many seconds later.
 
     Yields the row of each check.
     """

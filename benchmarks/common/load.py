@@ -176,7 +176,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
 
 
 def between_tokens(pieces: Sequence[float], tokens: int) -> float:
-    """Compute the mean time between tokens, if `pieces` are the arrival times of two or more equal pieces of text.
+    """Compute the mean time between tokens from the arrival times of two or more pieces of text of equal length.
 
     >>> between_tokens([1.0, 2.0, 3.0], 3), between_tokens([1.0, 2.0, 3.0], 12)
     (1.0, 0.25)

@@ -15,7 +15,7 @@ GRAPH = "kCommandBuffer"  # XLA's name of a CUDA graph
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
-    """Compute how many instructions of the main loop a thread runs per weight. None: no loop reads weights."""
+    """Compute how many instructions of the main loop a thread runs per weight; None if no loop reads weights."""
     if not (bits and kernel.refilled and kernel.loop):
         return None
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)

@@ -125,7 +125,7 @@ def run_suite(
     MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
-        raise ValueError("the reference supports only the suite decode with a batch of 1")
+        raise ValueError("the reference supports only the suite decode, and only a batch of 1")
     subject = choose_model(**chosen)
     longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
     progress("measuring the machine", 0.0)
@@ -316,7 +316,9 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
     """
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} + {subject.burst} decoded tokens exceed the context of {subject.config.context}")
+        raise ValueError(
+            f"{context} tokens and a burst of {subject.burst} exceed the context of {subject.config.context} tokens"
+        )
     return context or min(PROMPT, max(1, most // 2))
 
 

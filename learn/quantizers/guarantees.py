@@ -95,7 +95,7 @@ def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
 
 
 def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
-    """Return the details of weights that are numbers of steps from the smallest weight of a group.
+    """Return the details of weights in torchao's int4: a code counts steps from the smallest weight of its group.
 
     Each error is at most about half a step.
     """
@@ -104,9 +104,10 @@ def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
 
 
 def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
-    """Return the details of weights that MLX quantizes to numbers of steps from one weight of a group.
+    """Return the details of weights in MLX's format: a code counts steps from one weight of its group.
 
-    This is the smallest or the largest weight: the one with the larger magnitude. Each error is at most about one step.
+    This weight is the smallest or the largest one, whichever has the larger magnitude. Each error is at most about one
+    step.
     """
     s, b = of_weights(q.scales, w), of_weights(q.biases, w)
     return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
@@ -122,7 +123,7 @@ def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
     """Return the details of minifloats with a power of two as scale.
 
-    A weight beyond the largest minifloat times the scale becomes that number.
+    A weight beyond the largest minifloat times the scale is rounded to this product.
     """
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]

@@ -44,7 +44,10 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
         "docs/found/kernels.md",
     ],
-    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
+    "Run": [
+        *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),
+        "docs/training.md",
+    ],
     "Speed": [
         *("docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"),
         *("docs/gpu-words.md", "docs/sass.md"),
@@ -100,7 +103,7 @@ def reading_order(root: Path) -> list[str]:
 
 
 def target_of(path: str) -> str:
-    """Return the path of the page, within the site, that is made from a file or folder of the repository.
+    """Return the path, within the site, of the page for a file or folder of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
@@ -169,7 +172,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map the names by which docstrings refer to files of reference/ to the addresses of their pages.
+    """Map each name by which docstrings refer to a file of reference/ to the address of the file's page.
 
     Addresses are relative to the page of `path`.
     """

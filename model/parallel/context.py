@@ -1,4 +1,4 @@
-"""Context parallelism: turns a table of ops into one for a cache that is sharded by positions over all devices.
+"""Context parallelism: turns a table of ops into a table for a cache that is sharded by positions over all devices.
 
 With n devices, position p is row p // n of the cache on device p mod n, so all devices hold equally many positions of a
 sequence. A device appends the keys and values of its own positions, and attends to these positions. For its positions,

@@ -136,7 +136,7 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
 
 
 def loading_peak(params: Params, *, readers: int = READERS) -> int:
-    """Return the bytes on a GPU at the peak while `readers` threads load weights, the largest arrays first."""
+    """Return the largest number of bytes in use on a GPU while `readers` threads load weights, largest arrays first."""
     arrays = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
     matrices = {id(matrix.codes): matrix for matrix in _matrices(params) if isinstance(matrix, QuantizedMatrix)}
     parts = {id(leaf) for matrix in matrices.values() for leaf in jax.tree.leaves(matrix)}

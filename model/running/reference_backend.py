@@ -166,7 +166,8 @@ def load_reference_params(
 ) -> Params:
     """Read every tensor of `checkpoint` in float64. Quantized tensors are decoded exactly.
 
-    `roundings`, from `model.ops.emulated`, maps names of matrices to the rounding of the vectors that they multiply.
+    `roundings` comes from `model.ops.emulated`. It maps names of matrices to the rounding of the vectors that they
+    multiply.
     With `lazily`, a layer is read each time it is indexed.
     """
     config, rounded_to = checkpoint.config, roundings or {}

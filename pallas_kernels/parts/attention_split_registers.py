@@ -1,7 +1,7 @@
 r"""A thread block's part of attention while decoding, in bfloat16, for all cards of compute capability 8.0 or later.
 
-The numbers are those of `attention_split`. Keys and values go from memory to registers. Each warp has its own online
-softmax over its keys, so warps wait for each other only at the end, where their results are combined.
+This part computes the same numbers as `attention_split`. Keys and values go from memory to registers. Each warp has its
+own online softmax over its keys, so warps wait for each other only at the end, where their results are combined.
 
 `mma.m16n8k16` multiplies A [16, 16] by B [16, 8] and adds C [16, 8]. A warp is 8 quads of 4 lanes. Quad i has rows i
 and i + 8 of A and column i of B. Lane j of the quad has columns 2 j, 2 j + 1, 2 j + 8 and 2 j + 9 of A, the same rows
@@ -11,9 +11,9 @@ Scores: A is 16 keys, and B the queries. A lane loads 16 adjacent bytes of a key
 query. These eight terms serve two products.
 
 Values: A is V^T and B the weights, with keys as rows. C of the scores has keys as rows too, but a lane has a pair of
-queries where B needs a pair of keys: `movmatrix` transposes them. A lane loads 16 bytes of the values of its four keys,
-and `prmt` joins numbers of two keys in a word. Each pair of its eight columns is a product: the first of the pair is in
-row i of A, and the second in row i + 8. So a lane gets eight adjacent numbers of o, for two queries.
+queries where B needs a pair of keys. So `movmatrix` transposes them. A lane loads 16 bytes of the values of its four
+keys, and `prmt` joins numbers of two keys in a word. Each pair of its eight columns is a product: the first of the pair
+is in row i of A, and the second in row i + 8. So a lane gets eight adjacent numbers of o, for two queries.
 """
 
 import math

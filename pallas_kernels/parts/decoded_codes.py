@@ -184,10 +184,9 @@ def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: in
 
 
 def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list[tuple[Any, int]]:
-    """Load the low bits of a block of a lane's columns. Returns a word for each run, and the run's bit position in the
-    word.
+    """Load the low bits of a block of a lane's columns.
 
-    Codes of four bits have no low bits.
+    Returns a word for each run, and the run's bit position in the word. Codes of four bits have no low bits.
     """
     if codes.low_bits is None:
         return [(None, 0)] * int4.RUNS

@@ -186,7 +186,7 @@ def read_past_first_cache(ref: Any) -> Any:
 
 
 def stream(ref: Any, layout: Any, target: Target, *, written: bool = False) -> Array:
-    """Load numbers that are read once from global memory to registers, past the first-level cache.
+    """Load numbers from global memory to registers. This bypasses the first-level cache: each number is read only once.
 
     If an earlier kernel may have `written` them, the load stays after `Target.wait_for_previous`. Weights may be loaded
     before that.
@@ -219,7 +219,7 @@ def address(ref: Any, offset: int) -> Any:
 
 
 def load_global(address: Any, count: int, *, written: bool) -> list[Any]:
-    """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` is as for `stream`."""
+    """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` means the same as in `stream`."""
     names, width = [f"${i}" for i in range(count)], f".v{count}" if count > 1 else ""
     into = f"{{{', '.join(names)}}}" if count > 1 else names[0]
     constant = "" if written else ".nc"

@@ -224,7 +224,7 @@ def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
     if w.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
     if w.dtype not in DTYPES or x.dtype != w.dtype:
-        raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
+        raise Unsupported(f"{op} takes W and x both in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
 
 
 def _check_e4m3(op: str, w: ScaledE4M3, x: Shaped) -> None:
@@ -285,4 +285,4 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
     # Copies need complete 128-byte lines of codes, and 16-byte rows of scales.
     multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
-        raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")
+        raise Unsupported(f"{op} takes at least {CHUNK} columns of W, in multiples of {multiple}, got {cols}")

@@ -363,7 +363,7 @@ class QuantizedProduct(ABC):
     ) -> list[Store]:
         """List the stores of the digits and units of a pass over vector b, to group `first` and the following groups.
 
-        Units are 0 in the first groups of the pass, `zeros` in number.
+        Units are 0 in the first `zeros` groups of the pass.
         """
         units_layout = self._staging_layout.reduce(2).reduce(1)
         digits, units = fixed_point(x, self._staging_layout, self._digits_layout, target)
@@ -377,7 +377,7 @@ class QuantizedProduct(ABC):
         ]
 
     def _stage_again(self, x_ref, b: int, norm_ref, staged: dict[str, Any], target: Target) -> None:
-        """Stage the last pass over vector b again, after its end, for a last step that overlaps the step before."""
+        """Store the last pass over vector b again, behind vector b, for a step that overlaps the previous step."""
         first = self._passes[-1]
         x = self._load_pass(x_ref, first).astype(jnp.float32)
         if norm_ref is not None:

@@ -53,7 +53,7 @@ class Span:
         return plgpu.Layout.WG_STRIDED((self.size,), vec_size=self.step // THREADS)
 
     def load(self, ref) -> Array:
-        """Load `ref`, which has the span's size, in its own dtype."""
+        """Load `ref`, which has the span's size, without converting it."""
         return plgpu.load(ref, layout=self.layout)
 
     def positions(self) -> Array:

@@ -14,7 +14,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A quantized tensor: a small integer for each weight, a scale for each block."""
+    """A quantized tensor: a small integer for each weight, and a scale for each block."""
 
     codes: Integer[np.ndarray, "*shape"]
     scales: Shaped[np.ndarray, "*grid"]

@@ -54,7 +54,7 @@ def total(terms: Float32[np.ndarray, "members groups"]) -> Float32[np.ndarray, "
     """Add the rows of `terms`, one after the other.
 
     NumPy adds the rows of such an array in this order. For a single column, or an array with contiguous columns, NumPy
-    uses another order.
+    uses a different order.
 
     >>> total(np.array([[2.0**24], [1.0], [1.0], [-(2.0**24)]], np.float32))
     array([0.], dtype=float32)

@@ -70,7 +70,7 @@ def test_a_token_costs_what_inspect_says(config: Config):
 
 
 def sized(shapes):
-    """Make arrays with these shapes that occupy no memory."""
+    """Make arrays with these shapes, but without memory for their elements."""
     return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
 
 

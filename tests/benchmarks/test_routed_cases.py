@@ -157,7 +157,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def with_v_apart(coded: Params, config: Config, form: str) -> Params:
-    """Store v in another quantized form than q and k, as GGUF files with mixed types do."""
+    """Store v in a different quantized form than q and k, as GGUF files with mixed types do."""
     (layer,) = coded.layers
     rows = config.kv_heads * config.head_dim
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def write_own(folder: Path) -> dict[str, str]:
-    """Write our adapters into subfolders of `folder`. Returns the digest of the tensors of each."""
+    """Write our adapters into subfolders of `folder`. Returns a digest of each adapter's tensors."""
     from safetensors.numpy import load_file
 
     from llamaspec.model.checkpoints.adapter import WEIGHTS, write_adapter

@@ -140,7 +140,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def for_typing(node: ast.AST) -> bool:
-    """Return whether a statement is `if TYPE_CHECKING:` without an else, which only a type checker reads."""
+    """Return whether only type checkers read a statement: `if TYPE_CHECKING:` without an else."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
@@ -161,7 +161,7 @@ def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False)
 
 
 def runs_later(node: ast.AST) -> bool:
-    """Return whether a statement's imports run later than the import of its module, as in a function."""
+    """Return whether a statement's imports run later than the import of its module, for example in a function."""
     return isinstance(node, FUNCTIONS) or for_typing(node)
 
 

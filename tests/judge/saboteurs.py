@@ -229,7 +229,7 @@ class MixesRequests(Engine):
 
 
 def by_fault(part: str, make: Callable[[str], Callable[[], Engine]], *faults: str) -> dict[str, Saboteur]:
-    """Make a saboteur for each of `faults`. `conform` must name the fault in these words."""
+    """Make a saboteur for each of `faults`, which are also the words that `conform` must use."""
     return {fault: Saboteur(part, make(fault), fault) for fault in faults}
 
 

@@ -204,7 +204,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """A qkv matrix with parts in two quantized forms, as in a Q5_K_M file, runs as one kernel.
+    """A qkv matrix with parts in two quantized forms (as in a Q5_K_M file) runs as one kernel.
 
     For a prompt, its product agrees with the decoded weights of both parts.
     """

@@ -72,7 +72,7 @@ def token(page_folder):
 
 
 def text(value: float, digits: int = 4) -> str:
-    """Format a number as the page does if the number needs no exponent."""
+    """Format a number that needs no exponent, as the page does."""
     return np.format_float_positional(float(f"{value:.{digits - 1}e}"), trim="-").replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""`reference` agrees with the node tests of ONNX, an independent computation in float32 and narrower dtypes.
+"""`reference` agrees with the node tests of ONNX, which compute independently of us in float32 and narrower dtypes.
 
 An adapter per operator calls `reference` with the inputs of a case. For each output, it returns the reference's value
 and a bound on ONNX's distance from it. The bound has one u for each rounding of ONNX, where u is the roundoff of the

@@ -110,7 +110,7 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:
-    """A prefilled prompt is found in the cache after its request has ended, also by two requests at the same time."""
+    """A prefilled prompt is found in the cache after its request has ended, even by two requests at the same time."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))

@@ -283,7 +283,7 @@ ADAPTERS: list[dict[str, Adapter]] = [
 
 @pytest.mark.slow  # 9 s
 def test_adapters_are_served_together(tmp_path):
-    """Requests with different adapters get the same texts, whether they run together or one by one.
+    """Each request gets the same text, whether requests with different adapters run together or one by one.
 
     The base model and the two adapters give three different texts.
     """

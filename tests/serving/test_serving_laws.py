@@ -1,7 +1,7 @@
 """A law of the engine: a request gets the same answer, bit for bit, with and without other requests.
 
 A state machine sends requests of every kind to a small model, and cancels some. There are so few pages that requests
-are preempted. Every answer must equal the answer that a fresh executor gives to this request without others.
+are preempted. Every answer must equal the answer that a fresh executor gives to this request without other requests.
 """
 
 import threading

@@ -167,7 +167,7 @@ def test_a_conversation_takes_turns(conversations):
 
 
 def test_another_story_has_another_hero_and_another_plot():
-    """A request for another story gives another hero and another plot, unless the request names a plot told before."""
+    """A request for another story gives a different hero and a different plot, unless it names an earlier plot."""
     for seed in range(100):
         earlier_stories: list[Story] = []
         for _ in range(4):

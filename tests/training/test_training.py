@@ -81,7 +81,7 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """List step, loss and held-out loss of each evaluation in a log, also if the log's lines are wrapped."""
+    """List step, loss and held-out loss of each evaluation in a log, even if the log's lines are wrapped."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
@@ -314,7 +314,7 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
         (stopped, (), "already contains a training run: continue it with --resume"),
-        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
+        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with a different lr, seed"),
         (full_run[0], ("--resume",), "model: already exists: this training run is complete"),
     ):
         before = files(out)
@@ -413,7 +413,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, alphabet, tmp_path):
     """Resuming with other documents is refused, and the error names the difference.
 
-    Other documents are another text, another tokenizer of the same size, or the stories of the built-in model.
+    The other documents come from a different text, a different tokenizer of the same size, or the built-in model's
+    stories.
     """
     other_text, other_tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     other_text.write_text(alphabet[0].read_text().upper())
@@ -421,8 +422,8 @@ def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, al
     other_tokenizer.write_bytes(alphabet[1].read_bytes().replace(a, b"A?").replace(b, a).replace(b"A?", b))
     resume = (*command, "--resume", "--out", str(stopped))
     before = files(stopped)
-    assert "was made with another text" in refusal(*resume, "--text", str(other_text))
-    assert "was made with another tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
+    assert "was made with a different text" in refusal(*resume, "--text", str(other_text))
+    assert "was made with a different tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
     assert "stories" in refusal("train", *OPTIONS, "--resume", "--out", str(stopped))
     assert files(stopped) == before
 
@@ -609,7 +610,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
     ("tied", "ops"), [(True, WHOLE_ATTENTION), (False, remat(WHOLE_ATTENTION))], ids=["tied", "untied, remat"]
 )
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
+    """The gradient, summed over batches, agrees with the reference's central differences along random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)

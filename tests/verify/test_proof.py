@@ -165,7 +165,7 @@ def test_decimal_ends_are_rounded_outwards(number, bits):
 
 
 def test_balls_that_overlap_cannot_be_compared():
-    """A comparison of two different balls that overlap raises UndecidedError; NumPy's functions do not hide it."""
+    """Comparing two different balls that overlap raises UndecidedError; NumPy's functions do not hide the error."""
     third = Balls(np.array([1.0])) / 3
     for compare in (np.less, np.equal):
         with pytest.raises(UndecidedError):

@@ -207,7 +207,7 @@ def outcome(candidate, examined) -> str:
 @pytest.mark.parametrize("cut", [False, True], ids=["rounded", "cut"])
 @pytest.mark.parametrize(("unit", "bits"), BITS.items())
 def test_products_of_parts_are_within_their_own_contract_alone(unit: str, bits: int, cut: bool):
-    """An emulation of three products of parts passes, even if it cuts off its sums. Fewer products or bits fail."""
+    """An emulation of three products of parts passes, even if it cuts off sums. Fewer products or bits are refused."""
 
     def gemm(bits: int, products: int):
         product = in_parts(bits, cut=cut, products=products)

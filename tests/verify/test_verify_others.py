@@ -49,7 +49,7 @@ def assert_accepted(job: CandidateJob, dtype: str, candidate: Candidate, *, exam
 
 @pytest.fixture
 def library(monkeypatch):
-    """Return a function that starts candidates in another Python."""
+    """Return a function that starts candidates in a separate Python."""
     workers = []
     monkeypatch.chdir(REPOSITORY)  # the other Python finds the candidates there
 

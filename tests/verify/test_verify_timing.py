@@ -322,7 +322,7 @@ def test_a_clock_that_a_candidate_patches_still_runs():
 
 
 def test_the_numbers_of_timed_calls_depend_on_the_seed():
-    """With another seed, the timed calls get other numbers, so a result stored by an earlier run is of no use."""
+    """With a different seed, the timed calls get different numbers, so results of an earlier run are of no use."""
     seen = []
     contract = replace(CONTRACTS["add"], expect=lambda x, y: seen.append(x.tobytes()) or CONTRACTS["add"].expect(x, y))
     for seed in (0, 1):

@@ -218,8 +218,8 @@ class Talk:
     def _not_in_it(self) -> None:
         """Add a question about a name or a thing that no story of this conversation contains.
 
-        Some wordings of the question come from another story, told for this purpose, which contains the name or the
-        thing.
+        Some wordings of the question come from a second story that contains the name or the thing. We tell that story
+        only to get these wordings.
         """
         pick, told_text = self._choices.pick, " ".join(story.text for story in self.stories)
         facts = self.stories[-1].facts
@@ -284,8 +284,9 @@ def conversation(rng: random.Random) -> list[TalkMessage]:
 
 
 def request(choices: Choices) -> tuple[StoryRequest, str]:
-    """Choose a story to ask for. Returns the request, and words that can follow "a story", such as " about a fox and a
-    red kite".
+    """Choose a story to ask for.
+
+    Returns the request, and words that can follow "a story", such as " about a fox and a red kite".
     """
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
     plan, hero = StoryRequest(), ""

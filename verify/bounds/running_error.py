@@ -175,7 +175,7 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
 
 
 def turn_error(angle: np.ndarray) -> np.ndarray:
-    """Bound the error of the cosine or sine of `angle`, if code computes position times frequency in float32.
+    """Bound the error of the cosine or sine of `angle`, if a kernel computes position times frequency in float32.
 
     The product rounds once. Most implementations then reduce the angle modulo 2 pi, which may round once more.
     """
@@ -231,9 +231,9 @@ def fixed_point_product(
 ) -> Approx:
     """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Fixed-point code splits x into digits. Products of codes and digits, and their sums, are exact; for each digit, code
-    rounds the scaled sums `roundings` times. If x is the output of a norm, and the code multiplies by 1 / RMS only
-    after the product, `rms` is the largest factor 1 / RMS. All numbers must be below 2^127.
+    A kernel splits x into digits. The products of codes and digits are exact, and so are their sums. For each digit,
+    the kernel then scales the sums, and rounds `roundings` times. If x is the output of a norm, and the kernel
+    multiplies by 1 / RMS only after the product, `rms` is the largest factor 1 / RMS. All numbers must be below 2^127.
     """
     cols = codes.shape[1]
     weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
@@ -259,8 +259,8 @@ def attended(
 ) -> Approx:
     """Compute attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim].
 
-    The softmax may divide by its total before or after the sum over values. With `blocks` > 1, code computes an online
-    softmax over this number of blocks of keys, and rescales its sums once per block.
+    The softmax may divide by its total before or after the sum over values. With `blocks` > 1, a kernel computes an
+    online softmax over this number of blocks of keys, and rescales its sums once per block.
 
     A kernel may round softmax weights to the dtype of the values before it multiplies them on matrix units. This
     rounding has the relative error `unit`, and the absolute error `smallest` for tiny weights. Both are 0 if weights
@@ -550,7 +550,8 @@ def routed(
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
     """Return for each token whether its choice of experts is certain: no rounding error can change it.
 
-    This is true if each chosen expert's probability exceeds each other expert's by more than the sum of the two errors.
+    This is true if the probability of each chosen expert exceeds the probability of each expert that was not chosen, by
+    more than the sum of the two errors.
     """
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     high = p + p_error

@@ -89,7 +89,7 @@ class Direct:
 
 
 class Worker:
-    """A function, named `package.module:function` or `file.py:function`, that runs in a process of its own.
+    """A function, named `package.module:function` or `file.py:function`, that runs in a separate process.
 
     The process starts at the first call.
 

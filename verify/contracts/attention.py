@@ -260,8 +260,8 @@ def paged_arguments(
 ) -> Arguments:
     """Make arguments with the pages in a random order; unused positions and an unused page hold `padding`.
 
-    Up to `shared` leading pages of a sequence are the same pages in memory as those of sequence 0. A page is shared
-    only if both sequences fill it to the same position.
+    The first pages of a sequence, up to `shared`, are also the first pages of sequence 0. A page is shared only if both
+    sequences fill it to the same position.
     """
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare

@@ -103,7 +103,7 @@ def verify(
 ) -> Report:
     """Verify `candidate` against `contract` on `examples` draws, or as many as fit into `seconds`.
 
-    With `deterministic`, two results for the same inputs with different bits are a fault; otherwise the report only
+    With `deterministic`, two results with different bits for the same inputs are a fault. Without it, the report only
     mentions them. `shapes` limits the number of different shapes, for candidates that compile once per shape. `only`
     limits some variables of a draw to values.
 
@@ -201,7 +201,7 @@ class _Stopwatch:
             self.seconds.append(monotonic() - start)
 
     def growth(self, usual: int) -> float:
-        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first ones."""
+        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first calls."""
         return max([0.0, *self.seconds[usual:]]) - median(self.seconds[:usual] or [0.0])
 
 

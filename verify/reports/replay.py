@@ -73,7 +73,7 @@ def save(replay: Replay, folder: Path) -> Path:
 
 
 def load(path: Path) -> Replay:
-    """Read a replay. Raises ValueError if the file is not a replay, or has another format."""
+    """Read a replay. Raises ValueError if the file is not a replay, or has a different format."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -95,7 +95,7 @@ def load(path: Path) -> Replay:
 
 
 def check(replay: Replay, contract: Contract, path: Path) -> None:
-    """Raise ValueError if the contract cannot make the draw of a replay, or makes other inputs from it."""
+    """Raise ValueError if the contract cannot make the draw of a replay, or makes different inputs from it."""
     law = replay.draw.get(LAW)
     drawn = {name: value for name, value in replay.draw.items() if name not in OF_THE_CALL}
     if not contract.makes(drawn) or not (

@@ -54,8 +54,8 @@ def counterexample(
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
     ones; and `replay`, the command that repeats the call.
 
-    Another line says if the contract is a weaker one, and another if all arrays were contiguous. A walk through a model
-    has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
+    If the contract is a weaker one, one more line says so, and also if all arrays were contiguous. A walk through a
+    model has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
     """
     lines = [headline(report)]
     finding = report.worst.finding
@@ -123,7 +123,7 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
 def _convention(contract: Contract, report: Report) -> tuple[str, str]:
     """Return the convention that decides the expected result, and the option that leaves out such inputs; "" if none.
 
-    Other kernels may give a row of only -inf another result, or may rely on finite numbers beyond a length.
+    Other kernels may give a row of only -inf a different result, or may rely on finite numbers beyond a length.
     """
     draw = report.worst.draw
     if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
@@ -307,7 +307,7 @@ def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong
 def as_annotations(
     reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG
 ) -> list[str]:
-    """Format annotations for GitHub Actions: an error for each outcome in `wrong`, a warning for other suspicious ones.
+    """Format annotations for GitHub Actions: errors for outcomes in `wrong`, warnings for other suspicious outcomes.
 
     The message is what `verify` prints (`lines`), without the verdict. If the candidate is named by its file, the
     annotation points at the line of its definition.
@@ -325,7 +325,7 @@ def as_annotations(
 
 
 def _escaped(text: str, *, also: str = "") -> str:
-    """Escape the characters that end a command of GitHub Actions, and those in `also`, which end a property of it."""
+    """Escape the characters that end a command of GitHub Actions, and the characters `also`, which end a property."""
     for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def plain(value: Any) -> Any:
-    """Turn NumPy numbers into Python's, which JSON can hold."""
+    """Turn NumPy numbers into Python numbers, which JSON can hold."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list):

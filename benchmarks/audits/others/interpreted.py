@@ -153,7 +153,7 @@ PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in t
 
 
 def device_call(self, *positional, **named):
-    """Call one kernel function from another.
+    """Call a kernel function from inside a kernel.
 
     Triton would patch its language at every call, which takes 10 ms. We patch it once.
     """
@@ -172,7 +172,7 @@ def launched(method):
 
 
 def mend():
-    """Apply all patches that this module's docstring describes to Triton's interpreter."""
+    """Apply to Triton's interpreter all patches that this module's docstring describes."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
     interpreter.FunctionRewriter.ast_transformer = BooleanRewriter()
     for name in ("binary_op", "unary_op", "ternary_op"):
@@ -212,7 +212,7 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attend with one query per sequence [batch heads head_dim] to each half of the keys, and merge the two outputs.
+    """Attend with one query per sequence to each half of the keys, and merge the two outputs [batch heads head_dim].
 
     torch computes each half's output and the log-sum-exp of its scores [batch heads], in float32. `merge` takes the
     first half's output and log-sum-exp, and then the second half's.

@@ -98,7 +98,7 @@ def triton_attention_decode(q, k, v, lengths, *, window):
 
 
 def triton_attention_prefill(q, k, v, offsets, *, window):
-    """Attend over a whole prompt; its length must be a multiple of the block."""
+    """Attend over a whole prompt; its length must be a multiple of the block size."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     sizes = BlockSizes(block_q=16, block_k=16)

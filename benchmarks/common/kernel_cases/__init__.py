@@ -89,7 +89,7 @@ CARD_SAMPLE = (
 
 
 def refusal(name: str) -> str | None:
-    """Return a pattern for the error message of a kernel that refuses the case `name`. None: no kernel refuses it.
+    """Return a pattern for the error message of a kernel that refuses the case `name`; None if none does.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)
@@ -131,9 +131,9 @@ def gated_cases() -> dict[str, Case]:
 
 
 def card_sampled() -> dict[str, Case]:
-    """Choose cases of each kernel and each kind of weights, which we compile for cards on which we measure nothing.
+    """Choose the cases that we compile for cards on which we measure nothing.
 
-    We omit prompts and `coded_gemm`, which need wgmma.
+    The cases cover each kernel and each kind of weights. We omit prompts and `coded_gemm`, which need wgmma.
     """
     cases = gated_cases()
     return {name: cases[name] for name in CARD_SAMPLE}

@@ -85,7 +85,7 @@ def _bytes(a: jax.ShapeDtypeStruct) -> int:
 
 @dataclass(frozen=True)
 class CaseFamily:
-    """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
+    """Cases of the kernel table, which a function makes from a model's config, a dtype and an amount of work."""
 
     cases: Callable[[Config, np.dtype, KernelWork], Iterator[Case]]
 
@@ -121,7 +121,7 @@ def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
 
 
 def times(batch: int) -> str:
-    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences; empty for one.
+    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences. It is empty if `batch` is 1.
 
     >>> times(1), times(8)
     ('', ' x8')

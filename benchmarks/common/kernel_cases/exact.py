@@ -219,7 +219,7 @@ def _score_spread(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return two numbers for each row: the largest minus the smallest finite score, and the error of the softmax sum.
 
     This error is relative to the sum of exponentials. U is float32's unit roundoff. An exponent has an error of at most
-    U times its magnitude, also if it rescales the sum of a part. A term is a product of two exponentials, and a sum has
+    U times its magnitude, even if it rescales the sum of a part. A term is a product of two exponentials, and a sum has
     n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))

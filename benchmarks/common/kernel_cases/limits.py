@@ -113,7 +113,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
 
 
 def _of_codes(product: QuantizedProduct) -> KernelLimits:
-    """Return limits from the instructions of a warp for a step of 256 columns, in which each 8 rows take four products.
+    """Return limits from a warp's instructions for a step of 256 columns. Every 8 rows take four products in a step.
 
     A product is an `mma` instruction, a word has 32 bits, and an octet is 8 rows. A plane is the table of one digit
     of the levels. `pallas_kernels.parts.integer_mma` explains sides, digits, units and lanes.

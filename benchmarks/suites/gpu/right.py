@@ -175,7 +175,7 @@ def _choose_numbers(count: int, largest: int) -> np.ndarray:
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Make the arguments of a case harder, by the function that `SPOILED` has for its op, if it has one."""
+    """Make the arguments of a case harder if `SPOILED` has a function that does so for the case's op."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 

@@ -1,7 +1,7 @@
 """Finds the fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
 
-`pallas_kernels.parts.tile` has a rule for tiles, and a table of shapes for which another tile is faster. This module
-makes the table.
+`pallas_kernels.parts.tile` has a rule for tiles, and a table of shapes for which a different tile is faster. This
+module makes the table.
 """
 
 from collections.abc import Iterator

@@ -95,7 +95,7 @@ class CompressedTensors(Rule):
         return {"weight": codes, "weight_scale": part.scales}
 
     def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
-        """Pack the zero points of a whole matrix, [rows, groups] in uint8, into the layout's tensor."""
+        """Pack the zero points of a whole matrix ([rows, groups] in uint8) into the layout's tensor."""
         return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:

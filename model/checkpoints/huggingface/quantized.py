@@ -58,7 +58,7 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the layout from a separate file next to config.json, as in older releases; None if there is no such file.
+    """Read the layout from the file next to config.json in which older models state it; None if there is no such file.
 
     Raises `CheckpointError` if the layout is not supported.
     """
@@ -184,7 +184,10 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
 
 
 def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
-    """Remove from `located` what we do not need of a quantized module: scales of activations, and a zero bias."""
+    """Remove the tensors of a quantized module that we do not need from `located`.
+
+    These are scales of activations, and a bias of zeros.
+    """
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

@@ -304,7 +304,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 
 
 def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoint:
-    """Give a checkpoint's matrices one dtype, and its norms and its embedding another dtype."""
+    """Give a checkpoint's matrices the dtype `matrices`, and its norms and its embedding the dtype `vectors`."""
     tensors = {
         name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else vectors))
         for name, tensor in checkpoint.tensors.items()

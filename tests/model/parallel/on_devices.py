@@ -399,7 +399,7 @@ def gradient(name: str) -> dict[str, Any]:
 def served(devices: int) -> dict[str, Any]:
     """Serve requests one by one, and then all at once with too few pages for all. Two requests use an adapter.
 
-    In the result, `paged` is true if a request was preempted and another one reused pages of the prefix cache.
+    In the result, `paged` is true if a request was preempted and a different request reused pages of the prefix cache.
     """
     import threading
 
@@ -652,7 +652,7 @@ _single_device: list[Any] = []
 def trained(kind: str) -> dict[str, Any]:
     """Train on two devices, once without a break and once killed and resumed.
 
-    Return the difference between the two results, and their difference from training on one device.
+    Return the difference between the two results, and how much they differ from training on one device.
     """
     import string
     import tempfile

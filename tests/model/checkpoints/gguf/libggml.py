@@ -1,4 +1,4 @@
-"""Run libggml in another process, to quantize and dequantize weights and to run GGUF files.
+"""Run libggml in a separate process, to quantize and dequantize weights and to run GGUF files.
 
 The process needs a Python that has llama-cpp-python and gguf. It is started in the root of the repository with
 

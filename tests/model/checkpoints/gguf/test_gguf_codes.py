@@ -181,7 +181,7 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
-    """In Q4_K_M, q, k and v have several types; loading joins them into one int8 matrix."""
+    """In Q4_K_M, v may have a different type than q and k; loading joins all three into one int8 matrix."""
     weights = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in weights.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
