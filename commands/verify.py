@@ -103,6 +103,11 @@ if TYPE_CHECKING:
     "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
 )
 @click.option("--contiguous", is_flag=True, help="Pass only contiguous arrays, also for numpy and torch.")
+@click.option(
+    "--algebra",
+    is_flag=True,
+    help="Also compare formulas: a JAX candidate must equal the definition in exact arithmetic modulo random primes.",
+)
 @click.option("--time", "timed", is_flag=True, help="Also time the candidate if its results are within bounds.")
 @click.option(
     "--against",
@@ -172,6 +177,13 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         raise click.UsageError("--time needs your own function: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at need --time")
+    if options["algebra"]:
+        if mutants or options["model"] or options["replay"]:
+            raise click.UsageError("--algebra does not work with --replay, --model or --mutants")
+        if problem or (options["arrays"] or _library()) != "jax":
+            raise click.UsageError("--algebra reads the formula of a JAX function: NumPy, torch and CuPy keep none")
+        if options["python"] != sys.executable:
+            raise click.UsageError("--algebra traces the candidate with this Python, so it does not work with --python")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices needs --model")
     if options["adapter"] and not options["model"]:
@@ -387,7 +399,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
             "deterministic",
             "contiguous",
         ),
-        *("timed", "against"),
+        *("timed", "against", "algebra"),
     )
     dtypes, loose = options["dtypes"], options["loose"] and unit_of(options["loose"])
     if loose:

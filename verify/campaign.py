@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from llamaspec.verify.algebra.separate import Task, compare
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import NoVerdict, Worker, check_seconds
 from llamaspec.verify.candidates.process import ENDING, kill_all
@@ -22,6 +23,8 @@ from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.examination import Examination, examine, takes
+from llamaspec.verify.judging.formula import ALGEBRA, DIFFERENT
+from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Progress, Report, unseen, verify
 from llamaspec.verify.judging.timing import ROUNDS, timed
 from llamaspec.verify.loose import dtypes_for, loosened
@@ -31,6 +34,7 @@ from llamaspec.verify.reports.report import counterexample
 
 SHAPES = 64  # most different shapes for jax, which compiles each
 RETRIES = 16  # draws that we try with a dtype if all calls raised
+COMPARING = 1 / 3  # share of the seconds for the comparison of formulas
 LINES = 10  # most lines of a candidate's output that we show
 
 
@@ -64,6 +68,7 @@ class Campaign:
     loose: str | None = None  # rounding of a weaker contract, such as bfloat16 or tf32x3
     timed: bool = False  # time a candidate if its contract holds
     against: str | None = None  # another candidate, to time for comparison
+    algebra: bool = False  # also compare formulas, without rounding
     at: Mapping[str, Sequence[Any]] = field(
         default_factory=dict
     )  # sizes for timing; by default the largest that are drawn
@@ -262,8 +267,11 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
         worker.start()
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
+            replay = _save(contract, report, campaign)
+            if campaign.algebra and report.outcome != "not judged":
+                report = _compared(report, job, campaign)
             violated = violated or report.outcome == "violated"
-            printed = _lines(report, contract, replay=_save(contract, report, campaign))
+            printed = _lines(report, contract, replay=replay)
             if campaign.timed and report.outcome == "within bounds":
                 report, lines = _timed(contract, worker, report, campaign, progress)
                 printed += lines
@@ -296,6 +304,27 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
         progress=progress(f"{contract.name} {dtype}"),
     )
     return replace(report, output_lines=worker.output_lines, contiguous=campaign.contiguous)
+
+
+def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
+    """Compare the candidate's formula with the definition. A difference is a violation, even within the bounds."""
+    task = Task(
+        op=job.op,
+        candidate=job.candidate,
+        dtype=report.dtype,
+        seed=campaign.seed,
+        seconds=campaign.seconds * COMPARING,
+        contract_file=campaign.contract_file,
+        only=campaign.only,
+    )
+    formula = compare(task)
+    report = replace(report, formula=formula)
+    if formula.outcome != DIFFERENT or report.outcome == "violated":
+        return report
+    hidden = "all results are within their bounds: rounding hides the difference"
+    condition = hidden if report.outcome == "within bounds" else "the results are suspicious, too"
+    finding = Finding(ALGEBRA, formula.message, condition)
+    return replace(report, worst=Examination(formula.draw, report.worst.hard, report.worst.alarm, finding))
 
 
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:

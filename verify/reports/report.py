@@ -14,6 +14,7 @@ from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import domain
 from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.reach import reaches
+from llamaspec.verify.judging.formula import ALGEBRA
 from llamaspec.verify.judging.runner import Report
 from llamaspec.verify.judging.timing import Timing
 
@@ -72,6 +73,8 @@ def counterexample(
     lines += [f"  not judged: {count} draws, because {reason}" for reason, count in report.not_judged.items()]
     if report.explained and report.outcome == "within bounds":
         lines.append(f"  {report.explained}")
+    if report.formula and not (finding and finding.kind == ALGEBRA):  # otherwise the finding says the same
+        lines.append(f"  {report.formula.line()}")
     if finding is None:
         return [*lines, *_nearness(report)]
     if report.worst.draw:
@@ -243,6 +246,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
                 "timing": _timing(report.timing),
+                "algebra": report.formula.as_json() if report.formula else None,
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
