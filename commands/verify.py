@@ -154,8 +154,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     `verify kernelbench FILE` finds out which op the class Model of a KernelBench problem computes, and checks the class
     ModelNew against that op.
 
-    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference; --list
-    OP shows this signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
+    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference (--list
+    OP shows them). The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
     verdict.
     """
     import secrets

@@ -142,7 +142,7 @@ def compare(
 ) -> list[Position]:
     """Compare a trace with a definition.
 
-    `ids` changes the ids of the prompt, to test another way in which the server may have read the prompt. With a
+    `ids` changes the ids of the prompt, to test a different way in which the server may have read the prompt. With a
     `temperature`, we divide the logits by it, to test whether the server does so before it computes log-probabilities.
     """
     if not trace.entries:

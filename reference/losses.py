@@ -109,7 +109,8 @@ def group_relative(
 ) -> tuple[float, Float[np.ndarray, " answers"]]:
     """Compute the GRPO loss of the answers to one question, and the loss's gradient for their log probabilities.
 
-    A training step makes answers with more than the mean reward likelier. If all rewards are equal, the gradient is 0.
+    A training step makes an answer likelier if its reward is above the mean. If all rewards are equal, the gradient is
+    0.
 
     >>> group_relative(np.array([-2.0, -3.0]), np.array([1.0, 0.0]))
     (-0.5, array([-0.5,  0.5]))

@@ -109,7 +109,9 @@ class Reader:
         match line:
             case {"prompt": list() as prompt, "answer": answer}:
                 if self.template is None:
-                    raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+                    raise ValueError(
+                        "holds a conversation, but the model has no chat template: choose one with --template"
+                    )
                 text = self._render(_messages(prompt), prompt=True)
                 return Question(self._special.encode(text), _text("answer", answer).strip())
             case {"prompt": prompt, "answer": answer}:
@@ -133,11 +135,11 @@ class Reader:
         answer.
         """
         if self.template is None:
-            raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+            raise ValueError("holds a conversation, but the model has no chat template: choose one with --template")
         first = len(messages) - 1 if last else first
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if not answers:
-            raise ValueError("has no message of the assistant to learn")
+            raise ValueError("has no message of the assistant to learn from")
         if not TAG.search(self.template.source):
             return self._encoded(self._by_prefixes(messages, answers))
         every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -166,7 +168,7 @@ class Reader:
                 if not plain(longer).startswith(plain(shorter)):
                     what = f"renders the messages before message {i + 1} differently if this message follows them"
                     raise ValueError(
-                        f"{self.template.name}: {what}, so we cannot tell which tokens are the answer's: "
+                        f"{self.template.name}: {what}, so we cannot tell which tokens belong to the answer: "
                         "use a template with {% generation %}, or one answer per line"
                     )
             answer = after[len(before) :]

@@ -370,8 +370,11 @@ def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
 def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:
     """Raise CheckpointError if the vocabularies of teacher and student differ."""
     if teacher.config.vocab != student.config.vocab:
-        ids = f"a vocabulary of {teacher.config.vocab}, but the student {student.path} has {student.config.vocab}"
-        raise refused(teacher.path, f"has {ids}: a teacher needs the student's tokens")
+        raise refused(
+            teacher.path,
+            f"has {teacher.config.vocab} tokens, but the student {student.path} has {student.config.vocab}: "
+            "a teacher needs the student's tokens",
+        )
 
 
 def identity(

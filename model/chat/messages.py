@@ -25,5 +25,5 @@ def check_messages(value: Any) -> Messages:
         if not isinstance(content, str) and not calls:
             raise ValueError(f"message {i} has content {short(content)}, expected a string")
         if message["role"] == "assistant" and not calls and not str(content).strip():
-            raise ValueError(f"message {i}, an answer, is empty")
+            raise ValueError(f"message {i} is an answer, but it is empty")
     return value

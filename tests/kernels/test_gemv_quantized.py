@@ -332,7 +332,10 @@ def test_int4_codes_are_bytes_in_place():
 
 @pytest.mark.parametrize(
     ("codes", "words"),
-    [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
+    [
+        (np.zeros((1, 96), np.int8), "columns in multiples of 128, got 96"),
+        (np.full((1, 128), 8, np.int8), "-8 to 7, got 8"),
+    ],
 )
 def test_int4_packing_refuses_invalid_codes(codes, words):
     with pytest.raises(ValueError, match=words):

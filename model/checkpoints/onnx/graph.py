@@ -6,7 +6,7 @@
 Inputs and outputs have the names that Hugging Face's ONNX models use. A weight has the name, the shape and the bytes of
 the checkpoint's tensor, and the result of a matrix or a norm has the name of its module, such as
 `model.layers.0.self_attn.q_proj`. Weights in bfloat16 or float16 pass through a Cast node, and all arithmetic is in
-float32. Quantized matrices of int8 or int4 codes stay so, and pass through DequantizeLinear; others become float32.
+float32. Matrices of int8 or int4 codes pass through DequantizeLinear; other quantized matrices become float32.
 
 We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Attention
 (https://onnx.ai/onnx/operators/).
@@ -85,8 +85,8 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
 def _sequences(config: Config) -> tuple[int, Config]:
     """Return the length of the longest sequence, and the config for such sequences.
 
-    A model with LongRoPE has other frequencies for sequences longer than `original_context`. A graph can hold only one
-    table of frequencies, so we choose the one for short sequences.
+    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only
+    one table of frequencies, so we choose the one for short sequences.
     """
     if isinstance(config.scaling, LongRopeScaling):
         positions = min(config.context, config.scaling.original_context)
@@ -262,7 +262,7 @@ class _Graph:
         return self._chain(x, [("MatMul", [w], {}), *biases, *steps], name or self._module(weight))
 
     def _rope_tables(self, i: int) -> tuple[str, str]:
-        """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
+        """Store the cosines and sines of all positions ([positions, pairs]), multiplied by the rotation's magnitude."""
         rotation = self.config.rotation(i)
         prefix = "rope.local" if self.config.is_local(i) else "rope"
         names = f"{prefix}.cos", f"{prefix}.sin"
