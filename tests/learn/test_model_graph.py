@@ -72,9 +72,9 @@ def test_no_box_covers_another_box_or_a_line(checkpoint):
     rectangles = {**plan.places, **{f"{name} cache": place for name, place in plan.caches.items()}}
     frames = {box.name for box in graph.blocks[0]} | {name for name in rectangles if name.endswith(" cache")}
     for name in frames:
-        for other, place in rectangles.items():
+        for neighbor, place in rectangles.items():
             apart = abs(place.x - rectangles[name].x), abs(place.y - rectangles[name].y)
-            assert other == name or apart[0] >= WIDE or apart[1] >= HIGH, (name, other)
+            assert neighbor == name or apart[0] >= WIDE or apart[1] >= HIGH, (name, neighbor)
     for (source, target), route in plan.routes.items():
         rows = [place.y for place in route]
         assert rows == sorted(rows)
