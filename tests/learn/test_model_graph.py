@@ -28,6 +28,7 @@ CONFIGS = {
     "parallel, norms of each head": replace(
         SMALL, layer_norm=True, parallel_residual=True, head_qk_norm=True, rotary_dim=2
     ),
+    "q/k norms, no RoPE": replace(SMALL, kv_heads=2, qk_norm=True, rotary_layers=(False, True)),
     "no gate, no RoPE": replace(SMALL, gated=False, activation="relu2", rotary_layers=(False, True)),
 }
 
