@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import exp, isfinite
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from llamaspec.commands.page import document
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llamaspec.judge.conform import Report
     from llamaspec.judge.numbers import Position
 
+SERIES = ("explained", "not explained", "undecided")  # in the order of the chart's colors: the second is red
 MOST_ROWS = 50  # of the table of positions that are not explained
 
 
@@ -25,12 +26,10 @@ def page(report: Report, rows: Sequence[str]) -> str:
 def _plots(positions: Sequence[Position]) -> Iterator[str]:
     """Yield SVG plots: the ratio by position, and the difference by probability."""
     from llamaspec.benchmarks.common import svg
-    from llamaspec.judge.numbers import EXPLAINED, Explained
-
-    verdicts = get_args(Explained)
+    from llamaspec.judge.numbers import EXPLAINED
 
     def series(points: Sequence[tuple[Position, float, float]]) -> dict[str, list[tuple[float, float]]]:
-        return {verdict: [(x, y) for position, x, y in points if position.verdict == verdict] for verdict in verdicts}
+        return {verdict: [(x, y) for position, x, y in points if position.verdict == verdict] for verdict in SERIES}
 
     ratios = [(position, position.position + 1, position.ratio) for position in positions if isfinite(position.ratio)]
     differences = [
@@ -42,7 +41,9 @@ def _plots(positions: Sequence[Position]) -> Iterator[str]:
     ):
         plotted = [point for point in points if point[1] > 0 < point[2]]
         if plotted:
-            remark = f"{len(plotted)} of {len(positions)} positions; the others have no error, or an infinite one"
+            remark = f"{len(plotted)} positions"
+            if len(plotted) < len(positions):
+                remark += f" of {len(positions)}; the others have no error, or an infinite one"
             yield svg.scatter(title, remark, series(plotted), x=x, y=y, level=level)
 
 

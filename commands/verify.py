@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for each op and dtype. --time has the same limit, but always times two rounds.",
+    help="Time limit in seconds for each op and dtype. It also applies to --time, which runs at least two rounds.",
 )
 @click.option(
     "--timeout",

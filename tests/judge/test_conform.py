@@ -103,7 +103,7 @@ def test_the_page_plots_each_position_by_its_verdict():
     assert [position.verdict for position in positions[:3]] == list(ratios)
     report = Report("http://a?b&c", "small", "served", "float32", [], positions, requests=4, seconds=1.0)
     text = page(report, ["first & last"])
-    assert text.count("<svg") == 2 and text.count("3 of 4 positions") == 2
+    assert text.count("<svg") == 2 and text.count("3 positions of 4;") == 2
     assert text.count("<circle") >= 6 and "first &amp; last" in text and "a?b&amp;c" in text
     table = text[text.index("<h2>") :]
     assert "2 positions are not explained" in table and "&lt;not explained&gt;" in table and "<td>inf</td>" in table
