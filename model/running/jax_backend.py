@@ -24,6 +24,9 @@ from llamaspec.model.weights.loading import load_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
+NOT_EXACT = "no speculation: verifying a draft does not give the bits of decoding on this machine"
+CHECKED = 4  # number of tokens for which we compare `verify` with `decode` when a model is loaded
+
 
 class Drawing(NamedTuple):
     """A completion in progress, on the device."""
@@ -59,6 +62,7 @@ class JaxBackend:
         # the device.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
+        self.drafts = layout.drafts
         self._layout = layout
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
@@ -68,7 +72,8 @@ class JaxBackend:
         """Describe in one line how the model runs: its dtype, the device, and on a GPU how many ops run without a
         kernel.
         """
-        return describe_run(self._params.embedding.dtype, self.device, self.choice)
+        running = describe_run(self._params.embedding.dtype, self.device, self.choice)
+        return f"{running}; {NOT_EXACT}" if self.drafts < self._layout.drafts else running
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that a decoding step after `position` tokens must read."""
@@ -121,6 +126,35 @@ class JaxBackend:
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
+
+    def verify(
+        self, cache: Cache, drawing: Drawing, draft: Sequence[int]
+    ) -> tuple[Callable[[], list[int]], Drawing, Cache]:
+        """Start to draw up to len(draft) + 1 tokens, with the results of `decode` (see `Verifier.verify`)."""
+        drafted = np.zeros(self._layout.drafts, np.int32)
+        drafted[: len(draft)] = draft
+        drawn, steps_taken, text, cache = self._programs.verify(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, drafted, np.int32(len(draft))
+        )
+        return lambda: np.asarray(drawn)[: int(steps_taken)].tolist(), drawing._replace(text=text), cache
+
+    def verifies_exactly(self, *, greedy: bool) -> bool:
+        """Return whether `verify` computes the same bits as `decode`, by comparing both for a few tokens."""
+        seen = np.zeros(self._config.vocab, bool)
+        options = SamplingOptions(temperature=0.0 if greedy else 1.0)
+
+        def begin() -> Drawing:
+            return self.begin(0, seen=seen, seed=0, options=options, stops=())
+
+        count = min(CHECKED, self._layout.drafts, self.capacity)
+        read, _, decoded = self.decode(self.start(), begin(), steps=count)
+        expected = read()
+        read, _, verified = self.verify(self.start(), begin(), expected[:-1])
+        rows = [
+            [np.asarray(array[:, :, :count]).tobytes() for layer in cache.layers for array in layer]
+            for cache in (decoded, verified)
+        ]
+        return read() == expected and rows[0] == rows[1]
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute float32 logits after each of `ids`. Raises FloatingPointError if a logit is NaN or infinite."""

@@ -59,6 +59,10 @@ def load_on_one_device(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
+    if layout.drafts and choice.name != "cpu":
+        raise ValueError(
+            f"speculate: only a CPU's ops verify a draft with the bits of decoding, and this model runs {choice.name}"
+        )
     if roundings:
         choice = choice._replace(ops=emulated_ops(choice.ops))
     plan = partial(plan_memory, params, config, layout, platform)
@@ -110,7 +114,10 @@ def load_on_one_device(
         programs, weights = start(compiling, reading, progress=progress, clock=clock)
     weights = with_roundings(weights, roundings, config=config)
     clock.end()
-    return JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
+    backend = JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
+    if layout.drafts and not backend.verifies_exactly(greedy=options.greedy):
+        backend.drafts = 0
+    return backend
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
@@ -124,6 +131,7 @@ def plan_memory(params: Params, config: Config, layout: Layout, platform: str, w
         platform=platform,
         cache_dtype=layout.cache_dtype,
         wide=widest,
+        drafts=layout.drafts,
     )
 
 
