@@ -259,8 +259,8 @@ def load(
       has some heads and columns; if it is "context", some positions of the cache. We use the first of JAX's devices.
       These may belong to several processes (`jax.distributed`); every process must then make the same calls with the
       same seeds.
-    - `speculate` drafts the next tokens from the text itself and verifies several at once (`model.running.speculation`).
-      The text stays the same. Needs a CPU.
+    - `speculate` drafts tokens from the text itself and verifies several at once (`model.running.speculation`). This
+      changes only the time that a text takes. It needs a CPU.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a model

@@ -2,7 +2,7 @@
 
 One program prefills a chunk of a prompt, and one decodes. Another temperature may need a third program: decoding at
 temperature 0 is one program, and decoding at higher temperatures is another, because a branch inside a single program
-would cost a GPU 25 us per token. A GPU also has programs for wider chunks of a prompt, and speculation needs one program
+would cost a GPU 25 us per token. A GPU also has programs for wider chunks of a prompt, and speculation needs a program
 that verifies a draft. We compile the programs that the first completion needs when a model is loaded, and all other
 programs at their first use.
 """
