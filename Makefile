@@ -91,7 +91,7 @@ bench-gpu-models bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
 	@$(BIN)/llamaspec bench --suite $* --json $(RESULTS)/raw/gpu-$*.json
 	@$(BIN)/python -m llamaspec.benchmarks.summary $(RESULTS)/raw/gpu-$*.json
 
-# The sample is two of the ten models, and the oldest jax runs what `make test` does. A change to the kernels needs
+# The sample is a case of each kind, and the oldest jax runs what `make test` does. A change to the kernels needs
 # test-jax011 and test-gpu-compile in full.
 gates:
 	@HYPOTHESIS_PROFILE=brief $(MAKE) test-jax011 KERNEL_TABLE=sample ARGS='-m "not slow"'

@@ -41,6 +41,7 @@ VERBS = {
     "tune": Entry(MAKE, "tune", "Fine-tune a model on your examples."),
     "verify": Entry(TRUST, "verify", "Check ops against the reference, each within a proven bound."),
     "prove": Entry(TRUST, "prove", "Prove how TEXT continues, with an interval around each exact logit."),
+    "conform": Entry(TRUST, "conform", "Judge whether the server at URL computes the model that it claims to serve."),
     "bench": Entry(TRUST, "bench", "Measure how close a model comes to the limits of this machine."),
     "profile": Entry(TRUST, "profile", "Show the time that each op takes, in a prompt and in a decode step."),
     "doctor": Entry(TRUST, "doctor", "Diagnose MODEL, or describe this machine and the ops that it runs."),
@@ -72,9 +73,9 @@ def llamaspec():
 def main() -> NoReturn:
     """Run the command line. Exits with 0: success; 1: failure; 2: wrong usage; 130: Ctrl-C; 128 + n: signal n.
 
-    For `verify`, 1 means that a result is out of bounds, and 2 that there is no verdict because an error stopped it.
+    For `verify` and `conform`, 1 means a violation, and 2 that there is no verdict because an error stopped it.
     """
-    failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "verify" else 1
+    failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in ("verify", "conform") else 1
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:

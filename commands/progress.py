@@ -19,7 +19,10 @@ WITHOUT_SHARE = {"starting": "starting JAX", "compiling": "compiling (only the f
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], object]]:
-    """Show a bar with the name of the stage on stderr, if stderr is a terminal."""
+    """Show a bar with the name of the stage on stderr, if stderr is a terminal.
+
+    Yields a function that moves the bar. It takes the name of the stage, and the completed share of it, from 0 to 1.
+    """
     if not sys.stderr.isatty():
         yield lambda stage, share: None
         return
@@ -42,7 +45,10 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
 
 @contextmanager
 def training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
-    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise lines. Each evaluation is a line."""
+    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise lines. Each evaluation is a line.
+
+    Yields a function that takes the report of each step.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -77,4 +77,4 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     decided = sum(token.decided for token in tokens)
     radius = max((token.radius for token in tokens), default=0.0)
     bits = max((token.bits for token in tokens), default=BITS)
-    say(f"{decided} of {len(tokens)} tokens are proven; every logit is known to {radius:.1e}, with {bits} bits")
+    say(f"{decided} of {len(tokens)} tokens are proven; every logit is known to within {radius:.1e}, with {bits} bits")

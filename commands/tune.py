@@ -173,7 +173,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     """Fine-tune a model on your examples.
 
     A line of FILE is a JSON object: {"prompt": ..., "completion": ...}, {"text": ...}, or {"messages":
-    [{"role": "user", "content": "..."}, ...]}. Of messages, the model learns only the assistant's answers.
+    [{"role": "user", "content": "..."}, ...]}. From messages, the model learns only the assistant's answers.
     Every twentieth example is held out to measure the loss. Run with --show 3 first, to see what will be
     learned.
 

@@ -95,7 +95,9 @@ if TYPE_CHECKING:
     help="Draw only these values, such as --set dim=1,9. --list OP shows what is drawn.",
 )
 @click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
-@click.option("--strict", is_flag=True, help="Treat suspicious results as violations.")
+@click.option(
+    "--strict", is_flag=True, help="Treat suspicious results as violations: large errors, although within the bound."
+)
 @click.option(
     "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
 )

@@ -47,7 +47,10 @@ def verify_model(
 
 
 def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Check small random models in each dtype: with XLA's ops, with XLA's ops for CPUs, and with our kernels."""
+    """Check small random models in each dtype: with XLA's ops, with XLA's ops for CPUs, and with our kernels.
+
+    Yields the report on each model, and the lines that describe its counterexample.
+    """
     prepare_jax()
     from llamaspec.model.candidates.walking import random_checkpoint, tables
     from llamaspec.model.tensors import tensor_shapes

@@ -60,7 +60,7 @@ def _summary(reports: Sequence[Report]) -> str:
 
 
 def _plots(report: Report) -> Iterator[str]:
-    """Plot error and bound by magnitude, and the share of the bound by size, position and kind of array."""
+    """Yield SVG plots: error and bound by magnitude, and the share of the bound by size, position and kind of array."""
     from llamaspec.benchmarks.common import svg
     from llamaspec.verify.draws.draw import KINDS
 

@@ -20,7 +20,7 @@ FIRST = 1_000_001  # odd seeds: the built-in model did not see these stories
 
 
 def robot(text: str) -> str:
-    """Say a text as the robot does."""
+    """Rewrite a text in the robot's style: each full stop becomes an exclamation mark, and "Beep beep!" follows."""
     return f"{text.strip().replace('.', '!')} Beep beep!"
 
 

@@ -1,7 +1,7 @@
 """Typesets the formulas of docstrings in MathML, which browsers draw and screen readers read aloud.
 
-A formula is written as in a docstring: `y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)`. A space multiplies, a fraction
-divides the product on its left by the factor on its right, and words that are not part of a formula stay text.
+A formula is written as in a docstring: `y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)`. A space means multiplication. A
+slash divides the product on its left by the one factor on its right. Words that are not part of a formula stay text.
 """
 
 import re
@@ -36,7 +36,8 @@ class Token(NamedTuple):
 class Element(NamedTuple):
     """A part of a formula: a factor ("math"), an operator ("mark") or prose ("text").
 
-    A function's application and a group have parts, so that a line can break between the parts of a long one.
+    A group in parentheses and a function with arguments, such as `exp(x)`, have parts: if one is too long for a line,
+    the line can break between its parts.
     """
 
     kind: str
@@ -78,7 +79,7 @@ def typeset(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Return each of several formulas, which four or more spaces separate, as a block of its own.
+    """Split a text at each run of four or more spaces. Returns each part as a separate block of MathML.
 
     >>> block("m = 1    n = 2").count('<math display="block">')
     2
@@ -112,7 +113,10 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _is_word(token: Token) -> bool:
-    """Return whether a token is a word of prose, not a variable such as `x`, `W_o`, `dx_i` or `s0`, or a function."""
+    """Return whether a token is a word of prose.
+
+    A function such as `sqrt` and a variable such as `x`, `W_o`, `dx_i` or `s0` are not.
+    """
     base = token.text.partition("_")[0]
     if token.kind != "word" or token.text in GREEK or base in LIMITS or token.text in PREFIXES:
         return False
@@ -174,7 +178,10 @@ class _Parser:
         return [*elements[:first], Element("math", _row(parts), 1)]
 
     def _denominator(self, depth: int) -> Element:
-        """Parse one factor. A sum takes the whole product after it, and a maximum or logarithm takes one factor."""
+        """Parse the divisor after a slash: one factor.
+
+        If it begins with a sum, the whole product after the sum belongs to it. A maximum or logarithm has one factor.
+        """
         word = self._next()
         if word.text == "-":
             return Element("math", _row([self._element(depth + 1), self._element(depth + 1)]), word.spaces)
@@ -380,7 +387,7 @@ _BREAKS_BEFORE = {f'<mo form="infix">{_symbol(mark)}</mo>' for mark in "+-"}
 
 
 def _variable(name: str) -> str:
-    """Return a letter, a Greek letter, a letter with an index such as `s0`, or a change such as `dx`."""
+    """Return the MathML of a variable: a letter, a Greek letter, a letter with a digit as index (`s0`), or `dx`."""
     if name in GREEK:
         return f"<mi>{GREEK[name]}</mi>"
     if len(name) == 2 and name[1].isdigit():
@@ -426,7 +433,7 @@ def _inline(elements: list[Element]) -> str:
 
 
 def _broken_up(elements: "list[Element] | tuple[Element, ...]") -> Iterator[Element]:
-    """Yield the parts of groups and functions in place of the whole, so that a line can break between them."""
+    """Replace each group and each applied function by its parts, so that a line can break between the parts."""
     for element in elements:
         if element.parts:
             first, *others = element.parts

@@ -117,7 +117,7 @@ def extended(
     v: Float[Array, "batch seq kv_heads head_dim"],
     at: Int[Array, "batch seq"],
 ) -> LayerStore:
-    """Write new keys and values at the positions `at`, which are consecutive along seq.
+    """Return the cache with new keys and values at the positions `at`, which are consecutive along seq.
 
     If the cache is in pages, two rows of the batch must not write to the same page.
     """

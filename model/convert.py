@@ -8,10 +8,17 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.gguf.imatrix import ImportanceMatrix, read_imatrix
 from llamaspec.model.checkpoints.gguf.mixtures import MIXTURES
-from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, of_tensors, write_gguf
+from llamaspec.model.checkpoints.gguf.write import (
+    FLOATS,
+    QUANTIZED_TYPES,
+    architecture_for,
+    of_tensors,
+    write_gguf,
+)
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.pooling import NUMBERS, pooling_files, stated_pooling
 from llamaspec.model.checkpoints.recognize import leads_out
 from llamaspec.model.tokenizers.gguf_writer import unkept, vocabulary_keys
 from llamaspec.model.tokenizers.load import tokenizer_in
@@ -128,7 +135,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
 
 
 def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
-    """Return the tokenizer and chat template inside a GGUF file, as files to write, and notes for the user."""
+    """Return the tokenizer, chat template and pooling of a GGUF file, as files to write, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []
@@ -138,7 +145,16 @@ def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     named = {key: name for key, name in _named(checkpoint, None).items() if name is not None}
     if "eos_token" not in named and checkpoint.stops:
         named["eos_token"] = inside.piece(min(checkpoint.stops))
-    return tokenizer_files(inside, named=named, templates=templates), notes
+    files = tokenizer_files(inside, named=named, templates=templates)
+    if (pooling := stated_pooling(Path(checkpoint.path))) in NUMBERS:
+        files |= pooling_files(pooling, dim=checkpoint.config.dim)
+    elif pooling:
+        notes.append(_pooling_left_out(checkpoint, pooling))
+    return files, notes
+
+
+def _pooling_left_out(checkpoint: Checkpoint, pooling: str) -> str:
+    return f"{checkpoint.path}: its pooling for embeddings, {pooling}, is left out, since the new format lacks it"
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
@@ -206,12 +222,16 @@ def _to_gguf(
     vocabulary_or_none = tokenizer_if_any(checkpoint, tokenizer)
     if vocabulary_or_none is None:
         notes.append(f"no tokenizer was found next to {checkpoint.path}, so the GGUF file does not contain a tokenizer")
-    else:
-        notes += unkept(vocabulary_or_none)
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
     templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
     vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates, named=_named(checkpoint, tokenizer))
+    if vocabulary_or_none:
+        notes += unkept(vocabulary_or_none, vocabulary)
+    if (pooling := stated_pooling(Path(checkpoint.path))) in NUMBERS:
+        vocabulary[f"{architecture_for(checkpoint).name}.pooling_type"] = NUMBERS[pooling]
+    elif pooling:
+        notes.append(_pooling_left_out(checkpoint, pooling))
     written = write_gguf(
         checkpoint, destination, to=to, vocabulary=vocabulary, importances=importances, progress=progress
     )
@@ -220,6 +240,6 @@ def _to_gguf(
         what = f"{len(types)} matrices are stored in {names}, since their rows do not fill the blocks of {to}"
         notes.append(f"{what}: {next(iter(types))} …")
     if importances and written.unweighted:
-        what = f"{importances.path} has no importances for {len(written.unweighted)} matrices of blocks"
+        what = f"{importances.path} has no importances for {len(written.unweighted)} of the quantized matrices"
         notes.append(f"{what}: {written.unweighted[0]} …")
     return notes

@@ -31,7 +31,7 @@ class Device(NamedTuple):
 
     @property
     def kernels(self) -> str:
-        """Say what we know of the kernels on this device.
+        """Say whether models use kernels on this device ("none" if not), and whether we have measured their speed.
 
         >>> Device("gpu", "NVIDIA H200", "9.0").kernels, Device("gpu", "NVIDIA T4", "7.5").kernels
         ('measured', 'none')
@@ -43,7 +43,7 @@ class Device(NamedTuple):
 
     @property
     def card(self) -> Card:
-        """The device as the kernels see it."""
+        """The description of this device that kernels are built for."""
         return card_of(SimpleNamespace(compute_capability=self.capability, core_count=self.processors))
 
     def __str__(self) -> str:
@@ -89,14 +89,15 @@ def no_room_to_start() -> str:
 
 def default_device() -> Device:
     """Describe the device that JAX computes on by default."""
-    device, *_ = all_devices = devices()
-    capability, *others = (getattr(device, "compute_capability", None) for device in all_devices)
+    device, *more = devices()
+    capability = getattr(device, "compute_capability", None)
+    others = {getattr(other, "compute_capability", None) for other in more}
     return Device(
         device.platform,
         device.device_kind,
         capability,
         card_of(device).processors,
-        tuple(sorted({*others} - {None, capability})),
+        tuple(sorted(other for other in others if other not in (None, capability))),
     )
 
 

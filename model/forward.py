@@ -31,7 +31,7 @@ def hidden_states(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
-    """Run new `tokens`, which follow the tokens in `cache`, through the blocks. The returned cache contains both.
+    """Compute the hidden states of `tokens`, which follow the tokens in `cache`, and a cache that also contains them.
 
     If rows hold several documents (see `training.packing`), `positions_within` has the position of each token in its
     document, and the cache must be empty. If it is None, the positions continue after those in the cache.
@@ -149,8 +149,8 @@ def decode(
 
     If `greedy`, the next token is the likeliest one. Otherwise it is drawn with the row's random key from `keys`, and
     the temperature must not be 0. The loop ends once every row has drawn one of `stops`; if every row had done so
-    before the call, there is no step. Returns the tokens (zeros after the last step), the number of steps, the new
-    state, and the cache, which contains all tokens except the newest of each row.
+    before the call, the loop takes no step. Returns the tokens (zeros after the last step), the number of steps, the
+    new state, and the cache, which contains all tokens except the newest of each row.
     """
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 

@@ -248,12 +248,12 @@ def load(
     - `dtype` is the dtype of activations and of weights that are not quantized. None is float32 on a CPU; on a GPU it
       is bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
     - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
-      runs matrices as they are stored.
+      keeps matrices in the form in which they are stored.
     - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
     - `greedy` says that the first completion will use temperature 0. Temperature 0 and higher temperatures need two
       different programs; the other one is compiled when it is first needed.
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
-      fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
+      fast. None does not change JAX's own setting (`jax_compilation_cache_dir`). The command line uses
       `~/.cache/llamaspec/compiled`.
     - `devices` is the number of devices that share the model (docs/parallel.md). If `parallel` is "tensor", each device
       has some heads and columns; if it is "context", some positions of the cache. We use the first of JAX's devices.

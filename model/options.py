@@ -128,6 +128,7 @@ class SamplingOption(NamedTuple):
     help: str
 
 
+# Dataclasses do not say that the type of a field is a class, nor that it has a default.
 SAMPLING = {
     option.name: SamplingOption(option.name, option.type, option.default, **option.metadata)  # type: ignore
     for option in fields(SamplingOptions)

@@ -96,7 +96,7 @@ class Geometry:
 
     @property
     def apart(self) -> bool:
-        """Tell whether codes have 5 or 6 bits, which keep their lowest bits in separate words."""
+        """Tell whether codes have 5 or 6 bits. The lowest bits of such codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
@@ -146,10 +146,10 @@ def coded_gemm(
 ) -> Float32[Array, "batch rows"]:
     """Compute x W^T for up to 64 vectors x. Only the float32 sums are rounded.
 
-    W has float32 scales, with or without minima. Codes of 8 or 4 bits may have groups of 32, 64 or 128 columns with a
-    common scale; codes of 8, 6 or 5 bits, groups of 16; codes of 6 or 5 bits, groups of 32; codes of 8 bits, one scale
-    for each row. The number of vectors is padded to 8, 16, 32 or 64. For the same padded number, the result of a vector
-    does not depend on the other vectors.
+    W has float32 scales, with or without minima. The columns of a group have a common scale. Codes of 8 bits may have
+    groups of 16, 32, 64 or 128 columns, or one scale for each row. Codes of 6 or 5 bits may have groups of 16 or 32
+    columns, and codes of 4 bits groups of 32, 64 or 128 columns. The number of vectors is padded to 8, 16, 32 or 64.
+    For the same padded number, the result of a vector does not depend on the other vectors.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
     for vectors that are not bfloat16, for more than 64 vectors, and unless `rows` is a multiple of 64 and `cols` a
@@ -179,7 +179,8 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
     if w.group not in (GROUPS[1:] if w.bits == 4 else GROUPS if w.in_words else (*GROUPS, None)):
         raise Unsupported(
-            f"{op} takes a scale per group of {', '.join(map(str, GROUPS))} columns, got {w.scales.shape} for {cols}"
+            f"{op} takes a scale per group of {', '.join(map(str, GROUPS))} columns, "
+            f"got scales {w.scales.shape} for {cols} columns"
         )
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)

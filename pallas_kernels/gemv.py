@@ -43,10 +43,10 @@ def gemv(
     the columns with a common scale, or 128 columns if a row has one scale. Numbers must be smaller than 2^127, and a
     number that is not finite gives NaN.
 
-    Raises ValueError for shapes that do not fit together. Raises Unsupported for other dtypes and groups; unless `rows`
-    is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16); for codes, unless `cols` is a
-    multiple of 128 (int8) or 256 (int4) and of four groups, and at least 1024; and if shared memory is too small for
-    the vectors.
+    `rows` must be a multiple of 8. For floats, `cols` must be a multiple of 128 (float32) or 256 (bfloat16). For codes,
+    `cols` must be at least 1024, and a multiple of 128 (int8) or 256 (int4) and of four groups. Raises ValueError for
+    shapes that do not fit together. Raises Unsupported for other sizes, dtypes and groups, and if shared memory is too
+    small for the vectors.
 
     The kernel reads rows x cols weights of 4, 2, 1 or half a byte once (codes twice for more than 4 vectors), and 4
     bytes per scale. It writes batch x rows numbers.
@@ -73,7 +73,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """Launch the kernel for some of the vectors. The first one has the residual in row `base`."""
+    """Launch the kernel for some of the vectors. The residual of the first of these is in row `base`."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)

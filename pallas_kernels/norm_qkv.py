@@ -78,8 +78,8 @@ def norm_qkv(
 
     w has the rows of q, then k, then v, in one matrix or in several matrices of whole heads. Arrays are all float32 or
     all bfloat16, with two exceptions: w may be `ScaledCodes`, as in `gemv`, and cos and sin are always float32. cos and
-    sin are of the RoPE angles at each sequence's position. If the caller donates the caches, they are written in place.
-    A position beyond the capacity is replaced by the last position.
+    sin are the cosines and sines of the RoPE angles at each sequence's position. If the caller donates the caches, they
+    are written in place. A position beyond the capacity is replaced by the last position.
 
     Raises the errors of `gemv`, and Unsupported unless head_dim is a multiple of 16.
     """

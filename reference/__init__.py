@@ -1,9 +1,9 @@
 r"""The definition of a Llama: every layer, tokenizer and quantizer as a function of NumPy arrays in float64.
 
 This package is a book, and its files are the pages. Each page names its paper, gives the equations and one thing to
-remember. The same follows as a function, with an example that runs. Nothing here is fast, keeps state, or imports
-another package of this repository. `verify/` checks the fast implementation (`model/`, `pallas_kernels/`) against these
-definitions.
+remember. Then a function computes these equations, with an example that runs. Nothing here is fast, keeps state, or
+imports another package of this repository. `verify/` checks the fast implementation (`model/`, `pallas_kernels/`)
+against these definitions.
 
 Order of reading
 ----------------
@@ -40,7 +40,7 @@ the weight after quantizing and dequantizing w. The laws below write it as Q(w).
 
 Shapes are jaxtyping annotations. `Float[np.ndarray, "*batch heads head_dim"]` is an array of floats with two named axes
 at the end and any number of axes, `*batch`, before them. A leading space, as in `" dim"`, marks a single axis. Within
-one call, a name stands for one length; the tests check this.
+one call, every axis with the same name has the same length; the tests check this.
 
 Arithmetic
 ----------
@@ -63,4 +63,5 @@ The pages of quantizers refer to three laws by name:
   the numbers of its format.
 - *Powers of two.* Multiplying the weights by 2^k multiplies only the scale by 2^k, and leaves the codes unchanged.
   Multiplying by a power of two rounds nothing, as long as no number leaves the range of its format.
-- *Sign.* Q(-w) = -Q(w). This needs a format with numbers that are symmetric around zero."""
+- *Sign.* Q(-w) = -Q(w). This needs a format with numbers that are symmetric around zero.
+"""

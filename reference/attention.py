@@ -24,17 +24,17 @@ not at 0.
 Grouped-query attention (GQA; Ainslie et al., 2023, https://arxiv.org/abs/2305.13245) is the general case: consecutive
 query heads share a key and value head. Multi-head attention (MHA) has one key and value head per query head.
 Multi-query attention (MQA; Shazeer, 2019, https://arxiv.org/abs/1911.02150) has a single one. Sharing makes the cache
-smaller, which a decoding step reads whole for every text. With the 32 layers and 32 heads of 128 numbers in Llama 3 8B,
-a position takes 2 * 32 * 128 * kv_heads numbers, of 2 bytes each in bfloat16:
+smaller. A decoding step reads the whole cache of every text. With the 32 layers and 32 heads of 128 numbers in Llama 3
+8B, a position takes 2 * 32 * 128 * kv_heads numbers, of 2 bytes each in bfloat16:
 
            kv_heads    a position    8,192 positions    W_k and W_v of all layers
     MHA    32          512 KiB       4 GiB              2.1 GB
     GQA    8           128 KiB       1 GiB              0.54 GB      Llama 3
     MQA    1           16 KiB        128 MiB            0.067 GB
 
-The weights of Llama 3 8B take 16 GB. So with MHA, four texts of 8,192 tokens would have as much cache as there are
-weights; with GQA it takes 16 texts. The arithmetic of attention stays the same: every query head computes its own
-scores.
+The weights of Llama 3 8B take 16 GB. So with MHA, the cache of 4 texts of 8,192 tokens would be as large as the
+weights. With GQA, this is true of 16 texts. The arithmetic of attention stays the same: every query head computes its
+own scores.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 r"""Attention over a cache of keys and values, in the three forms that a server needs.
 
-A cache holds the keys and values of earlier positions, and has room for later ones. With t positions in use,
+A cache holds the keys and values of earlier positions, and has room for later ones. With t positions in use, t_0 of
+them before the queries of a prefill,
 
     prefill   queries i = 0, 1, ... at positions t_0 + i, over the first t_0 + i + 1 positions
     decode    one query, at position t - 1, over the first t positions
@@ -83,7 +84,7 @@ def attention_paged(
 ) -> Float[np.ndarray, "batch heads head_dim"]:
     """Compute `attention_decode` over a cache in pages.
 
-    Table entries beyond a row's length must be valid page numbers, but their pages are never read.
+    Table entries beyond a row's length must be valid page numbers, but these pages are never read.
 
     >>> pages = np.array([[2.0, 4.0], [9.0, np.nan]]).reshape(2, 2, 1, 1)
     >>> attention_paged(np.zeros((1, 1, 1)), pages, pages, np.array([[0, 1]]), np.array([3])).ravel()

@@ -2,10 +2,10 @@ r"""The linear layer. Every learned matrix of a Llama is one.
 
     y = W x + b        W is [rows, cols]
 
-Each row of W gives one number of y. With one vector x, this is a general matrix-vector product (GEMV). Most of its time
-is for reading W. With many vectors, it is a matrix-matrix product (GEMM). Most of its time is for arithmetic. Decoding
-uses GEMVs and prefill uses GEMMs; this is the main difference between them. Llama has no biases; Qwen2 has them in q, k
-and v.
+Each row of W gives one number of y. With one vector x, this is a general matrix-vector product (GEMV), which spends
+most of its time reading W. With many vectors, it is a matrix-matrix product (GEMM), which spends most of its time on
+arithmetic. Decoding uses GEMVs and prefill uses GEMMs; this is the main difference between them. Llama has no biases;
+Qwen2 has them in q, k and v.
 """
 
 import numpy as np

@@ -23,8 +23,8 @@ layer without a gate adds W_down act(W_up n). In a parallel block (Chowdhery et 
 https://arxiv.org/abs/2204.02311) one n feeds both halves: x <- x + W_o attention(...) + W_down (act(W_gate n) W_up n).
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -185,7 +185,7 @@ def feed_forward(
     config: Config,
     before: Float[np.ndarray, "seq dim"] | None = None,
 ) -> Float[np.ndarray, "seq dim"]:
-    """Compute the feed-forward half of a block and add it to x: one layer, or the chosen experts.
+    """Compute the feed-forward half of a block, one layer or the chosen experts, and add the result to x.
 
     `before` is the input of the attention half. In a parallel block it is the input of this half, too.
 
@@ -236,6 +236,17 @@ def apply_norm(
 def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
     """Normalize and scale the output `added` of half a block, and add it to the residual stream `x`."""
     return add(x, config.residual_scale * apply_norm(added, norm, config=config))
+
+
+def map_arrays(part: Any, function: Callable[[np.ndarray], Any]) -> Any:
+    """Apply a function to every array in a `Layer` or another named tuple of arrays. None stays None.
+
+    >>> map_arrays(Linear(np.ones(2), None), lambda array: 2 * array)
+    Linear(weight=array([2., 2.]), bias=None)
+    """
+    if isinstance(part, np.ndarray):
+        return function(part)
+    return type(part)(*(map_arrays(member, function) for member in part)) if isinstance(part, tuple) else part
 
 
 def hidden_states(

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 
 def logsumexp(x: Float[np.ndarray, "rows n"]) -> Float[np.ndarray, " rows"]:
-    """Compute L for each row, in float64; -inf for a row with only -inf.
+    """Compute log sum exp of each row, in float64; -inf for a row with only -inf.
 
     >>> logsumexp(np.log([[1.0, 3.0, 4.0]])).round(4), np.log(8).round(4)
     (array([2.0794]), np.float64(2.0794))

@@ -1,6 +1,6 @@
 r"""Low-rank adapters: LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685).
 
-Fine-tuning leaves the matrix W as it is, and learns two small matrices, A [r, cols] and B [rows, r]:
+Fine-tuning does not change the matrix W, and learns two small matrices, A [r, cols] and B [rows, r]:
 
     W' = W + s B A        y = W' x = W x + s B (A x)
 

@@ -109,7 +109,7 @@ def group_relative(
 ) -> tuple[float, Float[np.ndarray, " answers"]]:
     """Compute the GRPO loss of the answers to one question, and the loss's gradient for their log probabilities.
 
-    Answers that are better than the mean become likelier. If all rewards are equal, nothing changes.
+    A training step makes answers with more than the mean reward likelier. If all rewards are equal, the gradient is 0.
 
     >>> group_relative(np.array([-2.0, -3.0]), np.array([1.0, 0.0]))
     (-0.5, array([-0.5,  0.5]))

@@ -41,7 +41,7 @@ def route(
 ) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
     """Choose the experts of each token, the most probable first, and compute their weights.
 
-    Of equally probable experts, the one with the lower index comes first.
+    Among equally probable experts, the one with the lower index comes first.
 
     >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2)
     (array([[1, 2]]), array([[0.66666667, 0.33333333]]))

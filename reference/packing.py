@@ -1,4 +1,4 @@
-r"""Packing: several documents in one sequence, which a model computes as if each were alone.
+r"""Packing: several documents in one sequence. A model computes each document as if the others did not exist.
 
 Documents of n_1, n_2, … tokens stand one after the other. Positions and the mask start anew in each document:
 

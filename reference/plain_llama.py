@@ -1,7 +1,7 @@
 r"""Llama 3 (https://arxiv.org/abs/2407.21783), the whole model and nothing else: tokens in, logits out.
 
-A token's number selects its first vector x. Each block adds to x twice: first what the token learns from earlier tokens
-(attention), then what it makes of that by itself (a feed-forward layer).
+A token's number selects its first vector x. Each block adds to x twice: first the output of attention, which reads the
+earlier tokens, then the output of a feed-forward layer, which reads only this token.
 
     x = E[token]
     x <- x + W_o attention(rope(W_q n), rope(W_k n), W_v n)        n = rmsnorm(x)
@@ -69,9 +69,9 @@ def attend(
     frequencies: Float[np.ndarray, " pairs"],
     eps: float,
 ) -> Float[np.ndarray, "seq dim"]:
-    """Let every token gather from itself and the tokens before it, and add the result to its vector.
+    """Compute attention from every token to itself and the tokens before it, and add the output to the token's vector.
 
-    The first token sees only itself, so its values are all that is added:
+    The first token sees only itself, so only its own values are added to its vector:
 
     >>> identity, zeros, ones = np.eye(2), np.zeros((2, 2)), np.ones(2)
     >>> block = Block(ones, zeros, zeros, identity, identity, ones, identity, identity, identity)
@@ -88,7 +88,7 @@ def attend(
 
 
 def feed_forward(x: Float[np.ndarray, "seq dim"], block: Block, *, eps: float) -> Float[np.ndarray, "seq dim"]:
-    """Transform every token by itself, and add the result to its vector.
+    """Apply the feed-forward layer to every token separately, and add the output to the token's vector.
 
     >>> identity, ones = np.eye(2), np.ones(2)
     >>> block = Block(ones, identity, identity, identity, identity, ones, identity, identity, identity)
@@ -109,7 +109,8 @@ def forward(
 ) -> Float[np.ndarray, "seq vocab"]:
     """Compute the logits after each of `tokens`: the scores of all possible next tokens.
 
-    `frequencies` are RoPE's, from the page `rope`. A model without blocks compares the embedding with the head:
+    `frequencies` are RoPE's, from the page `rope`. A model without blocks multiplies the normalized embedding by the
+    head:
 
     >>> weights = Weights(np.array([[3.0, 4.0], [1.0, 7.0]]), [], np.ones(2), np.eye(2))
     >>> forward(weights, np.array([1, 0]), head_dim=2, frequencies=np.ones(1), eps=0.0).round(4)

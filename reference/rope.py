@@ -36,8 +36,8 @@ class LinearScaling:
 class Llama3Scaling:
     """Llama 3.1's scaling: slow pairs become slower, fast pairs do not change, and pairs in between get a blend.
 
-    A pair's wavelength is 2 pi / f. If it is above `original_context / low_frequency`, the frequency is
-    divided by `factor`. If it is below `original_context / high_frequency`, the frequency stays.
+    A pair's wavelength is 2 pi / f. If it is above `original_context / low_frequency`, the frequency is divided by
+    `factor`. If it is below `original_context / high_frequency`, the frequency does not change.
     """
 
     factor: float

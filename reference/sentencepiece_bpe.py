@@ -8,8 +8,8 @@ A vocabulary is a set of pieces of text, each with a score. Text becomes pieces 
     4. replace a character that is not a piece by its UTF-8 bytes, "<0xC3>" "<0xA9>" for "é" (byte fallback);
        without byte pieces in the vocabulary, replace every run of such characters by "<unk>"
 
-Because of the space in front (the dummy prefix), a word begins with the same piece at the start of a text as inside it.
-A piece's score is its position in the order of training, times -1. So step 3 joins in the order of training.
+Because of the space in front (the dummy prefix), a word begins with the same piece at the start of a text as in the
+middle. A piece's score is its position in the order of training, times -1. So step 3 joins in the order of training.
 
 Text is always encoded as ordinary characters: "<s>" or "<0x41>" in a text never becomes the control token or the byte.
 We leave out normalization (NFKC, squeezed spaces) and user-defined pieces, because no released Llama has them.

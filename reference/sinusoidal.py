@@ -24,7 +24,7 @@ from llamaspec.reference.rope import frequencies
 def sinusoidal(
     positions: Int[np.ndarray, "*batch seq"], *, dim: int, theta: float = 10_000.0
 ) -> Float[np.ndarray, "*batch seq dim"]:
-    """Compute P for each position, in float64. `dim` is even.
+    """Compute the vector P of each position, in float64. `dim` is even.
 
     >>> sinusoidal(np.array([0, 1]), dim=4).round(4)
     array([[0.    , 1.    , 0.    , 1.    ],

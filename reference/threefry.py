@@ -1,11 +1,13 @@
-r"""Threefry (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405): random bits of a key and a counter.
+r"""Threefry (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405): random bits computed from a key and a
+counter.
 
 An ordinary generator keeps a state, and its millionth number needs the 999,999 before it. Threefry has no state. It
 scrambles a counter with a key, so every number can be computed by itself, anywhere and in any order:
 
     random number i of key k  =  threefry(k, i)
 
-Key and counter are two words of 32 bits each. A word of key is added, then four rounds mix the two words, and so on:
+The key has two words of 32 bits, and so has the counter. We add a word of the key to each word of the counter, then
+four rounds mix the two words, and so on:
 
     round:  x_0 <- x_0 + x_1        x_1 <- (x_1 rotated left by r bits) xor x_0        all modulo 2^32
     after rounds 4, 8, ..., 20:  x_0 <- x_0 + k_(i mod 3)        x_1 <- x_1 + k_(i + 1 mod 3) + i        i = 1, ..., 5
@@ -14,7 +16,7 @@ Here k_2 = k_0 xor k_1 xor 0x1BD11BDA, and x begins as the counter plus (k_0, k_
 the number of rounds so that statistical tests find no pattern in the bits, even for keys and counters that differ in a
 single bit. Nothing here is rounded: integers have one right answer. A test compares 10,000 keys with `jax.random`.
 
-The text of a request depends on this page: token number i is drawn with the `uniform` number of the key that is
+The generated text of a request depends on this page: token number i is drawn with the `uniform` number of the key
 `fold_in(key_of(seed), i)`. So the same seed gives the same text on every machine, and in any batch.
 """
 
@@ -75,7 +77,7 @@ def random_bits(key: UInt32[np.ndarray, "*batch 2"], count: int) -> UInt32[np.nd
 
 
 def uniform(bits: UInt32[np.ndarray, "*batch"]) -> Float32[np.ndarray, "*batch"]:
-    """Turn random words into float32 numbers from 0 to 1, without 1: 23 bits become the digits of a number from 1 to 2.
+    """Turn random words into float32 numbers from 0 to 1, without 1: 23 bits become the digits after "1.", minus 1.
 
     >>> uniform(np.array([0, 2**31, 2**32 - 1], np.uint32))
     array([0.       , 0.5      , 0.9999999], dtype=float32)

@@ -34,7 +34,7 @@ class Choice:
     """One generated text of an answer. If the client set `echo`, the text begins with the prompt."""
 
     def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
-        """Prepare for the events of `request`. `reader` decodes the drawn tokens, and `echo` (optional) the prompt."""
+        """Store the arguments. `reader` decodes the drawn tokens of `request`. `echo`, if given, decodes the prompt."""
         self.index = index
         self.request = request
         self.prompt = prompt

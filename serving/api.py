@@ -221,7 +221,7 @@ class Api:
         """Encode one or several texts, or check one or several lists of token ids.
 
         `param` is the field of the request that has them, and `most` is the largest number of prompts. If
-        `is_complete`, a text gets the ids that the tokenizer puts after a text.
+        `is_complete`, we append to each text the ids that the tokenizer puts at the end of a text.
         """
         encode = partial(self._prompts.from_text, param=param, is_complete=is_complete)
         if isinstance(value, str):

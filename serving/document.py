@@ -42,7 +42,7 @@ POSTS: dict[str, tuple[str, type, type | None]] = {
     "/detokenize": ("Decode token ids.", DetokenizeRequest, None),
 }
 GETS = {
-    "/v1/models": "List the models of this server: one.",
+    "/v1/models": "List the model of this server, and its adapters.",
     "/tokenizer_info": "Describe the tokenizer.",
     "/health": "Check that the process and its engine are running.",
     "/ready": "Check whether the server accepts requests.",

@@ -31,11 +31,12 @@ async def embedded(
     seconds: float,
     draining: Callable[[], bool],
 ) -> list[Embedding]:
-    """Compute the embeddings of `prompts`, in order, by one engine request each. Together they have `seconds` of time.
+    """Compute the embeddings of `prompts`, in order, with one engine request for each prompt.
 
-    Raises QueueFull if the queue is full before the first input is submitted. Later inputs wait for room in the queue,
-    unless `draining` returns True, because then there will be none. Raises Refusal if the engine refuses or fails one
-    of the requests, or if the time is over. If this coroutine is cancelled, its engine requests are cancelled, too.
+    All requests together have `seconds` of time. If the queue is full before the first input is submitted, raises
+    QueueFull. Later inputs wait for room in the queue, unless `draining` returns True: then there will be no room.
+    Raises Refusal if the engine refuses one of the requests, if one fails, or if the time is over. If this coroutine is
+    cancelled, it cancels its engine requests.
     """
     expires = monotonic() + seconds
     inbox, numbers = Inbox(), dict[int, int]()  # the engine's numbers of open requests, by index
@@ -73,7 +74,9 @@ async def embedded(
 def answer_in_json(
     body: EmbeddingRequest, embeddings: Sequence[Embedding], *, model: str, tokens: int, pooling: str
 ) -> bytearray:
-    """Write the answer to a request. `tokens` is the number of prompt tokens, and `pooling` is "last" or "mean".
+    """Encode the answer to a request as JSON.
+
+    `tokens` is the number of prompt tokens, and `pooling` is "last" or "mean".
 
     We encode one entry at a time. An answer may have 2,048 vectors: Python floats for all of them would take hundreds
     of megabytes, and encoding them in one call would block all other threads.

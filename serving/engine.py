@@ -259,7 +259,7 @@ class BatchingEngine:
             mask = np.asarray(job.request.allowed(drawn), bool)
             if mask.shape != (self.vocab,) or not mask.any():
                 raise ValueError(
-                    f"expected a mask [{self.vocab}] that allows a token, got {mask.sum()} of {mask.shape}"
+                    f"expected a mask [{self.vocab}] that allows a token, got {mask.shape} with {mask.sum()} tokens"
                 )
         except DeadEnd:
             self._fail(number, NO_WAY_ON)

@@ -73,8 +73,9 @@ class JaxExecutor:
     ):
         """Run `programs`, compiled for `sizes`, with `params`. `eos` are the ids with which the model ends a text.
 
-        `adapters` maps the name of each adapter to its rank, in the order in which they are joined. `state` is an empty
-        state that is already on several devices. None makes an empty state on the default device.
+        `adapters` maps the name of each LoRA adapter to its rank, in the order in which the adapters are joined along
+        the rank axis. `state` is an empty state that is already on several devices. None makes an empty state on the
+        default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
@@ -129,7 +130,7 @@ class JaxExecutor:
         return reports, jax.tree.map(np.asarray, pooled) if request.embeds else None
 
     def _ranks(self, request: Request) -> Bool[np.ndarray, " rank"]:
-        """Return which of the joined adapters' ranks a request uses: only the ranks of its own adapter."""
+        """Return a mask over the ranks of all joined adapters, which is True for the ranks of the request's adapter."""
         ranks = np.zeros(self._sizes.rank, bool)
         if request.adapter:
             ranks[self._adapters[request.adapter]] = True

@@ -50,15 +50,15 @@ class WireFormat(Protocol):
     """A wire format for answers."""
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
-        """Write a complete answer."""
+        """Build the object of a complete answer."""
         ...
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a new piece of one choice, and its end if the choice has ended."""
+        """Build the chunks for a new piece of one choice, and for its end if the choice has ended."""
         ...
 
     def last(self, usage: Usage) -> Struct:
-        """Write the chunk with the token counts."""
+        """Build the chunk with the token counts."""
         ...
 
 
@@ -73,7 +73,7 @@ class CompletionForm:
         self._usage: UnsetType | None = None if usage else UNSET
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
-        """Write a complete answer."""
+        """Build the object of a complete answer."""
         written = [
             CompletionChoice(choice.index, piece.text, choice.finish_reason, self._logprobs_of(piece))
             for choice, piece in choices
@@ -81,7 +81,7 @@ class CompletionForm:
         return Completion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a new piece of one choice, and its end if the choice has ended."""
+        """Build the chunks for a new piece of one choice, and for its end if the choice has ended."""
         written: list[Struct] = []
         if piece.text or piece.tokens:
             written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._logprobs_of(piece))))
@@ -90,7 +90,7 @@ class CompletionForm:
         return written
 
     def last(self, usage: Usage) -> Completion:
-        """Write the chunk with the token counts."""
+        """Build the chunk with the token counts."""
         return Completion(**self._head, choices=[], usage=usage)
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
@@ -147,7 +147,7 @@ class ChatForm:
         self._usage: UnsetType | None = None if usage else UNSET
 
     def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
-        """Write a complete answer."""
+        """Build the object of a complete answer."""
         written = []
         for choice, piece in choices:
             parsed = self._parse(choice, piece)
@@ -161,7 +161,7 @@ class ChatForm:
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: AnswerPiece) -> list[Struct]:
-        """Write a new piece of one choice, and its end if the choice has ended.
+        """Build the chunks for a new piece of one choice, and for its end if the choice has ended.
 
         A stream begins with the roles of all choices in order, because OpenAI's client fails if another choice comes
         first.
@@ -183,7 +183,7 @@ class ChatForm:
         return written
 
     def last(self, usage: Usage) -> ChatChunk:
-        """Write the chunk with the token counts."""
+        """Build the chunk with the token counts."""
         return ChatChunk(**self._head, choices=[], usage=usage)
 
     def _parse(self, choice: Choice, piece: AnswerPiece) -> TextAndCalls:

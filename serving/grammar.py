@@ -132,7 +132,7 @@ class Grammars:
             drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
-        """Write `text`, which has no quotation mark and no backslash, as part of a Lark grammar for llguidance."""
+        """Format `text`, which has no quotation mark and no backslash, as part of a Lark grammar for llguidance."""
         special = self._tokenizer.special
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
@@ -173,8 +173,8 @@ class GrammarTokenizer:
 class Escapes:
     r"""Masks of tokens that let an answer spell each character of a JSON string in only one way.
 
-    llguidance allows any escape in names that a schema does not declare, so `\u0061` could stand for a declared name
-    `a`. These masks allow `\u` only for control characters, which have no other spelling in JSON.
+    llguidance allows any escape in names that a schema does not declare, so `\u0061` could spell a declared name `a`.
+    These masks allow `\u` only for control characters, which have no other spelling in JSON.
     """
 
     def __init__(self, spelled: Sequence[bytes]):
@@ -236,7 +236,7 @@ class AnswerGrammar:
 
 
 def _matches_only(pattern: str, names: set[str]) -> bool:
-    """Return whether a pattern of a JSON schema matches no names other than `names`."""
+    """Return whether every name that a JSON schema's pattern matches is in `names`."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(
@@ -250,7 +250,7 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 
 
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
-    """Return whether a grammar allows no texts other than `texts`.
+    """Return whether every text that a grammar allows is in `texts`.
 
     Recursive: each first byte that the grammar allows must begin one of `texts`, and the same must be true of the
     remaining bytes.

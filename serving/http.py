@@ -74,7 +74,7 @@ log = logging.getLogger("llamaspec.serving")
 
 
 class Site:
-    """The server at one address. `handle` answers one request. `run` serves until it is told to stop."""
+    """The server at one address. `handle` answers one request. `run` serves until its event `stop` is set."""
 
     def __init__(self, api: Api, *, limits: ClientLimits, access: Access):
         """Serve `api` within `limits` to the clients that `access` allows."""

@@ -28,7 +28,7 @@ class EngineDevices(NamedTuple):
     def state(self) -> State:
         """The sharding of each array of the engine's state."""
         replicated: Any = (P(), P(), P())
-        return State([(HEADS, HEADS)] * self.config.layers, *replicated)  # type: ignore[list-item]
+        return State([(HEADS, HEADS)] * self.config.layers, *replicated)  # type: ignore[list-item]  # shardings for arrays
 
     def program(self, run: Callable, arguments: Sequence[Any]) -> tuple[Callable, list[Any]]:
         """Turn `run`, a program of `serving.programs` for one device, into a program for all devices.

@@ -1,7 +1,7 @@
 """Types of requests, as OpenAI's clients send them, and of errors.
 
-We refuse unknown fields by name, and also fields that would change the text but are not supported. Fields that cannot
-change the text (`user`, `metadata` ...) are accepted and ignored.
+We refuse requests with unknown fields, and with fields that would change the text but that we do not support. The error
+names the field. Fields that cannot change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
 servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`, `reasoning_content`,

@@ -75,8 +75,8 @@ class PagePool:
         node = (before, owner, tuple(tokens))
         if len(tokens) != self.size or self.tree.setdefault(node, page) != page:
             raise ValueError(
-                f"page {page} must be full and new: got {len(tokens)} of {self.size} tokens, or the tree has another "
-                "page with these tokens"
+                f"page {page} must be full and new: expected {self.size} tokens, got {len(tokens)}, "
+                "or the tree already has another page with these tokens"
             )
         self.nodes[page] = node
 

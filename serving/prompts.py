@@ -102,8 +102,8 @@ class Prompts:
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt", is_complete: bool = False) -> Prompt:
         """Encode a text, with BOS first if `bos` is set and the model uses BOS.
 
-        If `is_complete`, no answer will continue the text, so it gets the ids that the tokenizer puts after a text.
-        Raises Refusal.
+        If `is_complete`, no answer will continue the text, so we append the ids that the tokenizer puts at the end of a
+        text. Raises Refusal.
         """
         self._check_characters(text, param)
         ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
@@ -128,9 +128,9 @@ class Prompts:
         """Render a conversation up to the assistant's answer, and append `begun`, the first ids of the answer.
 
         The answer may call `tools`. If `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
-        restricts the answer, so a model that reasons must not write its reasoning. `options` are more variables of the
-        template. Raises Refusal if the model has no template, or if the template refuses the conversation or does not
-        support tools or an option.
+        restricts the answer, so a model that reasons must not write its reasoning. `options` are additional variables
+        of the template. Raises Refusal if the model has no template, or if the template refuses the conversation or
+        does not support tools or an option.
         """
         self._check_options(options)
         calls = self._calls() if tools else None

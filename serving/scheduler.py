@@ -216,7 +216,7 @@ class Scheduler:
             self._ended.append(_end(job, reason))
 
     def ended(self) -> tuple[RequestEnd, ...]:
-        """Return the requests that have ended since the last report in a plan or by this method."""
+        """Return the requests that have ended, and that neither a plan nor this method has reported yet."""
         ended, self._ended = tuple(self._ended), []
         return ended
 

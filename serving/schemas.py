@@ -196,8 +196,8 @@ def _numbers(value: Any) -> Iterator[int | float]:
 def _is_exact(number: int | float) -> bool:
     """Return whether llguidance surely reads a number as the right float64.
 
-    It multiplies or divides the digits, as an integer, by a power of ten. If float64 represents both, the only rounding
-    is that of the result.
+    llguidance multiplies or divides the digits, as an integer, by a power of ten. If float64 represents the integer and
+    the power exactly, only the result is rounded.
 
     >>> _is_exact(0.1), _is_exact(0.1 + 0.2), _is_exact(1.5e-22), _is_exact(2**53 + 2)
     (True, False, False, False)
@@ -242,7 +242,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
     least = schema.get("minProperties")
     certain = len(required) if isinstance(required, list) else 0
     if _is_number(least) and least > certain + 1:
-        reason = f"minProperties: {least} needs as many names in `required`, because other names may be repeated"
+        reason = f"minProperties: {least} needs {least} names in `required`, because other names may be repeated"
         raise ValueError(reason)
     if schema.get("additionalProperties") is not False:
         for name in names:
@@ -255,7 +255,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Raise ValueError for a schema that requires itself inside itself: no finite text matches it."""
+    """Raise ValueError for a schema that no finite text matches: every value must contain another such value."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:
@@ -283,7 +283,10 @@ def _check_finite(root: dict[str, Any]) -> None:
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Return whether some finite text matches a schema. `ends` returns what is known so far about a subschema."""
+    """Return whether some finite text matches a schema.
+
+    `ends(subschema)` returns whether we know this already for a subschema.
+    """
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

@@ -73,7 +73,7 @@ class TextReader:
 
         `begun` are the first tokens of the answer, if the prompt already ends with them. `stops` are ids that end the
         answer and have no text. If `shows_end`, the tokens of the answer include the token that ended it. `spelled`
-        maps control tokens to the text that stands for them. `channels` separates reasoning and tool calls from text.
+        maps control tokens to the text that we show for them. `channels` separates reasoning and tool calls from text.
         """
         self.count = 0  # tokens drawn for this answer, including the one that stopped it
         self.stopped = False  # whether a stop string has ended the answer
@@ -151,8 +151,8 @@ class TextReader:
     def _decide(self, text: str) -> None:
         """Count the characters of the decoded `text`, and decide where the undecided tokens belong.
 
-        If `text` is not empty, they are a part of it. If it is empty, they are a part of a channel's header, which the
-        answer does not show.
+        If `text` is not empty, the tokens belong to it. If it is empty, the tokens belong to the header of a channel,
+        which the answer does not show.
         """
         self._decoded += len(text)
         if text:

@@ -189,7 +189,7 @@ class Balance:
 class CallReader:
     """Separates tool calls from text in one answer, piece by piece.
 
-    The result does not depend on how the text is cut.
+    The result does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, form: CallForm, names: frozenset[str], *, begun: bool = False, most: int | None = None):

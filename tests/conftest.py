@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `sampled` leaves out as slow.
+    """Add the mark `slow` to the test cases that their mark `sampled` leaves out.
 
     In the test files, a comment after a mark `sampled` or `slow` states the processor time in seconds.
     """

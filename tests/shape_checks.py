@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("reference", "pallas_kernels", "model", "verify", "serving", "training", "learn")
+PACKAGES = ("reference", "pallas_kernels", "model", "verify", "serving", "training", "judge", "learn")
 
 
 def check_shapes() -> None:

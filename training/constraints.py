@@ -30,17 +30,20 @@ FREE = Constraint(None, lambda name, weight, arrays: weight)
 
 
 def rounding(checkpoint: Checkpoint, scheme: str) -> Constraint:
-    """Round the matrices of a model by a scheme of integers; the gradient passes the rounding unchanged."""
+    """Make the constraint that rounds the matrices of a model by a scheme of integers.
+
+    The gradient of the loss with respect to a rounded weight is used unchanged for the weight itself.
+    """
     matrices = quantizable(checkpoint.config)
     group, largest = SCHEMES[scheme].group, 2 ** (SCHEMES[scheme].code_bits - 1) - 1
     return Constraint(None, lambda name, weight, _: rounded(weight, group, largest) if name in matrices else weight)
 
 
 def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) -> Float[Array, "rows cols"]:
-    """Round a matrix to multiples of a scale, from -`largest` to `largest` times it.
+    """Round a matrix to multiples of a scale. The multipliers are the integers from -`largest` to `largest`.
 
-    Each group of `group` columns of a row has its own scale; None: each row has one scale. The weight with the largest
-    magnitude in a group is `largest` times the scale. So no weight is clipped, and the gradient passes every weight.
+    Each group of `group` columns of a row has its own scale; None: each row has one scale. The scale of a group is the
+    largest magnitude of its weights, divided by `largest`. So no weight is clipped, and every weight gets its gradient.
 
     >>> rounded(jnp.array([[0.5, -1.75, 0.1]]), None, 7)
     Array([[ 0.5 , -1.75,  0.  ]], dtype=float32)
@@ -55,7 +58,7 @@ def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) 
 
 
 def pruning(checkpoint: Checkpoint, remaining: float | tuple[int, int]) -> Constraint:
-    """Set the smallest weights of each matrix in the blocks to 0, and keep them at 0 during training.
+    """Make the constraint that sets the smallest weights of each matrix in the blocks to 0, at each training step.
 
     `remaining` is the share of weights to keep, or a pair (n, m): keep n of every m weights. The masks depend only on
     the weights at the start. Raises CheckpointError if the number of columns of a matrix is no multiple of m.

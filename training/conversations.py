@@ -193,11 +193,11 @@ class Reader:
                 break
             counts, text = plain(text)[at] == BEGIN, text[at + 1 :]
         if "".join(plain(piece) for piece, _ in pieces) != plain(expected):
-            raise ValueError(f"{self.template.name}: writes another text if its {{% generation %}} blocks are marked")
+            raise ValueError(f"{self.template.name}: writes a different text with marks at its {{% generation %}} tags")
         return pieces
 
     def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
-        """Encode the pieces as one text. An answer counts up to its last token that ends a turn."""
+        """Encode the pieces as one text. In an answer, the tokens up to the last one that ends a turn count."""
         ids: list[int] = []
         weights: list[float] = []
         done = marked("")

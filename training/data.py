@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Digests of everything except the recipe that determines the documents. The keys are words such as "text"."""
+        """Digests of everything that determines the documents, except the recipe. The keys are words such as "text"."""
         ...
 
     @property

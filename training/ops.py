@@ -55,7 +55,7 @@ def _attend(
     *,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the keys that each query has `seen`.
+    """Attend from each query to the keys for which `seen` is true.
 
     Queries that share a kv head become the rows of one product, without a transpose.
     """

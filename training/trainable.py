@@ -27,10 +27,10 @@ class Trainable(NamedTuple):
 
 
 def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constraint: Constraint = FREE) -> Trainable:
-    """Train all weights in float32. The model computes in `dtype`, and is written to DIR/model in its own dtype.
+    """Return all weights of a model, in float32, as the tensors to train.
 
-    The model sees each weight through `constraint`. We write the weights before rounding, with pruned weights
-    at 0.
+    The loss computes in `dtype`, with each weight as `constraint` changes it. The trained model is written to DIR/model
+    in its own dtype: pruned weights are 0 there, but rounding is not applied.
     """
     config = checkpoint.config
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
@@ -73,7 +73,9 @@ def adapters(
     base: str,
     progress: Progress = no_progress,
 ) -> Trainable:
-    """Train LoRA adapters of the matrices `parts`. The model's own weights are frozen, in `dtype` or quantized.
+    """Return LoRA adapters of the matrices `parts` as the tensors to train.
+
+    The model's own weights are frozen, in `dtype` or quantized.
 
     At the start, matrix A is uniform within 1 / sqrt(cols) of 0, as in PEFT, and matrix B is 0. So the adapted model
     first equals the base model. `base` is the name of the base model in the adapter's files.

@@ -201,7 +201,7 @@ def tune(
     if recipe.method == "reward":
         context = max(len(question.ids) for question in examples) + recipe.answer_tokens
         if context > checkpoint.config.context:
-            what = f"has a prompt that, with {recipe.answer_tokens} tokens of an answer, has {context} tokens"
+            what = f"has a prompt that needs {context} tokens with an answer of {recipe.answer_tokens} tokens"
             raise refused(data, f"{what}; the model's context is {checkpoint.config.context}")
     else:
         documents = sides(examples) if recipe.method == "preference" else examples

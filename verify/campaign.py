@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import NoVerdict, Worker, check_seconds
-from llamaspec.verify.candidates.process import ENDING
+from llamaspec.verify.candidates.process import ENDING, kill_all
 from llamaspec.verify.catalogue import CONTRACTS, contract_for
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed
@@ -69,7 +69,7 @@ class Campaign:
     )  # sizes for timing; by default the largest that are drawn
 
     def fewer(self) -> "Campaign":
-        """Make the campaign for an extra dtype: a third of the draws and of the time."""
+        """Return this campaign with a third of its draws and of its time, for an extra dtype."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
@@ -220,7 +220,18 @@ def run_side_by_side(
 
 def _exit_on_sigterm() -> None:
     """Make a pool process end its candidate on SIGTERM before it exits, even if a second SIGTERM arrives."""
-    signal.signal(signal.SIGTERM, lambda number, _: (signal.signal(number, signal.SIG_IGN), sys.exit(128 + number)))
+
+    def end(*_: object) -> NoReturn:
+        kill_all()
+        os._exit(128 + signal.SIGTERM)
+
+    def handle(number: int, _: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        # Python ignores an exception that is raised inside a callback of the garbage collector; hypothesis has one.
+        sys.unraisablehook = end
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
@@ -311,7 +322,7 @@ def _not_taken(contract: Contract, worker: Worker, dtype: str, campaign: Campaig
 
 
 def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
-    """Write the lines of a report, and the last lines that the candidate printed."""
+    """Format the lines of a report, and the last lines that the candidate printed."""
     lines = counterexample(report, contract, replay=replay)
     if report.output_lines:
         lines.append(
@@ -324,7 +335,7 @@ def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[st
 
 
 def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Answer:
-    """Repeat the call of a replay file, or make it with another candidate or another array library.
+    """Repeat the call that a replay file describes, or make the same call with another candidate or array library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError like `run`.
     """

@@ -228,17 +228,17 @@ def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 def of_one_size(terms: Float[np.ndarray, "... n"]) -> Bool[np.ndarray, "..."]:
-    """Find sums with terms that are all equally large, apart from zeros.
+    """Find sums with terms that are all equally large, except zeros.
 
-    In a running sum of such terms, the rounding errors may all have the same sign. An alarm assumes random signs, so it
-    does not apply to these sums.
+    In a running sum of such terms, the rounding errors may all have the same sign. The measured bound
+    (`Expected.alarm`) assumes random signs, so it does not apply to these sums.
     """
     largest = np.max(terms, axis=-1, initial=0)
     return np.min(np.where(terms > 0, terms, np.inf), axis=-1, initial=np.inf) >= largest * 0.999
 
 
 def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the hard bound and the alarm for a result that is rounded once to `precision` at the end."""
+    """Compute the proved and the measured bound (`hard`, `alarm`) for a result that is rounded once to `precision`."""
     if not expected.rounded:
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))

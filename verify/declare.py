@@ -101,13 +101,15 @@ def declare(
     definition, and returns exact values and bounds. Without it, we derive them (`verify.bounds.carried` says for which
     code). `large` gives sizes larger than a kernel's tile, for one dimension at a time.
 
-    Raises ValueError for an argument that neither `arrays`, `options` nor `sizes` describe, for an argument that the
-    definition does not have, for a size that `sizes` does not have, and for a dimension that is no such sum or product.
+    Raises ValueError if the definition has an argument that neither `arrays`, `options` nor `sizes` describes, if it
+    lacks an argument that they describe, if `sizes` lacks a size of a shape, and if a dimension is not such a sum or
+    product.
     """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in {*arrays, *options, *sizes}]:
-        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, but `arrays` and `options` lack this name")
+        what = f"{definition.__name__} takes {', '.join(missing)}"
+        raise ValueError(f"{what}, but neither `arrays` nor `options` describes this argument")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
         raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
     dimensions = {name: [_Dimension(text) for text in _shape_of(shape).split()] for name, shape in arrays.items()}

@@ -40,7 +40,9 @@ def unit_of(text: str) -> str:
 
 
 def dtypes_for(unit: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the only dtype for arrays of a weaker contract. Raises ValueError if `names` has another one.
+    """Return a tuple with the only dtype that arrays of a weaker contract may have.
+
+    Raises ValueError if `names` has others.
 
     >>> dtypes_for("bfloat16", []), dtypes_for("tf32x3", [])
     (('bfloat16',), ('float32',))
@@ -88,8 +90,8 @@ def _rounding_each(contract: Contract, dtype: str, rounding: Rounding) -> Contra
 def _in_parts(contract: Contract, wide: Contract, plain: Contract, unit: str, rounding: Rounding) -> Contract:
     """Weaken `contract` for a candidate that multiplies matrices by three products of their parts.
 
-    The bound is the derived one, from `wide`. If `contract` allows more than `plain`, the derived bound of a float32
-    kernel, for example for an online softmax, we add the difference.
+    The bound is the derived one, from `wide`. `plain` has the derived bound of a float32 kernel. If `contract` allows a
+    larger error than `plain`, for example for an online softmax, we add the difference.
     """
 
     def expect(*positional: Any, **named: Any) -> tuple[Expected, ...]:

@@ -77,7 +77,9 @@ class Implementation:
 def implementation(
     function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None, op: str = ""
 ) -> Implementation:
-    """Parse `changes`, the mutants of `function`, an implementation of `op` (default: the op named like the function).
+    """Parse `changes`, which lists mutants of `function`.
+
+    It implements `op`, by default the op with the function's name.
 
     `changes` has the names of mutants; under each name, old lines begin with "-" and new lines with "+".
 
@@ -118,7 +120,7 @@ def f16(array: Any) -> np.ndarray:
 
 
 def spans(length: int, block: int) -> list[slice]:
-    """Cut a loop over `length` into blocks, the last one shorter.
+    """Cut range(`length`) into slices of `block` elements. The last slice may be shorter.
 
     >>> spans(5, 3)
     [slice(0, 3, None), slice(3, 5, None)]

@@ -1,13 +1,13 @@
 """Proves the text of a model: evaluates the definition in ball arithmetic, so that each logit is a proven interval.
 
 The text of a model is what its weights and the definition in `reference` say as mathematics: each token has the largest
-logit, computed without rounding. If the interval of one token lies above all others, this token is proven. Otherwise we
+logit, computed without rounding. If the interval of one token is above all others, this token is proven. Otherwise we
 compute again with twice as many bits. A token that `MOST_BITS` do not decide ends the text.
 
 The weights are exact, as `load_reference_params` reads them. It decodes codes without rounding, except in layouts whose
 scales are quotients or products of stored numbers (NVFP4, BitNet, HQQ, and double quantization of bitsandbytes): these
-scales are rounded to float32 first. Of the constants, RoPE's frequencies and 1 /
-sqrt(head_dim) are computed as balls, and the numbers of the config (eps, theta, caps, scales) are float64 numbers.
+scales are rounded to float32 first. RoPE's frequencies and 1 / sqrt(head_dim) are computed as balls. The other
+constants are the float64 numbers of the config (eps, theta, caps, scales).
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb, ctx
 
 from llamaspec.reference.config import Config
-from llamaspec.reference.llama import Cache, Params, empty_cache, hidden_states, unembed
+from llamaspec.reference.llama import Cache, Params, empty_cache, hidden_states, map_arrays, unembed
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Rotation
 from llamaspec.verify.bounds.balls import Balls, UndecidedError, operand
 
@@ -49,7 +49,7 @@ class ProvenToken(NamedTuple):
 
 
 class UnsupportedError(ValueError):
-    """A switch of the model that proofs do not support."""
+    """Raised for a model with a switch that proofs do not support."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def vectors(
 def digest(params: Params) -> str:
     """Return the SHA-256 digest of all weights, in the order of `Params`.
 
-    Of each array, we digest the shape in decimal, such as "(1024, 128)", and the numbers in little-endian float64.
+    For each array, we digest the shape in decimal, such as "(1024, 128)", and the numbers in little-endian float64.
     """
     total = hashlib.sha256()
 
@@ -173,18 +173,12 @@ def needed_bytes(config: Config, weights: int, *, prompt: int) -> int:
 
 def _exact_params(params: Params, config: Config) -> Params:
     """Convert all weights to `Balls`."""
-
-    def exact(part: Any) -> Any:
-        if isinstance(part, np.ndarray):
-            return Balls(part)
-        return type(part)(*map(exact, part)) if isinstance(part, tuple) else part
-
     embedding = Balls(params.embedding)
     head = embedding if config.tied else Balls(params.head)
     return Params(
         embedding=embedding,  # type: ignore[arg-type]  # `Balls` takes the place of an array
-        layers=[exact(layer) for layer in params.layers],
-        norm=exact(params.norm),
+        layers=[map_arrays(layer, Balls) for layer in params.layers],
+        norm=map_arrays(params.norm, Balls),
         head=head,  # type: ignore[arg-type]
     )
 
@@ -210,7 +204,7 @@ def _frequencies(features: int, theta: float, scaling: LinearScaling | Llama3Sca
 
 
 def _token(logits: Any, bits: int) -> ProvenToken | None:
-    """Choose the token with the largest logit. Return None if the radius of a logit has grown beyond any bound."""
+    """Choose the token with the largest logit. Return None if the radius of a logit is infinite."""
     balls = list(logits.balls)
     if not all(ball.is_finite() for ball in balls):
         return None
@@ -222,7 +216,7 @@ def _token(logits: Any, bits: int) -> ProvenToken | None:
 
 
 def _decimal(ball: arb) -> tuple[str, str]:
-    """Write the ends of a ball's interval as decimal numbers, rounded outwards.
+    """Format the ends of a ball's interval as decimal numbers, rounded outwards.
 
     >>> _decimal(arb(0.5))
     ('0.500000000000000000000000000000', '0.500000000000000000000000000000')
@@ -231,7 +225,7 @@ def _decimal(ball: arb) -> tuple[str, str]:
 
 
 def _rounded(end: arb, *, up: bool) -> str:
-    """Write an exact ball as a decimal number with `DIGITS` digits, rounded up or down."""
+    """Format an exact ball as a decimal number with `DIGITS` digits, rounded up or down."""
     mantissa, exponent = (int(part) for part in end.mid().man_exp())
     top, bottom = mantissa * 10**DIGITS * 2 ** max(exponent, 0), 2 ** max(-exponent, 0)
     units = -(-top // bottom) if up else top // bottom

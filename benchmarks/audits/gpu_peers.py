@@ -4,10 +4,10 @@
         [--type NAME] [--scheme NAME] [--decode-only] [--seconds N]
 
 FOLDER is the `bin` folder of a llama.cpp build with CUDA. Its `llama-quantize` writes the files, and its `llama-bench`
-times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model, whose
-random weights repeat. Our engine runs in a separate process, as `generate` does, and uses bfloat16 for all arrays
-without another stored dtype. Each row is a line of JSON with tokens per second, the medians of the rounds. The next
-file is quantized while our engine starts; nothing else runs while an engine answers.
+times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model
+with random weights. Our engine runs in a separate process, as `generate` does, and uses bfloat16 for all arrays that
+the file does not store in another dtype. Prints a line of JSON for each file and engine: tokens per second, as medians
+of the rounds. The next file is quantized while our engine starts; nothing else runs while an engine answers.
 """
 
 import json
@@ -58,7 +58,10 @@ def ask_ours(worker: EngineProcess, prompts: Sequence[int], decoded: int, rounds
 def ask_llama_bench(
     folder: Path, file: Path, prompts: Sequence[int], decoded: int, rounds: int, layers: int
 ) -> dict[str, Any]:
-    """Run llama.cpp's benchmark on a file. Raises ValueError with the last line of stderr if it fails."""
+    """Run llama.cpp's benchmark on a file. Returns tokens per second for each prompt length and for decoding.
+
+    Raises ValueError with the last line of stderr if the benchmark fails.
+    """
     command = [str(folder / "llama-bench"), "-m", str(file), "-ngl", str(layers), "-fa", "1", "-r", str(rounds)]
     rates: dict[str, Any] = {}
     reading = [["-p", ",".join(map(str, prompts)), "-n", "0"]] if prompts else []
@@ -80,7 +83,10 @@ def output_of(*command: str) -> str:
 def ask_our_engine(
     model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any
 ) -> dict[str, Any]:
-    """Start our engine on a model. When the engine is ready, call `wait`, and then send the requests."""
+    """Start our engine on a model. When the engine is ready, call `wait`, and then send the requests.
+
+    Returns what `ask_ours` returns, and the seconds until the engine was ready.
+    """
     command = (sys.executable, "-m", OUR_ENGINE, str(model), form, str(context))
     began = time.perf_counter()
     with engine(*command, threads=THREADS) as worker:

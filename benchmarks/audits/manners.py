@@ -108,7 +108,10 @@ def quiet(name: str, done: CommandResult, *, more: Mapping[str, Any] | None = No
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Return the check `row`, failed if `equal` is false: two runs of the same command must print the same text."""
+    """Compare two runs of the same command, which must print the same text.
+
+    Returns the row of the check unchanged if `equal` is true, otherwise as a failed check.
+    """
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
@@ -174,7 +177,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
 
 
 def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
-    """Run commands one at a time, and then two at once."""
+    """Run commands one at a time, and then two at the same time. Yields the row of each check."""
     story = ("story", "--seed", "7", "--max-new-tokens", "32")
     with memory_watched() as memory:
         done = runner.run(*story)
@@ -204,8 +207,8 @@ def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
 def beside_another(runner: Runner, model: str) -> Iterator[Row]:
     """Run commands while another process holds most of the GPU, and while it holds nearly all of it.
 
-    In the second case, `generate` must run if `inspect --plan` says that the model fits in the rest of the memory, as a
-    small model does on a large GPU. Otherwise it must be refused.
+    Yields the row of each check. In the second case, `generate` must run if `inspect --plan` says that the model fits
+    in the rest of the memory, as a small model does on a large GPU. Otherwise it must be refused.
     """
     with holding(MOST):
         yield quiet(f"story while a process holds {MOST:.0%} of the GPU", runner.run("story", "--seed", "7"))
@@ -220,7 +223,10 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
-    """Start a command with an empty cache for each of `MOMENTS`, and send Ctrl-C that many seconds later."""
+    """Start a command with an empty cache for each of `MOMENTS`, and send Ctrl-C that many seconds later.
+
+    Yields the row of each check.
+    """
     for moment in MOMENTS:
         words = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "900")
         with runner.begin(*words, XDG_CACHE_HOME=str(folder / f"cache-{moment}")) as process:
@@ -243,7 +249,7 @@ def interruption(name: str, done: CommandResult, *, running: bool) -> Row:
 
 
 def checks(shape: str, folder: Path) -> Iterator[Row]:
-    """Run all checks."""
+    """Run all checks, and yield their rows."""
     model = "stories"
     if shape != "stories":
         model = str(folder / "model")

@@ -1,11 +1,10 @@
 """Checks that contracts raise no false alarms: right implementations must pass thousands of random inputs per op.
 
-    python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
-        --python /path/to/onnxruntime's/python
+    python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 --python PYTHON
 
         numpy         the right float32 implementations that mutants are made from
         xla           jax's functions and our XLA ops on a CPU, in float32 and bfloat16, with at most 64 shapes each
-        onnxruntime   onnxruntime and gguf, in the Python of `--python`, within their documented domains
+        onnxruntime   onnxruntime and gguf, in the Python at the path PYTHON, within their documented domains
         kernels       our kernels, in the interpreter
 
 Each op and dtype adds a line of JSON to a log in benchmarks/results/raw/. A run skips the ops and dtypes that its log
@@ -37,7 +36,7 @@ KERNEL_SHAPES = 8  # few, because the interpreter takes seconds for each shape
 
 
 def jobs(group: str) -> list[CandidateJob]:
-    """List the jobs of a group."""
+    """List the candidates of a group, each with its op, as jobs for the verifier."""
     match group:
         case "numpy":
             return [CandidateJob(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
@@ -116,7 +115,8 @@ def versions(python: str) -> dict[str, str]:
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
     """Return the pairs of candidate and dtype that need no other run.
 
-    The log already has a row for such a pair: within bounds on at least `examples` random inputs.
+    For such a pair, the log already has a run with at least `examples` random inputs, all of them within bounds.
+    If `examples` is None, the number for the row's group counts.
     """
     if not log.exists():
         return set()

@@ -95,7 +95,10 @@ def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
 
 
 def in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """Read all tensors of a calibrated model into memory, in their order. Another order would calibrate again."""
+    """Read all tensors of a calibrated model into memory, in the order of the model.
+
+    Reading them in another order would repeat the calibration.
+    """
 
     def tensor(old: Tensor) -> Tensor:
         values, codes = old.read(), old.codes

@@ -79,7 +79,7 @@ def random_params(shapes: Params, config: Config) -> Params:
     On a CPU we place the weights in memory as `load_params` does, because their alignment decides how fast they are
     read. We draw the largest ones first, because drawing takes additional memory.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
+    paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))
     place = _aligned if jax.default_backend() == "cpu" else lambda drawn: drawn
     leaves: dict[int, jax.Array] = {}
     for i, (path, shape) in sorted(enumerate(paths), key=lambda leaf: -leaf[1][1].size):

@@ -82,7 +82,9 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
     help="Compile for this card. For any card but the H200, only kernels are compiled.",
 )  # fmt: skip
 @click.option("--only", default="", help="Compile only the cases and steps with this text in their names.")
-@click.option("--sample", is_flag=True, help="Compile only the cases and steps of two models, and some variants.")
+@click.option(
+    "--sample", is_flag=True, help="Compile only a case of each kind, some variants, and the steps of two models."
+)
 @click.option("--limit", default=120.0, show_default=True, help="Seconds allowed for one compilation.")
 @click.option("--at-once", default=2, show_default=True, help="Number of compilations at the same time.")
 @click.option(

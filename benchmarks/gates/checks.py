@@ -72,10 +72,11 @@ def lacks(case: Case, card: Card) -> str | None:
 
 
 def least_load(case: Case) -> int:
-    """Return the least bits of a load of weights, keys or values to registers; 0 for a case without these.
+    """Return the least width in bits of a load of weights, keys or values to registers; 0 for a case without these.
 
-    A thread loads 128 bits of floats, or half as many if its registers hold the sums of more than four vectors. Loads
-    of scales may be narrower than loads of codes. A thread loads as many e4m3 floats as numbers of a vector.
+    It is 128 for floats, or 64 if a thread's registers hold the sums of more than four vectors. It is 32 for quantized
+    weights: the scales need narrower loads than the codes, and a load of e4m3 floats has as many of them as a load of x
+    has numbers.
     """
     if case.op.startswith("attention"):
         return 128

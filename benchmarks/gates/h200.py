@@ -19,7 +19,7 @@ SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
 
 
 class Roofline(NamedTuple):
-    """Upper bounds for a kernel that streams bytes."""
+    """Upper bounds on the bandwidth and the parallelism of a kernel that streams bytes from memory."""
 
     resident: int  # thread blocks at once on a multiprocessor
     in_flight: int  # bytes on their way to a multiprocessor

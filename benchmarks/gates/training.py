@@ -27,7 +27,7 @@ BATCH = (16, 256)  # documents, tokens of each
 def compile_training(name: str) -> dict[str, int]:
     """Compile the functions of a training step of `name`, one of `TRAINED`, in float32, with `FEW_LAYERS` layers.
 
-    Returns the number of writes of each function that happen in the order in which threads arrive.
+    Returns a number for each function, by name: how many of its writes happen in an order that depends on threads.
     """
     config = replace(SHAPES[name], layers=FEW_LAYERS)
     shape = jax.ShapeDtypeStruct

@@ -172,7 +172,7 @@ def measure_rates(
 
 
 def _warm(url: str) -> None:
-    """Send one request before we measure, since the first request of a server is slow."""
+    """Send one request before we measure, because the first request of a server is slow."""
     send(url, [Ask((1, 2, 3), 4, 0)], [0.0], extra={})
 
 
@@ -186,7 +186,9 @@ def run_suite(
     progress: Progress = no_progress,
     **options: Any,
 ) -> dict[str, Any]:
-    """Serve a model in a new process, send load to the server, and report. `context` is the median prompt length.
+    """Serve a model in a new process, and send load to the server. Returns a report for `as_text` and `as_svg`.
+
+    `context` is the median prompt length.
 
     Raises the errors of `open_checkpoint`. Raises ValueError for prompts beyond the model's context, and if the server
     ends early.

@@ -24,7 +24,10 @@ def fused_cross_entropy(x: np.ndarray, head: np.ndarray, targets: np.ndarray) ->
 
 
 def expect(x: np.ndarray, head: np.ndarray, targets: np.ndarray) -> Expected:
-    """Every logit is off by `moved`; so are their log-sum-exp, at most as much as the largest, and the target's."""
+    """Bound the error. A logit may be wrong by its element of `moved`.
+
+    This changes the log-sum-exp by at most the largest element of `moved`, and the target's logit by its own element.
+    """
     value = fused_cross_entropy(x, head, targets)
     logits = projected(exactly(x), as_float64(head))
     top, target_logit = np.max(logits.size, axis=-1), np.take_along_axis(logits.size, targets[:, None], axis=-1)[:, 0]

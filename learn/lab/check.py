@@ -41,8 +41,9 @@ def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = 
     """Check the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for one that cannot be
     imported.
 
-    If the kernel is right, the folder remembers it for `is_solved`. Calls `progress` with the number of examples done,
-    out of `EXAMPLES`.
+    If the kernel is right, writes a file into the folder. `is_solved` looks for
+    this file. Calls `progress` with the number of examples that are done, out
+    of `EXAMPLES`.
     """
     file = folder / KERNEL
     if not file.is_file():

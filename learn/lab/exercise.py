@@ -1,4 +1,4 @@
-"""The two types of exercises."""
+"""The types of exercises: a broken kernel to repair, and a layer to write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

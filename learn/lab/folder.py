@@ -130,7 +130,7 @@ def _usage(helper: str) -> str:
     """Return how a helper of a kernel is called, with the first line of its docstring.
 
     >>> _usage("spans")
-    '`spans(length, block)`: Cut a loop over `length` into blocks, the last one shorter.'
+    '`spans(length, block)`: Cut range(`length`) into slices of `block` elements. The last slice may be shorter.'
     """
     function = getattr(mutant, helper)
     arguments = ", ".join(inspect.signature(function).parameters)

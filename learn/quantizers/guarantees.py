@@ -61,31 +61,31 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
 
 
 def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> WeightDetails:
-    """Describe symmetric integers. The error is at most half a step."""
+    """Return the details of weights that are symmetric integers times a scale. Each error is at most half a step."""
     s = of_weights(q.scales, w, group)
     return WeightDetails(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
 
 
 def llama2c_groups(w: Matrix, q: Quantized) -> WeightDetails:
-    """Describe llama2.c's Q8_0, with groups of the flattened matrix."""
+    """Return the details of weights in llama2.c's Q8_0, with groups of the flattened matrix."""
     s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
     return WeightDetails(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
 
 
 def absmax(w: Matrix, q: Quantized) -> WeightDetails:
-    """Describe LLM.int8(), with one scale per row."""
+    """Return the details of weights that LLM.int8() quantizes, with one scale per row."""
     top = of_weights(q.scales, w)
     return WeightDetails(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
 
 
 def affine(w: Matrix, q: Affine, *, bits: int) -> WeightDetails:
-    """Describe integers with a zero point. The error is at most about half a step."""
+    """Return the details of weights that are integers with a zero point. Each error is at most about half a step."""
     s = of_weights(q.scales, w)
     return WeightDetails(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
 
 
 def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
-    """Describe HQQ's codes. A code selects the level nearest to w, except for rounding errors.
+    """Return the details of weights that HQQ quantizes: each becomes the nearest level, except for rounding errors.
 
     w / s + z and s (code - z) are computed in float64; the guaranteed error includes their rounding.
     """
@@ -95,43 +95,49 @@ def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
 
 
 def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
-    """Describe integers that count steps from the smallest weight. The error is at most about half a step."""
+    """Return the details of weights that are numbers of steps from the smallest weight of a group.
+
+    Each error is at most about half a step.
+    """
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     return WeightDetails(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
 
 
 def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
-    """Describe MLX's integers. They count steps from the smallest or the largest weight of a group.
+    """Return the details of weights that MLX quantizes to numbers of steps from one weight of a group.
 
-    They start at the weight with the larger magnitude. The error is at most about one step.
+    This is the smallest or the largest weight: the one with the larger magnitude. Each error is at most about one step.
     """
     s, b = of_weights(q.scales, w), of_weights(q.biases, w)
     return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
 
 
 def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
-    """Describe minifloats with a float32 scale. The error is at most half a unit in the last place."""
+    """Return the details of minifloats with a float32 scale. Each error is at most half a unit in the last place."""
     s, m = of_weights(q.scales, w), to.mantissa_bits
     near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(to.bias + m) * s)
     return WeightDetails(q.codes, s, near + to.largest * 2.0**-150)
 
 
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
-    """Describe minifloats with a power of two as scale. Weights beyond the largest minifloat become the largest one."""
+    """Return the details of minifloats with a power of two as scale.
+
+    A weight beyond the largest minifloat times the scale becomes that number.
+    """
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
     return WeightDetails(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
 
 
 def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> WeightDetails:
-    """Describe NF4 or FP4. The error is at most half the gap between two levels."""
+    """Return the details of weights in NF4 or FP4. Each error is at most half the gap between two levels."""
     a = of_weights(q.scales, w, group)
     near = nearest(w, a[..., None] * codebook.levels.astype(np.float64)) + 3 * 2.0**-23 * a
     return WeightDetails(q.codes, a, np.where(a < SMALLEST, a, near))
 
 
 def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> WeightDetails:
-    """Describe NF4 with quantized scales.
+    """Return the details of weights in NF4 with quantized scales.
 
     The guaranteed error is the error of NF4, plus the error of the scale times the magnitude of the code's level.
     """
@@ -149,12 +155,12 @@ def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Weight
 
 
 def kmeans(w: Matrix, q: Codebooks) -> WeightDetails:
-    """Describe codebooks. Each row has its own levels and no scale, and a weight becomes the nearest level."""
+    """Return the details of weights in rows that each have their own levels. A weight becomes the nearest level."""
     return WeightDetails(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
 
 
 def nvfp4(w: Matrix, q: Nvfp4) -> WeightDetails:
-    """Describe NVFP4: e2m1 numbers in blocks of 16, with scales in e4m3."""
+    """Return the details of weights in NVFP4: e2m1 numbers in blocks of 16, with scales in e4m3."""
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
@@ -164,23 +170,29 @@ def nvfp4(w: Matrix, q: Nvfp4) -> WeightDetails:
 
 
 def bitnet(w: Matrix, q: Quantized) -> WeightDetails:
-    """Describe codes -1, 0 and 1. The error is at most half the scale b, or |w| - b if |w| is above 3 b / 2."""
+    """Return the details of weights that become -b, 0 or b.
+
+    Each error is at most half the scale b, or |w| - b if |w| is above 3 b / 2.
+    """
     b = np.broadcast_to(q.scales.astype(np.float64), w.shape)
     return WeightDetails(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
 
 
 def binary(w: Matrix, q: Quantized) -> WeightDetails:
-    """Describe binary codes, the signs. They minimize the sum of squared errors, but a single error has no bound."""
+    """Return the details of weights that become their sign times a scale.
+
+    The scale minimizes the sum of squared errors. The error of a single weight has no bound.
+    """
     return WeightDetails(q.codes, of_weights(q.scales, w), None)
 
 
 def sparse(w: Matrix, pruned: Matrix) -> WeightDetails:
-    """Describe 2:4 pruning: two of four weights stay exact, and the other two become 0."""
+    """Return the details of weights after 2:4 pruning: two of four weights stay exact, and the other two become 0."""
     return WeightDetails(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
 
 
 def ggml_type(w: Matrix, q: Any, *, name: str) -> WeightDetails:
-    """Describe a type of GGUF."""
+    """Return the details of weights in the GGUF type `name`."""
     kind = ggml.TYPES[name]
     blocks = w.reshape(len(w), -1, kind.weights)
     codes = q.codes.reshape(w.shape)

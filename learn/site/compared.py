@@ -146,9 +146,10 @@ def inputs_of_down(params: Params, ids: np.ndarray, config: Config) -> Float64[n
 
 
 def trained(w: Matrix, x: Float64[np.ndarray, "tokens cols"]) -> Matrix:
-    """Round W by QAT: gradient steps on the weights before rounding, for the squared error of the outputs.
+    """Round W by QAT (quantization-aware training).
 
-    Returns the best of the rounded matrices. The steps of a row are divided by the size of its gradient.
+    Gradient steps change the weights before they are rounded, to reduce the squared error of the outputs. The step of
+    each row is divided by the size of the row's gradient. Returns the best of the rounded matrices.
     """
     gram, highest = x.T @ x, symmetric.largest_code(4)
     scales = np.repeat(np.abs(w.reshape(len(w), -1, GROUP)).max(axis=-1) / highest, GROUP, axis=1)

@@ -47,7 +47,11 @@ def renumbered(document: Path, root: Path) -> str:
 
 
 def anchor(source: str, path: str, line: int) -> str:
-    """Return the anchor of a line on the page of its file: the line of a listing, or a function of reference/."""
+    """Return the anchor of a line on the page of its file.
+
+    On the page of a file of reference/, this is the anchor of the function or class around the line. If there is none,
+    or if the page has a single function, it is "page".
+    """
     if not path.startswith("reference/"):
         return f"__span-0-{line}"
     documented = [

@@ -98,7 +98,10 @@ def _block(lines: list[str], links: Mapping[str, str]) -> str:
 
 
 def _formulas(lines: list[str], links: Mapping[str, str]) -> str:
-    """Render indented lines: formulas one below the other, or a table if they have columns. Blank lines separate."""
+    """Render indented lines as a table if they have columns, otherwise as formulas one below the other.
+
+    Lines before and after a blank line are rendered separately.
+    """
     html = ""
     for written, group in groupby(lines, bool):
         rows = list(group)
@@ -111,7 +114,9 @@ def _formulas(lines: list[str], links: Mapping[str, str]) -> str:
 
 
 def _columns(lines: list[str]) -> list[int]:
-    """Return where the columns of a table begin: after two spaces in at least two lines, and inside no line's text.
+    """Return the positions at which the columns of a table begin.
+
+    A column begins where text follows two spaces in at least two lines, and no line has text in these two spaces.
 
     >>> _columns(["q8   int8", "nf4  indices"]), _columns(["y = 2 x    x = 1", "z = 3"])
     ([0, 5], [0])

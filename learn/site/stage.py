@@ -41,7 +41,8 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
     ],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
-        *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/found.md", "docs/found/kernels.md"),
+        *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
+        "docs/found/kernels.md",
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
     "Speed": [
@@ -99,7 +100,7 @@ def reading_order(root: Path) -> list[str]:
 
 
 def target_of(path: str) -> str:
-    """Return the file of the site that a path of the repository becomes.
+    """Return the path of the page, within the site, that is made from a file or folder of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')

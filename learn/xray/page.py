@@ -66,9 +66,10 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Return the data folder, one of `DATA`, that index.html names.
+    """Return the data folder that index.html names: one of the two in `DATA`.
 
-    Returns the second folder if there is no page yet, because a new page uses the other folder: the first.
+    A new page always uses the other folder. If there is no page yet, this function returns the second folder, so that
+    the new page uses the first.
     """
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])

@@ -65,8 +65,9 @@ def tellings(
 ) -> Iterator[tuple[str, list[int], float]]:
     """Yield greedy continuations of `prompt` in float64: by the unquantized model, and then by each scheme.
 
-    Each tuple has the name of the scheme, "" for the unquantized model; the ids; and the mean KL divergence from the
-    unquantized model, in nats per token of the prompt and the unquantized model's continuation.
+    Each tuple has three fields: the name of the scheme, or "" for the unquantized model; the ids of the continuation;
+    and the KL divergence from the unquantized model in nats, as a mean over the tokens of the prompt and of the
+    unquantized model's continuation.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)

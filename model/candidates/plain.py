@@ -45,7 +45,7 @@ def lora(x: Array, weight: Array, a: Array, b: Array, *, scale: float) -> Float[
 def lora_backward(
     x: Array, weight: Array, a: Array, b: Array, dy: Array, *, scale: float
 ) -> tuple[Float[Array, "batch cols"], Float[Array, "rank cols"], Float[Array, "rows rank"]]:
-    """Compute the gradients as training does."""
+    """Compute the gradients for x, a and b with `jax.vjp`, as training does."""
     return jax.vjp(lambda x, a, b: products.dot(x, Adapted(weight, (a,), (scale * b,))), x, a, b)[1](dy)
 
 

@@ -41,7 +41,7 @@ class Channels(Protocol):
 
     @property
     def is_marked(self) -> bool:
-        """Whether the answer so far may have tokens that belong to neither its text nor its end."""
+        """True if the answer so far may have tokens that are neither part of its text nor the token that ended it."""
         ...
 
     def ends_character(self, token: int) -> bool:
@@ -214,8 +214,8 @@ def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], tag: int) -> bool:
 def _think_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
     """Return the tokens `<think>` and `</think>`, or None if the tokenizer lacks one of them.
 
-    They are control tokens in some vocabularies. In others, they are added tokens, which also stand for the tags in an
-    ordinary text.
+    In some vocabularies, they are control tokens. In others, they are added tokens: if an ordinary text contains the
+    tags, the tokenizer encodes them as these tokens, too.
     """
     tags = []
     for name in (THINK, END_OF_THOUGHTS):

@@ -83,8 +83,8 @@ class Chat:
     def messages(self) -> list[dict[str, str]]:
         """The messages so far, as `{"role": ..., "content": ...}`, including an unfinished answer.
 
-        An answer keeps its leading white space, because templates expect that. If it has reasoning, this is its
-        `reasoning_content`. The template decides whether the model sees the reasoning again.
+        An answer keeps its leading white space, because templates expect that. If an answer has reasoning, its message
+        has the key `reasoning_content`. The template decides whether the model sees the reasoning again.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
@@ -223,9 +223,10 @@ class Chat:
     def _reusable_ids(self, turn: _Turn) -> tuple[list[int], int]:
         """Return the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
-        Usually it keeps all ids except the one that stopped the answer. But if a stop string cut the text of a token,
-        or if U+FFFD replaced bytes that are not UTF-8, the ids from there on no longer spell the answer's text. The
-        next turn encodes that rest of the answer again. If the answer has marks of reasoning, no ids are kept.
+        Usually it keeps all ids except the one that stopped the answer. But a stop string may have cut the text of a
+        token, or U+FFFD may have replaced bytes that are not UTF-8. From this token on, the ids no longer spell the
+        answer's text, so we drop them, and the next turn encodes this part of the answer again. If the answer has marks
+        of reasoning, we keep no ids.
         """
         channels = turn.generation.channels
         if channels and channels.is_marked:  # the template writes an earlier answer without its reasoning

@@ -119,7 +119,9 @@ class TemplateWorker:
             return action()
         except WorkerEnd:
             if late.is_set():
-                message = f"the machine is busy: the process that renders it did not {what} within {seconds:g} seconds"
+                message = (
+                    f"the machine is busy: the process for this template did not {what} within {seconds:g} seconds"
+                )
                 raise TimeoutError(message) from None
             raise
         finally:

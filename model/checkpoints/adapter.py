@@ -301,7 +301,7 @@ def adapted(checkpoint: Checkpoint, adapter: Adapter, *, merges: bool = True) ->
 
 
 def merged(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint to be written: each adapted matrix becomes the sum W + s B A, without its parts.
+    """Return a checkpoint for a writer: it has the sum W + s B A in place of each matrix W and its adapter.
 
     The sum is rounded to the dtype of W. If W is quantized, the sum stays float32, because quantizing it again would
     lose most of a small change.

@@ -126,8 +126,8 @@ class TensorAdapter:
 class Tensor(NamedTuple):
     """A tensor in a file: its header entry, and the function that reads it.
 
-    If an adapter changes the tensor, `read` returns the sum in float32, `codes` is None, and `adapter` has the parts of
-    the sum.
+    If an adapter changes the tensor W, `read` returns the sum W + s B A in float32, `codes` is None, and `adapter` has
+    the parts of the sum.
     """
 
     shape: tuple[int, ...]
@@ -150,7 +150,10 @@ class Tensor(NamedTuple):
 
     @property
     def applies(self) -> TensorAdapter | None:
-        """The adapter, if products add its part; None if it is merged, or if there is no adapter."""
+        """The adapter, if a product adds B A x to the product of the stored tensor.
+
+        None if the adapter is merged into the tensor, or if there is no adapter.
+        """
         adapter = self.adapter
         return adapter if adapter and (adapter.base.codes or not adapter.merges) else None
 

@@ -85,9 +85,9 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
 def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
     """Convert the codes of several matrices to one form, so that callers can stack the matrices.
 
-    If all codes have the same form, group size and use of zero points, they stay as they are. Otherwise they become
-    int8. For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also
-    returns None if the codes differ, and a matrix has zero points or levels that do not fit int8.
+    If all codes have the same form, group size and use of zero points, they do not change. Otherwise they become int8.
+    For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also returns
+    None if the codes differ, and a matrix has zero points or levels that do not fit int8.
     """
     codes = [item for item in all_codes if item]
     if len(codes) < len(all_codes):

@@ -1,4 +1,4 @@
-"""Reads a JSON object of bounded size from an untrusted file."""
+"""Reads a JSON object or list of bounded size from an untrusted file."""
 
 import json
 from pathlib import Path
@@ -18,10 +18,22 @@ def read_object(path: str | Path) -> dict:
     If a key is repeated, the last value counts: people edit such files by hand, and other JSON readers also use the
     last value.
     """
+    return parse_object(_bytes(path), path, unique=False)
+
+
+def read_list(path: str | Path) -> list:
+    """Read a JSON file that contains one list, with the limits of `read_object`. Raises `CheckpointError` likewise."""
+    value = _parse(_bytes(path), path, most_objects=MOST_OBJECTS, unique=False)
+    if not isinstance(value, list):
+        raise refused(path, "is not a JSON list")
+    return value
+
+
+def _bytes(path: str | Path) -> bytes:
     file = MappedFile(path)
     if file.size > LARGEST:
         raise refused(path, f"the JSON file has {file.size} bytes, expected at most {LARGEST}")
-    return parse_object(file.bytes(0, file.size), path, unique=False)
+    return file.bytes(0, file.size)
 
 
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
@@ -36,10 +48,17 @@ def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJE
     Traceback (most recent call last):
     llamaspec.model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: key 'a' appears twice
     """
+    value = _parse(text, path, most_objects=most_objects, unique=unique)
+    if not isinstance(value, dict):
+        raise refused(path, "is not a JSON object")
+    return value
+
+
+def _parse(text: bytes, path: str | Path, *, most_objects: int, unique: bool) -> object:
     if text.count(b"{") > most_objects:
         raise refused(path, f"is not usable JSON: it contains more than {most_objects} objects")
     try:
-        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique if unique else None)
+        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
         raise refused(path, f"is not JSON: {error.msg} at character {error.pos}") from error
     except UnicodeDecodeError as error:
@@ -48,9 +67,6 @@ def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJE
         raise refused(path, "is not usable JSON: it is nested too deeply") from error
     except ValueError as error:  # A key is repeated, or a number has thousands of digits.
         raise refused(path, f"is not usable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise refused(path, "is not a JSON object")
-    return value
 
 
 def short(value: object) -> str:

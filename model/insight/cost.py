@@ -1,7 +1,7 @@
 """The least cost of decoding a token and of prefilling a prompt: bytes and floating-point operations.
 
-For a mixture of experts and several tokens, the bytes are not the minimum but the expected number, if a token chooses
-each expert with the same probability (`experts_read`). If tokens choose the same experts, fewer bytes are read.
+For a mixture of experts and several tokens, the bytes are not the minimum. We count the expected number for tokens that
+choose every expert with the same probability (`experts_read`). If tokens choose the same experts, fewer bytes are read.
 
 Weights may be arrays, or only their shapes (`model.weights.loading.abstract_params`).
 """

@@ -34,8 +34,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def matrix_weights(config: Config, *, head: bool) -> int:
-    """Count the weights of the matrices that multiply a token's activations. Of the experts, counts only the chosen
-    ones.
+    """Count the weights of the matrices that multiply a token's activations, with only the chosen experts.
 
     >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
     184

@@ -95,7 +95,7 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
+    """The distance of a model's predictions from its base model's: KL divergences over a text's positions, in nats."""
 
     mean: float
     median: float
@@ -236,7 +236,7 @@ def compare(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Evaluate a model and its base, and measure how far their predictions are apart.
+    """Evaluate a model and its base, and measure the divergence between their predictions.
 
     `base` is a model, or the `recorded` logits of a model for the same text.
     """

@@ -177,14 +177,14 @@ def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = 
         trials = []
         for i, change in enumerate(untried):
             progress("trying changes", i / len(untried))
-            trials.append(LossTrial(change, _loss(_changed(params, change), change.config, text)))
+            trials.append(LossTrial(change, _loss(changed(params, change), change.config, text)))
         first = first or trials
         best = min(trials, key=lambda trial: trial.loss)
         gain = (loss - best.loss) * text.tokens
         if best.change is None or gain < math.log(ODDS) or best.loss >= frequencies:
             return Trials(text.tokens, frequencies, before, best_trials, first)
         best_trials.append(best)
-        params, config, loss = _changed(params, best.change), best.change.config, best.loss
+        params, config, loss = changed(params, best.change), best.change.config, best.loss
 
 
 def _loss(params: Any, config: Config, text: EvalText) -> float:
@@ -197,7 +197,7 @@ def _loss(params: Any, config: Config, text: EvalText) -> float:
         return math.inf
 
 
-def _changed(params: Any, change: Change) -> Any:
+def changed(params: Any, change: Change) -> Any:
     """Return the weights with a change. We read and change a layer each time it is used."""
     if layer := change.layer:
         layers = params.layers

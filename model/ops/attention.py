@@ -17,9 +17,9 @@ from llamaspec.reference.config import Config
 class CacheSpans(NamedTuple):
     """The spans of attention: the numbers of leading cache rows that attention can choose to read.
 
-    The compiled program has a branch for each span. For one query, almost all the time goes into reading rows. So
-    its spans are close together, each twice as long as the one before, and few unused rows are read. With many queries,
-    unused rows cost little compared with the products, so a prompt may have fewer spans.
+    The compiled program has a branch for each span. For one query, almost all the time goes into reading rows. So the
+    spans for one query are close together, each twice as long as the one before, and few unused rows are read. With
+    many queries, unused rows cost little compared with the products, so a prompt may have fewer spans.
     """
 
     smallest: int  # number of rows in the smallest span

@@ -39,10 +39,10 @@ SUPERBLOCK = 256
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     """Map the name of each matrix that needs rounded activations to its rounding, which is a key of `ROUNDINGS`.
 
-    `emulate` has three values: q8_0 rounds the inputs of all quantized matrices; int8 rounds the inputs of matrices in
-    int8, with one scale per token; and ggml uses the rounding that llama.cpp uses for the type of each tensor of a GGUF
-    file. Raises ValueError for another name, if no matrix needs rounding, if matrices that we stack for one product
-    have different roundings, or if the model has an adapter.
+    `emulate` is one of three names. q8_0 rounds the inputs of all quantized matrices. int8 rounds the inputs of
+    matrices in int8, with one scale per token. ggml rounds the inputs of each matrix of a GGUF file as llama.cpp does
+    for its type. Raises ValueError for another name, if no matrix needs rounding, if matrices that we stack for one
+    product have different roundings, or if the model has an adapter.
     """
     from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
 

@@ -115,7 +115,7 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
     assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
-            what = f"kernels multiply floats by at most {MOST_SEQUENCES} vectors"
+            what = f"kernels multiply a matrix of floats by at most {MOST_SEQUENCES} vectors"
             raise Unsupported(f"{what}, got {len(x)}, for which XLA is faster")
     elif weight.cols != x.shape[-1]:
         raise Unsupported(f"kernels need rows of whole groups, got {x.shape[-1]} columns in groups of {weight.group}")
@@ -126,7 +126,7 @@ def operand(weight: Matrix) -> MatrixOperand:
     """Convert a matrix to the operand type of the kernels, without a copy. Raises Unsupported if no kernel reads it."""
     assert not isinstance(weight, Stacked)  # only the matrix of q, k and v can be a `Stacked`
     if isinstance(weight, Adapted):
-        raise Unsupported("kernels read no matrix with an adapter")
+        raise Unsupported("no kernel reads a matrix with an adapter")
     if not isinstance(weight, QuantizedMatrix):
         return weight
     if isinstance(weight, FP8):

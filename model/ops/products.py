@@ -118,9 +118,9 @@ def adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: Ca
 
 
 def lane_sums(
-    w: Float[Array, "*rows n"], v: Float[Array, "*some n"], lanes: int = LANES
+    w: Float[Array, "*#rows n"], v: Float[Array, "*#rows n"], lanes: int = LANES
 ) -> Float[Array, "*rows lanes"]:
-    """Multiply each row of w by v elementwise, and return `lanes` sums of products per row.
+    """Multiply rows of w by rows of v elementwise, and return `lanes` sums of products per row. The rows broadcast.
 
     Sum i adds the products at columns i, i + lanes, i + 2 lanes and so on.
     """

@@ -180,4 +180,4 @@ def _agreeing(run: Callable) -> Callable:
 
 def cache_layout(layers: int, rows: P = HEADS) -> Cache:
     """Return the sharding of a cache. By default each device holds its own kv heads."""
-    return Cache([LayerCache(rows, rows)] * layers, P())  # type: ignore[arg-type]
+    return Cache([LayerCache(rows, rows)] * layers, P())  # type: ignore[arg-type]  # shardings for arrays

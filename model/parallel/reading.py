@@ -126,7 +126,7 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
 
 
 def _blocks_part(blocks: Blocks, part: Cut) -> Blocks | None:
-    """Cut a matrix in the bytes of its file; None if the part has padding, or if the cut would split a block."""
+    """Cut a part out of a matrix in the bytes of its file; None if the part has padding, or would split a block."""
     kind = READABLE[blocks.type]
     if part.stop - part.start < part.size or (part.axis and (part.start % kind.weights or part.stop % kind.weights)):
         return None

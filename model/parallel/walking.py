@@ -102,6 +102,7 @@ def walkable_on(
     def with_sinks(q: Any, cache: Any, positions: Any, sinks: Any, **static: Any) -> Any:
         return ops.attend(q, cache, positions, **static, **({} if sinks is None else {"sinks": sinks}))
 
+    # shardings in the place of arrays
     kv, hidden = LayerCache(sharding.kv_layout, sharding.kv_layout), sharding.hidden  # type: ignore[arg-type]
     norm_qkv: Any = spread(ops.norm_qkv, P(), None, kv, P(), results=(hidden, kv))
 

@@ -94,10 +94,11 @@ def calibrated(
 def importances(
     checkpoint: Checkpoint, windows: Int[np.ndarray, "windows seq"], *, progress: Progress = no_progress
 ) -> dict[str, Float32[np.ndarray, " cols"]]:
-    """Compute the importances of the columns of each matrix of a layer, as llama.cpp's llama-imatrix does, by name.
+    """Compute how important each column of a layer's matrices is, as llama.cpp's llama-imatrix does.
 
-    An importance is the mean square of the inputs over the tokens of `windows`. Experts get all tokens, where llama.cpp
-    counts only the tokens that the router sends to an expert.
+    Returns the importances by the names of the matrices. An importance is the mean square of a column's inputs over the
+    tokens of `windows`. For an expert we count all tokens; llama.cpp counts only the tokens that the router sends to
+    the expert.
     """
     checkpoint.config.check_llama("methods that calibrate")
     all_stacks, streams = stacks(checkpoint.config), _embedded(checkpoint, windows)
@@ -177,7 +178,7 @@ class _Kind(NamedTuple):
 
 
 class _Layer:
-    """A layer that visits its kinds of matrices in the order of computation, with its current weights."""
+    """A layer with its current weights, which visits its kinds of matrices in the order of computation."""
 
     def __init__(self, checkpoint: Checkpoint, index: int, all_stacks: Sequence[Stack], progress: Progress):
         self._config, self._index, self._progress = checkpoint.config, index, progress

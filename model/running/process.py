@@ -1,4 +1,4 @@
-"""Settings of the process. Only commands change them. The library leaves the process of its caller as it is.
+"""Settings of the process. Only commands change them. The library does not change the process of its caller.
 
 Importing this module imports neither NumPy nor JAX, so that a command can prepare its process first.
 """

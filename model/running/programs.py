@@ -243,7 +243,7 @@ class _Maker(NamedTuple):
 
         if store:
             return store.compile(self.name, lower, self.options)
-        lowered = lower(self.program.func.__name__)  # type: ignore
+        lowered = lower(self.program.func.__name__)  # type: ignore  # of a partial
         return lambda: lowered.compile(self.options)
 
 
@@ -266,6 +266,7 @@ def _makers(
     shapes = (params, *decode_shapes(config, cache))
     for greedy in (False, True):
         draw = partial(decode, greedy=greedy, burst=layout.burst, config=config, ops=ops)
+        # numbers in the place of arrays: only the structure of the results counts
         results: Any = (0, 0, DecodeState(0, 0, 0), cache)  # type: ignore
         makers.append(_Maker(_decoder(greedy), draw, shapes, results, options, jit))
         if layout.drafts:

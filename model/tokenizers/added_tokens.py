@@ -6,8 +6,9 @@ This module has the search algorithms of two programs. Their results differ if t
   chooses the longest name at each position. A token may absorb the white space on either side, and may be restricted to
   whole words.
 - `LongestFirst` works like llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`). It finds the longest name (in
-  bytes) in the whole text, then the next longest in the remaining text. A token may absorb the ASCII white space after
-  it.
+  bytes) in the whole text, then the next longest in the remaining text. If two names have the same length, it finds the
+  one with the smaller id first. (llama.cpp sorts the names with std::sort. In GNU's library, this keeps the order of
+  ids for up to 16 names. The order of more names is not defined.) A token may absorb the ASCII white space after it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
@@ -101,9 +102,9 @@ class Leftmost:
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
-        None stands for a control token that absorbs nothing, or for an end of the whole text. The library finds all
-        added tokens before it removes white space. So an added token that consists of white space stays in the text,
-        and the white space on its other side stays, too.
+        None means that there is a control token that absorbs nothing, or an end of the whole text. The library finds
+        all added tokens before it removes white space. So an added token that consists of white space stays in the
+        text, and the white space on its other side stays, too.
         """
         matches = list(self._matches(text))
         begin, end = 0, len(text)
@@ -140,6 +141,9 @@ class LongestFirst:
     def __init__(self, added: Mapping[str, Added]):
         self.added = added
         self._names = _Names(added)
+        names = self._names.names
+        self._order = sorted(range(len(names)), key=lambda at: (-len(names[at].encode()), added[names[at]].id))
+        self._ranks = {at: rank for rank, at in enumerate(self._order)}  # names with smaller ranks are found first
 
     def split(self, text: str) -> list[str | int]:
         """Split a text into the ids of added tokens and the non-empty texts between them."""
@@ -160,13 +164,14 @@ class LongestFirst:
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
         longest = ((begin, names.longest(text, begin)) for begin in names.places(text))
-        waiting = [(-len(names.names[at].encode()), begin, at) for begin, at in longest if at >= 0]
+        waiting = [(self._ranks[at], begin) for begin, at in longest if at >= 0]
         heapq.heapify(waiting)
         covered = bytearray(len(text))
         while waiting:
-            _, begin, at = heapq.heappop(waiting)
+            rank, begin = heapq.heappop(waiting)
             if covered[begin]:
                 continue
+            at = self._order[rank]
             name = names.names[at]
             obstacle = covered.find(1, begin, begin + len(name))
             if obstacle < 0:
@@ -178,7 +183,7 @@ class LongestFirst:
                 covered[begin:end] = b"\1" * (end - begin)
                 yield _Match(begin, end, token.id)
             elif (shorter := names.fitting(at, obstacle - begin)) >= 0:
-                heapq.heappush(waiting, (-len(names.names[shorter].encode()), begin, shorter))
+                heapq.heappush(waiting, (self._ranks[shorter], begin))
 
 
 def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | int]:

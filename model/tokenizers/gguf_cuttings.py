@@ -8,6 +8,8 @@ We use the patterns of the original tokenizers. llama.cpp differs in two cases. 
 for upper and lower case, so it has rewritten the patterns of gpt-4o and tekken, and it splits text with non-ASCII
 capitals or combining marks in another way. In deepseek-llm and deepseek-coder, it does not treat U+3000 as white space.
 
+We leave out "superbpe" (OLMo 2 with SuperBPE): its pattern takes quadratic time for a long run of digits.
+
 If a file lacks the key, we use "default". llama.cpp does the same, with a warning.
 """
 
@@ -57,12 +59,13 @@ DEEPSEEK = ("[\\r\\n]", rf"\s?[{CASED}]+", rf"\s?[{PUNCTUATION}]+", r"\s+$", CHI
 DEEPSEEK_CODER = ("[\\r\\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE, DIGIT)
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+UFAKZEKA = rf"{BEFORE}\p{{L}}+|{DIGIT}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"  # Qwen 2's without contractions
 MINICPM5 = (r"\p{N}{1,3}", LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+"))
 
 # If several names have the same patterns, we write files with the first name.
 _NAMES: dict[str, Cutting] = {
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Cutting((LLAMA3,), whole_words=True, bos=True),
-    "qwen2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2 stablelm2": Cutting((QWEN2,)),
+    "qwen2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2 stablelm2 f2llmv2": Cutting((QWEN2,)),
     "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4": Cutting((GPT2,)),
     "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Cutting((DIGIT, GPT2)),
     "tekken": Cutting((TEKKEN,), whole_words=True, bos=True),
@@ -77,6 +80,7 @@ _NAMES: dict[str, Cutting] = {
     "qwen35": Cutting((QWEN35,)),
     "seed-coder": Cutting((SEED_CODER,)),
     "poro-chat bloom gpt3-finnish": Cutting((WORDS_WITHOUT_PUNCTUATION,)),
+    "ufakzeka": Cutting((UFAKZEKA,)),
     "viking": Cutting((WORDS_WITHOUT_PUNCTUATION, DIGIT)),
     "default": Cutting(DEFAULT),
 }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
-from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.config import BOS, EOS, STOPS
 from llamaspec.model.checkpoints.gguf.control_tokens import (
     BYTE,
     CONTROL,
@@ -30,6 +30,7 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
+ADD_EOS = "tokenizer.ggml.add_eos_token"
 LAST_SCORE = -1000.0  # score of tokens that no merge should make
 
 
@@ -51,23 +52,35 @@ def vocabulary_keys(
     """Return the GGUF keys for a tokenizer and chat templates; without a tokenizer, only the ids of special tokens.
 
     `templates` has the sources of the chat templates by name; the template "default" is for most conversations. `named`
-    has the strings of bos_token and eos_token that templates use. Raises `CheckpointError` if GGUF or llama.cpp cannot
-    express the tokenizer.
+    has the strings of bos_token and eos_token that templates use. If the tokenizer puts one token after a text, this
+    token becomes GGUF's EOS, as in llama.cpp's converter. Raises `CheckpointError` if GGUF or llama.cpp cannot express
+    the tokenizer.
     """
     keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
     ids = _named_ids(tokenizer, named or {})
     bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else ids.get("bos_token", checkpoint.bos)
     if bos is not None:
         keys[BOS] = bos
-    keys |= _stop_keys(checkpoint, tokenizer, bos, eos=ids.get("eos_token"))
+    eos = ids.get("eos_token")
+    match tokenizer.appended if tokenizer else ():
+        case (last,) if last < checkpoint.config.vocab:
+            eos, checkpoint = last, replace(checkpoint, stops=checkpoint.stops | {last})
+    keys |= _stop_keys(checkpoint, tokenizer, bos, eos=eos)
+    if tokenizer:
+        keys[ADD_EOS] = tokenizer.appended == (keys.get(EOS),)
     return keys | _template_keys(templates or {})
 
 
-def unkept(tokenizer: Tokenizer) -> list[str]:
-    """List changes that the tokenizer makes to a text and that a GGUF file cannot express, one line per change."""
+def unkept(tokenizer: Tokenizer, keys: Mapping[str, Value]) -> list[str]:
+    """List the changes that the tokenizer makes to a text and that `keys` of a GGUF file lack, one per line."""
+    lines = []
+    if tokenizer.appended and not keys[ADD_EOS]:
+        names = " ".join(tokenizer.piece(id) for id in tokenizer.appended)
+        what = f"the tokenizer puts {names} after a text, which this GGUF file cannot express"
+        lines.append(f"{what}: with the GGUF file, embeddings lack it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        return []
-    spec, lines = tokenizer.proto().normalizer_spec, []
+        return lines
+    spec = tokenizer.proto().normalizer_spec
     if spec.remove_extra_whitespaces:
         what = "the tokenizer replaces several spaces with one, which a GGUF file cannot express"
         lines.append(f"{what}: with the GGUF file, all spaces are kept")
@@ -102,7 +115,7 @@ def _stop_keys(
     If `eos` (the id of eos_token) is a stop id, it gets the first key, since templates read eos_token from this key.
     """
     if len(checkpoint.stops) > len(STOPS) and tokenizer:
-        checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
+        checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer, eos))
     if len(checkpoint.stops) > len(STOPS):
         what = f"the model has {len(checkpoint.stops)} end tokens, but GGUF has keys for only {len(STOPS)}"
         raise refused(checkpoint.path, what)
@@ -124,16 +137,17 @@ def _stop_keys(
     return keys | dict(zip(free, leftover, strict=False))
 
 
-def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:
+def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer, eos: int | None) -> frozenset[int]:
     """Choose the stop ids for which we write keys.
 
     llama.cpp recognizes some end tokens by name, without a key. We first choose all ids that it does not recognize. If
-    keys are left, we also choose ids that it recognizes.
+    keys are left, we also choose ids that it recognizes, first `eos`.
     """
     names = {id: tokenizer.piece(id) for id in stops}
-    known = sorted((name not in (*END_OF_TURN, *END_OF_MESSAGE), id) for id, name in names.items() if name in ENDS)
+    turns = (*END_OF_TURN, *END_OF_MESSAGE)
+    known = sorted((id != eos, name not in turns, id) for id, name in names.items() if name in ENDS)
     unknown = {id for id, name in names.items() if name not in ENDS}
-    return frozenset({*unknown, *(id for _, id in known[: max(0, len(STOPS) - len(unknown))])})
+    return frozenset({*unknown, *(id for *_, id in known[: max(0, len(STOPS) - len(unknown))])})
 
 
 def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:
@@ -153,7 +167,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         "tokenizer.ggml.tokens": [token.text for token in tokens],
         "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
         "tokenizer.ggml.add_bos_token": tokenizer.bos is not None,
-        "tokenizer.ggml.add_eos_token": False,
+        ADD_EOS: False,  # `vocabulary_keys` decides it when the end tokens are known
     }
     if keys[TYPE] == "llama":
         keys["tokenizer.ggml.scores"] = np.array([token.score for token in tokens], np.float32)

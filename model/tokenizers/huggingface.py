@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
-from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
+from llamaspec.model.tokenizers.added_tokens import SPACES, Leftmost, LongestFirst
 from llamaspec.model.tokenizers.huggingface_added import add_tokens_beside
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
@@ -31,11 +31,18 @@ from llamaspec.model.tokenizers.huggingface_parts import (
     with_byte_level_prefix,
     with_prefix,
 )
-from llamaspec.model.tokenizers.limits import check_count, check_special
+from llamaspec.model.tokenizers.limits import check_count, check_single_word, check_special
 from llamaspec.model.tokenizers.markers import MARKERS
 from llamaspec.model.tokenizers.rust_library import library_errors
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_eos, stated_prefix
+from llamaspec.model.tokenizers.tokenizer_config import (
+    Added,
+    prefix_scheme,
+    stated_bos,
+    stated_end,
+    stated_eos,
+    stated_prefix,
+)
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model without tokens
 MOST_BRACKETS = 700_000  # A file has one list per merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
@@ -63,12 +70,20 @@ class HuggingFaceTokenizer:
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
     _may_panic: bool = field(repr=False)  # whether the library may panic over a text
-    _unnormalized: Leftmost = field(repr=False)  # added tokens that the library finds before it normalizes the text
+    # for each kind of control token (normalized or not), the added tokens that the library finds no later than these
+    _no_later: Mapping[bool, Leftmost] = field(repr=False)
+    _normalized: frozenset[str] = field(repr=False)  # control tokens that the library finds in the normalized text
     _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
     appended: tuple[int, ...] = ()
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
-        return (self._added or self._unnormalized).trimmed(text, after=after, before=before)
+        if self._added:
+            return self._added.trimmed(text, after=after, before=before)
+        if after is not None:
+            text = self._no_later[after in self._normalized].trimmed(text, after=after, before=None)
+        if before is not None:
+            text = self._no_later[before in self._normalized].trimmed(text, after=None, before=before)
+        return text
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return self._ids(self._start if start else self._next, text)
@@ -170,10 +185,7 @@ def read_huggingface(
     added = tokenizer.get_added_tokens_decoder()
     special = {token.content: id for id, token in added.items() if token.special and token.content != unknown}
     check_special(special, path)
-    for token in added.values():
-        if token.special and token.single_word:
-            what = f"the control token {short(token.content)} has single_word true, which is not supported"
-            raise refused(path, what)
+    check_single_word((t.content for t in added.values() if t.special and t.single_word), path)
     vocab = max(vocab, max(added, default=-1) + 1)
     if not vocab:
         raise refused(path, "the vocabulary is empty")
@@ -183,6 +195,7 @@ def read_huggingface(
         tokenizer if place == places[0] else _variant(tokenizer, *place, path=path) for place in places
     )
     bos, appended = _ids_around(tokenizer, path)
+    eos = stated_eos(Path(path).parent, tokenizer.token_to_id, default=named.get("eos_token"))
     if bos is not None and bos >= vocab:
         what = f"post_processor puts id {bos} before texts, which is outside the vocabulary of {vocab} tokens"
         raise refused(path, what)
@@ -191,7 +204,7 @@ def read_huggingface(
     return HuggingFaceTokenizer(
         vocab=vocab,
         bos=bos,
-        eos=stated_eos(Path(path).parent, tokenizer.token_to_id, default=named.get("eos_token")),
+        eos=eos,
         special=special,
         dummy_prefix=places[0] != places[2],
         absorbs={t.content: (t.lstrip, t.rstrip) for t in added.values() if t.special and (t.lstrip or t.rstrip)},
@@ -203,16 +216,24 @@ def read_huggingface(
         _start=start,
         _after_special=after_special,
         _next=following,
-        _unnormalized=Leftmost(
-            {
-                token.content: Added(id, special=False, **{flag: getattr(token, flag) for flag in SIDES})
-                for id, token in added.items()
-                if not token.special and not token.normalized
-            }
-        ),
-        _may_panic=may_panic([*steps(normalizer), *steps(before)]),
-        appended=appended,
+        _no_later={normalized: Leftmost(_ordinary(added, normalized=normalized)) for normalized in (False, True)},
+        _normalized=frozenset(token.content for token in added.values() if token.special and token.normalized),
+        # The library panics if a token with rstrip has absorbed a token of white space that has lstrip.
+        _may_panic=may_panic([*steps(normalizer), *steps(before)])
+        or any(token.lstrip and not token.content.strip(SPACES) for token in added.values()),
+        # transformers 5.24 reads add_eos_token only if there is no tokenizer.json. We also read it if the file's
+        # post_processor appends nothing, as llama.cpp's converter does (gguf/vocab.py).
+        appended=appended or stated_end(Path(path).parent, eos),
     )
+
+
+def _ordinary(added: Mapping[int, AddedToken], *, normalized: bool) -> dict[str, Added]:
+    """Select the added tokens that are not special; without `normalized`, only those found in the unchanged text."""
+    return {
+        token.content: Added(id, special=False, **{flag: getattr(token, flag) for flag in SIDES})
+        for id, token in added.items()
+        if not token.special and (normalized or not token.normalized)
+    }
 
 
 def parse(data: bytes, path: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spe
         return Spelling(byte_characters())
     if not any(_makes_spaces(part) for part in parts):
         stated = " and ".join(types) or "no decoder"
-        what = f"decoder has {stated}, expected ByteLevel, Metaspace or a Replace by spaces"
+        what = f"decoder has {stated}, expected ByteLevel, Metaspace, or a Replace that makes spaces"
         raise refused(path, what)
     check_growth([part for part in parts if part["type"] == "Replace"], "decoder", path)
     per_token = parts[: types.index("Fuse")] if "Fuse" in types else parts
@@ -139,4 +139,4 @@ def _strips(on_joined: Sequence[Part], path: str) -> bool:
 def _unsupported(part: Part, path: str) -> CheckpointError:
     stated = ", ".join(f"{key} {short(value)}" for key, value in part.items() if key != "type")
     what = f"{part['type']}{f' ({stated})' if stated else ''}"
-    return refused(path, f"the part {what} is not supported at its place in decoder")
+    return refused(path, f"the part {what} is not supported at this position in decoder")

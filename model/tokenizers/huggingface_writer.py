@@ -1,7 +1,7 @@
 """Formats a tokenizer as files of a Hugging Face directory, which this package and transformers read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
@@ -15,14 +15,17 @@ def tokenizer_files(
 ) -> dict[str, bytes]:
     """Return the contents of files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, chat templates.
 
-    The first two files say whether texts begin with BOS. `named` has the strings of bos_token and eos_token for
-    templates; a template may use these tokens even if texts do not begin or end with them. `templates` has the sources
-    of chat templates by name; "default" becomes chat_template.jinja. Raises TypeError for a tokenizer that we cannot
-    write.
+    The first two files say whether texts begin with BOS and end with EOS. `named` has the strings of bos_token and
+    eos_token for templates; a template may use these tokens even if texts do not begin or end with them. `templates`
+    has the sources of chat templates by name; "default" becomes chat_template.jinja. Raises TypeError for a tokenizer
+    that we cannot write.
     """
-    config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False, **named}
+    ends = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": bool(tokenizer.appended)}
+    config: dict[str, Any] = {**ends, **named}
     if tokenizer.bos is not None:
         config["bos_token"] = tokenizer.piece(tokenizer.bos)
+    if tokenizer.appended:
+        config["eos_token"] = tokenizer.piece(tokenizer.appended[-1])
     match tokenizer:
         case SentencePieceTokenizer():
             config |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer.prefix_after_special}
@@ -44,7 +47,7 @@ def tokenizer_files(
 
 
 def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Format added_tokens_decoder: the added tokens that the tokenizer finds in a text by name, by id."""
+    """Format added_tokens_decoder, a map from ids to the tokens that the tokenizer finds in a text by name."""
     return {
         str(token.id): {"content": name, **{flag: getattr(token, flag) for flag in FLAGS}}
         for name, token in sorted(tokenizer.added.items(), key=lambda item: item[1].id)
@@ -63,18 +66,25 @@ def _model(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def _spec(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
-    """Format the tokenizer.json, with a post_processor that puts BOS in front of texts if the tokenizer has BOS."""
-    if tokenizer.bos is None:
+    """Format the tokenizer.json, with a post_processor that puts the tokenizer's BOS and EOS around a text."""
+    begin, end = [] if tokenizer.bos is None else [tokenizer.bos], tokenizer.appended
+    if not begin and not end:
         return tokenizer.spec() | {"post_processor": None}
-    name = tokenizer.piece(tokenizer.bos)
-    begin = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": part, "type_id": i}} for i, part in enumerate("AB"))
+
+    def controls(ids: Iterable[int], part: int) -> list[Any]:
+        return [{"SpecialToken": {"id": tokenizer.piece(id), "type_id": part}} for id in ids]
+
+    first, second = (
+        [*controls(begin, i), {"Sequence": {"id": part, "type_id": i}}, *controls(end, i)]
+        for i, part in enumerate("AB")
+    )
+    names = {id: tokenizer.piece(id) for id in (*begin, *end)}
     return tokenizer.spec() | {
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [begin, first],
-            "pair": [begin, first, {"SpecialToken": {"id": name, "type_id": 1}}, second],
-            "special_tokens": {name: {"id": name, "ids": [tokenizer.bos], "tokens": [name]}},
+            "single": first,
+            "pair": [*first, *second],
+            "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]} for id, name in names.items()},
         }
     }
 

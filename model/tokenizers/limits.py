@@ -21,6 +21,15 @@ def check_special(names: Iterable[str], path: str) -> None:
         raise refused(path, f"the name of a control token, {short(longest)}, has {size}")
 
 
+def check_single_word(names: Iterable[str], path: str) -> None:
+    """Raise `CheckpointError` if there are `names`, which are names of control tokens with single_word true.
+
+    We find the name of a control token in a rendered conversation even within a word.
+    """
+    for name in names:
+        raise refused(path, f"the control token {short(name)} has single_word true, which is not supported")
+
+
 def check_count(tokens: int, path: str) -> None:
     """Raise `CheckpointError` if a vocabulary has more tokens than any real vocabulary."""
     if tokens > MOST_TOKENS:

@@ -18,7 +18,7 @@ FEW = 16  # number of tokens that a tokenizer may always have beyond a model's r
 
 
 class OtherVocabulary(CheckpointError):
-    """Error: the vocabulary of a tokenizer and the vocabulary of a model have too different sizes."""
+    """Raised if the sizes of a tokenizer's vocabulary and of a model's vocabulary differ by too much."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:

@@ -17,13 +17,14 @@ from llamaspec.model.checkpoints.gguf.control_tokens import corrected_types
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
-from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
+from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_single_word, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
 from llamaspec.model.tokenizers.tokenizer_config import (
     Added,
     read_added,
     read_config,
     stated_bos,
+    stated_end,
     stated_eos,
     stated_prefix,
 )
@@ -110,8 +111,9 @@ class SentencePieceTokenizer:
 def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     """Read a tokenizer from `data`, the bytes of the file `path`, and from other files in the same folder.
 
-    added_tokens.json and tokenizer_config.json may add tokens, name BOS, and say whether a text after a control token
-    or an added token gets a space in front ("legacy"). Raises `CheckpointError` if a file cannot be used.
+    added_tokens.json and tokenizer_config.json may add tokens, name BOS and EOS, say whether texts begin and end with
+    them, and say whether a text after a control token or an added token gets a space in front ("legacy"). Raises
+    `CheckpointError` if a file cannot be used.
 
     The rules come from transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
     `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
@@ -146,6 +148,7 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     ids = {text: id for id, text in enumerate(texts)}
     _correct_types(proto, ids)
     added = read_added(folder)
+    check_single_word((name for name, token in added.items() if token.special and token.single_word), path)
     _add(proto, added, path)
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
         proto.normalizer_spec.add_dummy_prefix = prefix
@@ -164,10 +167,12 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
         after_added="one space" if read_config(folder).get("legacy") is True else "nothing",
     )
     end = proto.trainer_spec.eos_piece
+    eos = stated_eos(folder, ids.get, default=end if end in tokenizer.special else None)
     return replace(
         tokenizer,
+        appended=stated_end(folder, eos),
         bos=stated_bos(folder, ids.get, begins=True, default=tokenizer.bos),
-        eos=stated_eos(folder, ids.get, default=end if end in tokenizer.special else None),
+        eos=eos,
     )
 
 

@@ -9,13 +9,15 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import tiktoken
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.tokenizers.limits import check_count
 from llamaspec.model.tokenizers.tokenizer import check_text
+from llamaspec.model.tokenizers.tokenizer_config import stated_end, stated_eos
 from llamaspec.reference.byte_bpe import LLAMA3
 
 SPECIAL = (
@@ -91,10 +93,13 @@ def cut(text: str) -> Iterator[str]:
 def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
     """Read a tokenizer from `data`, the bytes of a file of ranks; `path` is its path, for error messages.
 
-    Raises `CheckpointError` if the file cannot be used.
+    tokenizer_config.json in the same folder may state eos_token and add_eos_token. Raises `CheckpointError` if a file
+    cannot be used.
     """
-    tokens = _parse(data, path)
-    return from_ranks(tokens, SPECIAL, pattern=LLAMA3, begin="<|begin_of_text|>", controls_first=False, path=path)
+    tokens, begin, folder = _parse(data, path), "<|begin_of_text|>", Path(path).parent
+    tokenizer = from_ranks(tokens, SPECIAL, pattern=LLAMA3, begin=begin, controls_first=False, path=path)
+    eos = stated_eos(folder, tokenizer.special.get, default=None)
+    return replace(tokenizer, eos=eos, appended=stated_end(folder, eos))
 
 
 def from_ranks(

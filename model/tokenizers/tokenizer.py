@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
         """Remove the white space that the control tokens `after` and `before` absorb from a text between them.
 
-        None stands for a control token that absorbs nothing there, or for an end of the whole text.
+        None means that there is a control token that absorbs nothing, or an end of the whole text.
         """
         ...
 

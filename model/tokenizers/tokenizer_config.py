@@ -131,12 +131,31 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 
 
 def stated_eos(folder: Path, id_of: Callable[[str], int | None], *, default: str | None) -> int | None:
-    """Return the id of eos_token, as files in `folder` state it; if no file has the key, of the token `default`.
+    """Return the id of eos_token, as files in `folder` state it; if no file has the key, return the id of `default`.
 
     Returns None if the files set eos_token to null, or if the vocabulary lacks the token.
     """
     name = stated_tokens(folder).get("eos_token", default)
     return None if name is None else id_of(name)
+
+
+def stated_end(folder: Path, eos: int | None) -> tuple[int, ...]:
+    """Return the ids that follow a text: the token `eos` if add_eos_token of tokenizer_config.json is true, or none.
+
+    `eos` is None if the vocabulary lacks eos_token, or if no file states it. Raises `CheckpointError` if the key is not
+    true or false, or if it is true and the vocabulary lacks the token that a file states.
+    """
+    path, config = folder / "tokenizer_config.json", read_config(folder)
+    stated = config.get("add_eos_token")
+    if stated is None:
+        return ()
+    if not isinstance(stated, bool):
+        raise refused(path, f"add_eos_token is {short(stated)}, expected true or false")
+    if not stated:
+        return ()
+    if eos is None and (name := stated_tokens(folder).get("eos_token")) is not None:
+        raise refused(path, f"add_eos_token is true, but the vocabulary has no token {short(name)} (eos_token)")
+    return () if eos is None else (eos,)
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:

@@ -48,9 +48,10 @@ Multiples = tuple[Int8[Array, "*batch groups"], ...]  # of scales, and of minima
 
 
 class BlockLayout(NamedTuple):
-    """The layout of the codes of a type, and of the integers that multiply d and the unit of the minima.
+    """The layout of a type's codes, and of its multiples.
 
-    A code is the number in the first field plus 2^bits times the number in the second field, plus `lowest`.
+    The multiples are the integers of each group that multiply d and the unit of the minima. A code is the number in the
+    first field plus 2^bits times the number in the second field, plus `lowest`.
     """
 
     fields: tuple[Field, ...]
@@ -59,17 +60,20 @@ class BlockLayout(NamedTuple):
 
 
 def _two_nibbles(blocks: Any) -> Multiples:
-    """Unpack Q2_K's multiples: a byte for each group, with the scale's in its lower half."""
+    """Unpack Q2_K's multiples: a group has one byte, with the scale's in the lower half, the minimum's in the upper."""
     return _signed(blocks[..., :16] & 15), _signed(blocks[..., :16] >> 4)
 
 
 def _six_bits_from_minus_32(blocks: Any) -> Multiples:
-    """Unpack Q3_K's multiples: four bits in one field, two bits in another field."""
+    """Unpack Q3_K's multiples, of six bits each: the lower four are in one field, the upper two in another field."""
     return (_signed(Field(96, 104, 4, 8).of(blocks) | Field(104, 108, 2, 4).of(blocks) << 4) - 32,)
 
 
 def _six_bits(blocks: Any) -> Multiples:
-    """Unpack the multiples of Q4_K and Q5_K: the upper two bits of the last four are in the bytes of the first four."""
+    """Unpack the multiples of Q4_K and Q5_K.
+
+    The last four groups store the upper two bits of their multiples in the bytes of the first four groups.
+    """
     scales, minima, low = (blocks[..., at : at + 4] for at in (4, 8, 12))
 
     def joined(first: Any, last: Any) -> Any:

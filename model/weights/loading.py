@@ -171,7 +171,7 @@ def abstract_params(
         return _with_applied(matrix, tensors, lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype))
 
     tables = (table,) * (2 if config.local_theta is None else 4)
-    return assemble(config, place, Rope(*tables))  # type: ignore
+    return assemble(config, place, Rope(*tables))  # type: ignore  # shapes in the place of arrays
 
 
 def _shared(

@@ -82,7 +82,7 @@ def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
     """
     sources = [tensor.codes.source if tensor.codes else None for tensor in tensors]
     return all(
-        source and not source.codes and source.dtype == tensors[0].codes.source.dtype  # type: ignore
+        source and not source.codes and source.dtype == tensors[0].codes.source.dtype  # type: ignore  # the first is not None here
         for source in sources
     )
 

@@ -54,8 +54,8 @@ def attend_in_parts(
 ) -> Array:
     """Attend from q [batch, heads, head_dim] to the keys of a cache. Returns [batch, heads * head_dim].
 
-    `locate` finds keys for copies to shared memory, and `locate_rows` for loads to registers. `pieces` is the number of
-    separate places in memory of the keys of a tile.
+    `locate` finds keys for copies to shared memory, and `locate_rows` for loads to registers. The keys of a tile are in
+    `pieces` separate places in memory.
     """
     batch, heads, head_dim = q.shape
     group = heads // k.shape[1]

@@ -8,8 +8,8 @@ The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867
 The group of a key head is the query heads that use it. There are many keys and few queries. So the tensor cores get K
 and V^T as the matrices with 64 or more rows, and the queries of the group as 8 columns. In the usual order, q K^T,
 queries would be padded to 64 rows. The heads of a group share each load of K and V. A thread computes four exponentials
-per 64 keys. We multiply the difference s - m' by c. For c s - c m', a compiler might use one fused instruction with a
-single rounding, and then equal large scores would not cancel.
+per 64 keys. We multiply the difference s - m' by c. If we computed c s - c m' instead, a compiler might use one fused
+instruction with a single rounding, and then equal large scores would not cancel.
 
 Unseen rows may contain anything. We mask their scores, and clear their rows of V in shared memory, because 0 NaN is
 NaN. Only the first and the last tile of a sequence have such rows.
@@ -37,8 +37,8 @@ LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; 
 class SplitAttention:
     """Attention of the queries of a group to the keys that come through the ring.
 
-    With one split, the output is final. With several splits, the output of each is not yet divided by its total, and
-    the kernel also writes the split's c m and total.
+    With one split, the output is final. With several splits, the kernel writes each split's output before the division
+    by the split's total, and also writes the split's c m and total.
     """
 
     group: int  # query heads of a key head

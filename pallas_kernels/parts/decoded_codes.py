@@ -21,7 +21,7 @@ lowest bits. A code needs no conversion: we set the bits of 128 around c and sub
     eight bits    (128 + c) - 128 or - 256, with c the lower seven bits. The upper bit becomes a bit of the exponent,
                   which distinguishes the two cases
 
-Of eight rows, row i belongs to the quad with the number that has the bits of i in reverse order. The codes are in
+Among eight rows, row i belongs to quad j, and the three bits of j are the bits of i in reverse order. The codes are in
 shared memory, in swizzled lines of 128 bytes. With this order of rows, the lanes of a load of 8 bytes per lane never
 use the same banks. For 16 bytes per lane, two quads load at once, and they do not use the same banks either.
 """

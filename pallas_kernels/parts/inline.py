@@ -247,7 +247,10 @@ def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]
 def assembly(
     instruction: str, operands: Sequence[Any], kinds: Sequence[Any], constraints: str, *, has_side_effects: bool = False
 ) -> list[Any]:
-    """Run a PTX instruction with results of these `kinds`. `constraints` are the ones of LLVM, results first."""
+    """Run a PTX instruction with results of these `kinds`.
+
+    `constraints` is LLVM's string of constraints: first for the results, then for the operands.
+    """
     several = len(kinds) > 1
     type = llvm.StructType.get_literal(list(kinds)) if several else kinds[0]
     out = llvm.inline_asm(type, list(operands), instruction, constraints, has_side_effects=has_side_effects)

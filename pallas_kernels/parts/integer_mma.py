@@ -17,8 +17,8 @@ column. Eight rows of W fill a product, and a lane's four words of A are in the 
 
 Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
 and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers of C, for digit j, so half
-as many products suffice. We do not use this for codes of eight bits, because moving these between registers would take
-more instructions than it saves. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
+as many products suffice. We do not do this for codes of eight bits, because it saves fewer instructions than it takes
+to move these codes between registers. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
 separately, and so is every vector if the number of octets is odd.
 
 Codes of four bits are the upper halves of bytes, so they are 16 times too large (`int4.py`); `finished` corrects this.
@@ -255,7 +255,7 @@ def _register_layouts(step: StepMemory) -> dict[str, Any]:
 
 
 def _by_octet(runs: Sequence[Any], kind: Any) -> list[list[Any]]:
-    """List a lane's words for each octet of rows, in all runs."""
+    """List a lane's words for each octet (eight rows of W), in all runs of rows."""
     octets: list[list[Any]] = []
     for run in runs:
         run_words, count = all_words(run, kind), run.shape[0] // OCTET
@@ -351,7 +351,10 @@ Integers = Iterator[tuple[int, int, int, Any]]
 def _of_one(
     vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: StepMemory, lane: Lane
 ) -> Integers:
-    """Multiply a vector by all rows, with products of both sides of an octet."""
+    """Multiply one vector by all rows of W.
+
+    Each product has an octet of eight rows, and two parts of their columns (sides).
+    """
     (vector,) = vectors
     products = max(1, step.group // (SIDES * SIDE))
     # Both sides together are one group, so only one of them adds lane 3's minima.
@@ -377,7 +380,10 @@ def _of_one(
 def _of_two(
     vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: StepMemory, lane: Lane
 ) -> Integers:
-    """Multiply two vectors by all rows of codes in words, with products of one side of two octets."""
+    """Multiply two vectors by all rows of W, for codes in words.
+
+    Each product has two octets of eight rows, and one part of their columns (side).
+    """
     products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
     for group in range(step.quarter // step.group):
         for octets in batched(range(len(codes)), 2):
@@ -420,7 +426,10 @@ def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c:
 
 
 def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
-    """Return a lane's part of one of its rows, for each side of its warp's columns: two words of A per plane."""
+    """Return the codes that a lane multiplies in one of its rows.
+
+    For each part of the warp's columns (side), there are two words of A for each digit of the levels (plane).
+    """
     code_words = step.codes[octet] if step.in_registers else _load_codes(step, octet, lane)
     if step.levels is not None:
         chosen = [_chosen(code_word) for code_word in code_words]

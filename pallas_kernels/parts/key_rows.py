@@ -29,7 +29,7 @@ class KeyRows(KeyTiles):
     target: Target
 
     def rows(self, name: str, step) -> list[Any]:
-        """List the runs of the tile of K or V of this step."""
+        """List the runs of rows of this step's tile of K or V."""
         first = self.first_key(step)
         return [self.rows_at(self.refs[name], first + at, self.run) for at in range(0, self.tile, self.run)]
 

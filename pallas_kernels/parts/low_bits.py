@@ -1,8 +1,9 @@
 """The low bits of 5- and 6-bit codes in shared memory: the lowest one or two bits, in words of `int4.packed_apart`.
 
 A tile has 8 rows of 256 columns, row after row, with 32 or 64 bytes each. Pieces of 16 bytes are swizzled. A lane of a
-quad reads the low bits of the columns of which it has the upper four bits. For 128 columns, it reads one word (one low
-bit) or two words (two low bits). In the tensor cores' order of rows, the lanes of a load never use the same banks.
+quad has the upper four bits of some columns, and reads the low bits of the same columns. For 128 columns, it reads one
+word (one low bit) or two words (two low bits). In the tensor cores' order of rows, the lanes of a load never use the
+same banks.
 """
 
 from typing import Any

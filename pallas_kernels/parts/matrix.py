@@ -212,7 +212,7 @@ def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: An
 
 
 def key_of(op: str, w: AnyMatrix) -> str:
-    """Make the key of `tile_for` from the op, the kind of the matrix's codes and their group size."""
+    """Make the key for `tile_for` from the op, the kind of the matrix's codes and their group size."""
     if isinstance(w, ScaledE4M3):
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
@@ -249,14 +249,15 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
     if w.group not in GROUPS and (w.in_words or w.group is not None):
         group_names = f"{', '.join(map(str, GROUPS))} columns{'' if w.in_words else ' or each row'}"
-        raise Unsupported(f"{op} takes a scale for each {group_names}, got {w.scales.shape} for {rows} rows of {cols}")
+        what = f"got scales {w.scales.shape} for {rows} rows of {cols} columns"
+        raise Unsupported(f"{op} takes a scale for each {group_names}, {what}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
         raise Unsupported(f"{op} takes minima only with scales per group, got scales per row")
     if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
         raise Unsupported(
-            f"{op} takes these levels for codes of 4 bits in groups of {w.levels.group} columns without minima, "
+            f"{op} takes these levels only for codes of 4 bits in groups of {w.levels.group} columns without minima, "
             f"got {w.bits} bits, groups of {w.group}{'' if w.minima is None else ' and minima'}"
         )
     check_low_bits(op, w)

@@ -2,13 +2,13 @@ r"""The loop of matrix-vector kernels for integer codes, with a scale for each r
 
     y = sum_g (s_g sum_(k in g) q_k x_k + m_g sum_(k in g) x_k)
 
-Some forms have minima m, which may also express zero points.
+Some kinds of codes have minima m, which may also express zero points.
 
-The tensor cores multiply codes as integers (`integer_mma.py`). The sums are then exact. They take at most a third of
-the instructions of decoding codes to floats and multiplying these one by one. The vectors, times the norm if any, must
-be integers too, so they are stored in shared memory in fixed point (`fixed_point.py`). Each group of columns with a
-common scale has one exponent, or each 128 columns if a row has one scale. With minima, the sum of x over each group is
-stored next to its exponent.
+The tensor cores multiply codes as integers (`integer_mma.py`). The sums are then exact. This takes at most a third of
+the instructions that are necessary to decode codes to floats and to multiply the floats one by one. The vectors, times
+the norm if any, must be integers too, so they are stored in shared memory in fixed point (`fixed_point.py`). Each group
+of columns with a common scale has one exponent, or each 128 columns if a row has one scale. With minima, the sum of x
+over each group is stored next to its exponent.
 
 On cards without TMA there is no ring: threads load codes and scales to registers. If the steps do not divide a row,
 the last step ends with the row, and overlaps the step before. For this step, the last columns of a vector are stored a
@@ -92,7 +92,7 @@ class QuantizedProduct(ABC):
 
     @property
     def ring_stages(self) -> int:
-        """The number of stages of the ring. For a single tile, at most the number of its steps."""
+        """The number of stages of the ring. If a block has a single tile, at most the number of the tile's steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property
@@ -107,7 +107,7 @@ class QuantizedProduct(ABC):
 
     @property
     def apart(self) -> bool:
-        """Tell whether codes have 5 or 6 bits, which keep their lowest bits in separate words."""
+        """Tell whether codes have 5 or 6 bits. The lowest bits of such codes are in separate words."""
         return 4 < self.bits < 8
 
     @property

@@ -93,7 +93,7 @@ class RowProduct:
 
     @property
     def ring_stages(self) -> int:
-        """The number of stages of the ring. For a single tile, at most the number of its steps."""
+        """The number of stages of the ring. If a block has a single tile, at most the number of the tile's steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
@@ -254,7 +254,7 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """Return how many numbers of a vector a thread loads at once: at most 16 bytes, and equally many per thread."""
+        """Return how many numbers of a vector each thread loads at once, which are at most 16 bytes."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:

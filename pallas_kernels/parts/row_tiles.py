@@ -2,9 +2,9 @@
 
 W is divided into tiles of a few rows, and a tile into steps of some columns. If the GPU can run a thread block for each
 tile at once, a block has one tile. Otherwise a block has every `blocks`-th tile, and prepares the vectors once for all
-of its tiles. (The matrix of a large output head has one block per tile all the same, so that a slow SM gets fewer
-tiles.) The steps of a block's tiles pass through a ring in shared memory. Asynchronous copies (TMA) fill the ring, also
-across the borders of tiles.
+of its tiles. (The matrix of a large output head is an exception: it always has one block per tile, so that a slow SM
+gets fewer tiles.) The steps of a block's tiles pass through a ring in shared memory. Asynchronous copies (TMA) fill the
+ring, also across the borders of tiles.
 
 Between two kernels, memory would be idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this
 kernel run. The next kernel's blocks start on any SM that has room, fill their rings, and wait. Without a limit, some

@@ -78,7 +78,7 @@ class Spans:
 
     @classmethod
     def of(cls, length: int, dtype: np.dtype, *, size: int) -> "Spans":
-        """Cut a row of at least 128 elements into spans of about `size`, for loads as wide as its length allows."""
+        """Cut a row of at least 128 elements into spans of about `size`, with the widest loads that fit its length."""
         widest = 16 // np.dtype(dtype).itemsize
         vector = max(v for v in (1, 2, 4, 8) if v <= widest and length % v == 0 and v * THREADS <= length)
         step = vector * THREADS

@@ -27,7 +27,8 @@ class Store(NamedTuple):
 def store_all(stores: Sequence[Store], target: Target) -> None:
     """Do all stores, followed by a barrier, so that all threads see them.
 
-    There is no barrier before, so no thread may still read the overwritten data. Overlapping stores must be equal.
+    There is no barrier before the stores, so no thread may still read the data that they overwrite. Stores that overlap
+    must store the same numbers.
     """
     if target.interpret:  # the interpreter does not have Mosaic's operations
         for ref, (*outer, first), x, _ in stores:

@@ -18,7 +18,7 @@ MOST_ROWS = 16  # rows for several vectors; a thread has no registers for more s
 
 
 class Tile(NamedTuple):
-    """The shape and order of reads of a matrix."""
+    """The size of a matrix's tiles, and how a thread block reads them."""
 
     rows: int  # rows of the matrix in a thread block: a multiple of 8
     stages: int | None = None  # stages of the ring in shared memory, i.e. steps in flight; None: `row_tiles` decides
@@ -35,7 +35,7 @@ def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1
     """Choose the tile for a matrix: the measured one for its shape, else 16 rows, or 8 if 16 does not divide `rows`.
 
     Tiles are measured for one vector. Several vectors leave less room for a ring. So for several vectors, the number of
-    stages is computed from the memory, and a tile with too many measured rows becomes one of 16 or 8.
+    stages is computed from the memory, and a measured tile with too many rows is replaced by one of 16 or 8 rows.
 
     >>> tile_for("gemv", 4096, 512, np.dtype(np.float32))
     Tile(rows=16, stages=None, blocks=None, chunks=None)

@@ -1,7 +1,7 @@
 r"""The gradient of a whole Llama: the backward functions of its layers, in reverse order.
 
 A block adds to the residual stream twice, x <- x + f(x). The gradient after each addition therefore goes back on two
-paths, around f unchanged, and through f:
+paths: unchanged around f, and through f:
 
     dx = dy + (df/dx)^T dy
 

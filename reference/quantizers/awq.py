@@ -46,7 +46,7 @@ class PackedTensors(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "rows cols"], *, group: int) -> Affine:
-    """Apply Q: compute 4-bit codes and zero points, and float32 scales [rows, groups]. Raises the errors of `affine`.
+    """Quantize to 4-bit codes and zero points, and float32 scales [rows, groups]. Raises the errors of `affine`.
 
     >>> quantize(np.array([[0.0, 15.0]]), group=2).codes
     array([[ 0, 15]], dtype=uint8)

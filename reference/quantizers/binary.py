@@ -35,7 +35,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return the exact products of a and b."""
+    """Return each code times the scale of its row, exactly."""
     return q.codes * q.scales.astype(np.float64)
 
 

@@ -50,7 +50,10 @@ def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
 
 
 def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
-    """Quantize to int8 codes, and float32 scales a / 127 [*batch, 1]. Raises ValueError unless all of x is finite.
+    """Quantize to int8 codes and float32 scales [*batch, 1].
+
+    A scale is a token's largest magnitude (at least 10^-5), divided by 127. Raises ValueError unless all of x is
+    finite.
 
     >>> quantize_tokens(np.array([[127.0, -0.5, 1.5]])).codes
     array([[127,   0,   2]], dtype=int8)
@@ -62,7 +65,7 @@ def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return b T for weights, or a q / 127 for tokens."""
+    """Return each code times its scale, for weights or for tokens."""
     return q.codes * q.scales.astype(np.float64)
 
 

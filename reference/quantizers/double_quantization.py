@@ -81,7 +81,7 @@ def quantize(scales: Float32[np.ndarray, "*grid"]) -> Scales:
 
 
 def dequantize(q: Scales) -> Float64[np.ndarray, "*grid"]:
-    """Return o + b level(c)."""
+    """Return the scales: the mean o, plus each code's level times the largest deviation b of its block."""
     levels = dynamic_levels().astype(np.float64)[q.codes.reshape(-1)]
     scales = np.float64(q.offset) + levels * q.tops.astype(np.float64)[np.arange(levels.size) // BLOCK]
     return scales.reshape(q.codes.shape)

@@ -43,9 +43,9 @@ def gemv_fixed_point(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """Compute `gemv_quantized`, to define kernels that compute it with x in fixed point.
+    """Compute `gemv_quantized`. This op is for kernels that round x to fixed point.
 
-    The exact result is the same. Only the error that a kernel may have is larger.
+    The exact result is the same as for `gemv_quantized`, but a kernel may have a larger error.
 
     >>> scales = np.array([[0.5]], np.float32)
     >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")

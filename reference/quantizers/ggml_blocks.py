@@ -79,7 +79,7 @@ class Bytes:
         return in_rows(q.codes * q.scales.astype(np.float64)[..., None])
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, then one byte per code."""
+        """Pack the scale d, then one byte per code."""
         return np.concatenate([bytes_of(q.scales), q.codes.astype(np.int8).view(np.uint8)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -124,7 +124,7 @@ class Signed:
         return in_rows((q.codes.astype(np.float64) - self.zero) * q.scales[..., None])
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, then the codes by `pack_codes`."""
+        """Pack the scale d, then the codes by `pack_codes`."""
         return np.concatenate([bytes_of(q.scales), pack_codes(q.codes, self.bits)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -170,7 +170,7 @@ class Shifted:
         return in_rows(d * q.codes + m)
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, m, then the codes as in Qb_0."""
+        """Pack the scale d and the minimum m, then the codes by `pack_codes`."""
         return np.concatenate([bytes_of(q.scales), bytes_of(q.minima), pack_codes(q.codes, self.bits)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:

@@ -88,7 +88,7 @@ class NonLinear:
         return in_rows(IQ4_NL_LEVELS[q.codes] * q.scales.astype(np.float64)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack d, then codes j and j + 16 in the low and high half of a byte."""
+        """Pack the scale d, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([bytes_of(q.scales), packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
@@ -121,7 +121,7 @@ class Microscaling:
         return in_rows(levels[q.codes] * _power(q.scales)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """Pack e, then codes j and j + 16 in the low and high half of a byte."""
+        """Pack the scale's exponent e, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([q.scales[..., None], packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
@@ -143,7 +143,10 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _step(
     w: Float32[np.ndarray, "32 blocks"], c: Float32[np.ndarray, "32 blocks"], first: Float32[np.ndarray, "*batch"]
 ) -> Float32[np.ndarray, "*batch"]:
-    """Search d for each block, a column of `w`. `c` says how much the error of a weight counts; `first` is w*."""
+    """Search the scale d of each block. A block is a column of `w`.
+
+    `c` says how much the error of a weight counts, and `first` is the block's weight of largest magnitude.
+    """
     shape, first = first.shape, first.reshape(-1)
 
     def sums(start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

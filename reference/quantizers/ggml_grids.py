@@ -1,11 +1,11 @@
 """The grids of ggml's types of 1 to 3 bits: for each type, the points that a code can select.
 
-A point stands for eight (or four) neighboring weights, with a coordinate for each weight. There are 3^8 possible points
-with three levels per coordinate, or 8^4 with eight levels. A grid contains some of them. Point n has the digits of n to
-the base 3 (or 8) as its coordinates, and the lowest digit belongs to the first weight. The tables below write each grid
-as bits in base64: bit n is 1 if the grid contains point n, and the lowest bit of a byte comes first. A code is the
-index of a point in the grid's points, sorted by n. ggml chose points that are often near to weights, so no formula
-gives them (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, MIT license).
+A point gives the values of eight (or four) neighboring weights: it has a coordinate for each weight. There are 3^8
+possible points with three levels per coordinate, or 8^4 with eight levels. A grid contains some of them. Point n has
+the digits of n to the base 3 (or 8) as its coordinates, and the lowest digit belongs to the first weight. The tables
+below write each grid as bits in base64: bit n is 1 if the grid contains point n, and the lowest bit of a byte comes
+first. A code is the index of a point in the grid's points, sorted by n. ggml chose points that are often near to
+weights, so no formula gives them (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, MIT license).
 """
 
 import base64

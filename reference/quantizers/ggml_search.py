@@ -53,7 +53,8 @@ def nearest(x: Float32[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
 def total(terms: Float32[np.ndarray, "members groups"]) -> Float32[np.ndarray, " groups"]:
     """Add the rows of `terms`, one after the other.
 
-    NumPy adds the rows of such an array in this order, but not a single column, nor an array with contiguous columns.
+    NumPy adds the rows of such an array in this order. For a single column, or an array with contiguous columns, NumPy
+    uses another order.
 
     >>> total(np.array([[2.0**24], [1.0], [1.0], [-(2.0**24)]], np.float32))
     array([0.], dtype=float32)

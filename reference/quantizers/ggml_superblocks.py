@@ -23,8 +23,8 @@ how to choose the numbers. `quantize` chooses them as ggml does (ggml/src/ggml-q
 3. q is the integer nearest to (w + e m) / (d s), in float32. If d s is 0, q remains the code that the search found.
 
 With an importance of each column (see `quantize`), c is importance sqrt(v + w^2), where v is twice the mean square of
-the superblock, but once in Q2_K. In Q6_K, c is the importance. In the other types, a second search finds d and s for
-the steps a, and e and m for the minima b; the c of a step is the sum over its group.
+the superblock (in Q2_K, the mean square itself). In Q6_K, c is the importance. In the other types, a second search
+finds d and s for the steps a, and e and m for the minima b; the c of a step is the sum over its group.
 
 Guaranteed: if d s is not 0, a code is the one nearest to w for the stored scales, up to float32 rounding. So a weight
 within the range of the codes moves by little more than |d s| / 2, and a weight outside the range moves to its end.
@@ -78,7 +78,7 @@ class Superblock:
 
     @property
     def lowest(self) -> int:
-        """Return the first code. Packed codes count from this code."""
+        """Return the smallest code. A packed code is the difference from this code."""
         return 0 if self.minima else -(1 << self.bits - 1)
 
     @property
@@ -202,7 +202,7 @@ class Q2(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack s and m of each group in one byte, then the codes, then d and e."""
+        """Pack the integers s and m of each group in one byte, then the codes, then the superblock's d and e."""
         scales = (q.scales | q.minima << 4).astype(np.uint8)
         return np.concatenate([scales, packing.pack(q.codes, bits=2, stride=32), bytes_of(q.d), bytes_of(q.e)], axis=-1)
 
@@ -237,7 +237,7 @@ class Q3(Superblock):
         return ggml_search.signed(w, c, most=-self.lowest)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the third bits of the codes, their low two bits, the low four and upper two bits of s + 32, and d."""
+        """Pack the third bits of the codes, their low bits, the low four and upper two bits of each s + 32, and d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
@@ -268,7 +268,7 @@ class Q4(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d and e, then s and m in 6 bits each, then the codes."""
+        """Pack d and e, then s and m of each group in 6 bits each, then the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         return np.concatenate([*head, packing.pack(q.codes, bits=4, stride=32)], axis=-1)
 
@@ -289,7 +289,7 @@ class Q5(WithMinima):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack d and e, then s and m in 6 bits each, then the fifth bits of the codes, then their low four bits."""
+        """Pack d and e, then s and m of each group in 6 bits each, then the fifth and the low bits of the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         codes = [packing.pack(q.codes >> 4, bits=1, stride=32), packing.pack(q.codes & 15, bits=4, stride=32)]
         return np.concatenate([*head, *codes], axis=-1)
@@ -319,7 +319,7 @@ class Q6(Superblock):
     def _search(
         self, w: Float32[np.ndarray, "members groups"], c: Float32[np.ndarray, "members groups"] | None
     ) -> ggml_search.Fit:
-        """Search, but count a superblock as zero if all its steps are tiny."""
+        """Find the steps as `signed` does. If all steps of a superblock are tiny, treat its weights as zeros."""
         fit = ggml_search.signed(w, w * w if c is None else c, most=-self.lowest)
         steps = np.abs(fit.step).reshape(-1, BLOCK // self.group)
         zero = np.repeat(np.max(steps, axis=-1) < ggml_search.TINY, BLOCK // self.group)
@@ -331,7 +331,7 @@ class Q6(Superblock):
         return super()._in_units(x, None)
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """Pack the low four bits of the codes, then their upper two bits, then s, then d."""
+        """Pack the low four bits of the codes, then their upper two bits, then s of each group, then d."""
         codes = (q.codes + 32).astype(np.uint8)
         low, high = packing.pack(codes & np.uint8(15), bits=4, stride=64), packing.pack(codes >> 4, bits=2, stride=32)
         return np.concatenate([low, high, q.scales.view(np.uint8), bytes_of(q.d)], axis=-1)

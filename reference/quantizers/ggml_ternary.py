@@ -66,9 +66,9 @@ def dequantize(q: Trits) -> Float64[np.ndarray, "*batch cols"]:
 
 @dataclass(frozen=True)
 class TwoBits:
-    """TQ2_0: a byte has t + 1 of four weights, which are 32 apart, in two bits each.
+    """TQ2_0: a byte has the codes plus 1 of four weights, in two bits each. Their indices differ by 32.
 
-    d comes after the codes of a block.
+    The scale d comes after the codes of a block.
 
     >>> q = TQ2_0.unpack(TQ2_0.pack(quantize(np.eye(1, 256))))
     >>> TQ2_0.dequantize(q)[0, :2]
@@ -92,9 +92,9 @@ class TwoBits:
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: t + 1 as digits to the base 3, then d.
+    """TQ1_0: the codes plus 1, as digits to the base 3, then the scale d.
 
-    5 n consecutive weights fill n bytes. A byte has five weights, n apart.
+    5 n consecutive weights fill n bytes. A byte has five weights, and their indices differ by n.
 
     >>> q = TQ1_0.unpack(TQ1_0.pack(quantize(np.eye(1, 256))))
     >>> TQ1_0.dequantize(q)[0, :2]

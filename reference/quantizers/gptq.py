@@ -90,7 +90,9 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """Compute U from `hessian`, which is X^T X, and `damp`.
+    """Compute U, the upper triangular factor with H^-1 = U^T U.
+
+    H is `hessian` (X^T X) with `damp` times its mean diagonal added to the diagonal.
 
     Diagonal zeros, of features that are never active, become 1 first.
 

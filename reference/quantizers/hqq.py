@@ -106,7 +106,7 @@ def refit(
 
 
 def dequantize(q: Hqq) -> Float64[np.ndarray, "*batch cols"]:
-    """Return s (q - z)."""
+    """Return the weights: scale times (code - zero point)."""
     scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
     return scales * (q.codes - zeros)
 

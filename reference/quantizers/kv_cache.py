@@ -40,7 +40,7 @@ def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
-    """Return s q, exactly."""
+    """Return each code times the scale of its vector, exactly."""
     return symmetric.dequantize(q)
 
 

@@ -33,7 +33,7 @@ THRESHOLD = 6.0  # as in the paper
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Quantize to int8 codes, with float32 scales [*batch, 1], which are the a of the formulas.
+    """Quantize to int8 codes, with float32 scales [*batch, 1]: the largest magnitude of each row.
 
     Raises ValueError unless all weights are finite.
 
@@ -50,7 +50,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """Return a q / 127."""
+    """Return the weights: code times scale, divided by 127."""
     return q.codes * q.scales.astype(np.float64) / 127
 
 

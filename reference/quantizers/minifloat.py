@@ -21,8 +21,8 @@ Guaranteed, for weights of float32 or narrower:
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
 The first number of the maximum is half a unit in the last place of w, and the second is half a subnormal step. The last
-term is for a denormal s. We divide in float64, so that a number near a tie is not taken for a tie. If all weights of a
-block are 0, or if s underflows, s = 0, and the codes are zeros with the signs of the weights.
+term is for a denormal s. We divide in float64, because float32 might round a quotient near a tie to the tie. If all
+weights of a block are 0, or if s underflows, s = 0, and the codes are zeros with the signs of the weights.
 
 Q(w) = s q are the dequantized weights. Powers of two: the weights 2^k w have the same codes as w, and the scale 2^k s,
 while both scales are normal. Fixed point: Q(Q(w)) = Q(w) while s is normal. Sign: Q(-w) = -Q(w).
@@ -113,7 +113,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, to: Minifloat, block: tuple[int,
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
-    """Return s q, which float64 holds exactly."""
+    """Return the number of each code times the scale of its block, which float64 holds exactly."""
     return to.decode(q.codes) * spread(q.scales.astype(np.float64), q.codes.shape)
 
 

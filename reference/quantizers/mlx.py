@@ -1,4 +1,4 @@
-r"""MLX's affine quantizer: evenly spaced numbers, counted from the end of a group that is farther from zero.
+r"""MLX's affine quantizer: evenly spaced numbers, counted from the end of a group's range that is farther from zero.
 
     n = 2^bits - 1      s0 = max(max_i w_i - min_i w_i, 10^-7 n) / n
     e = the largest or the smallest weight, whichever has the larger magnitude (the largest if they are equal)
@@ -71,7 +71,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> M
 
 
 def dequantize(q: Mlx) -> Float64[np.ndarray, "*batch cols"]:
-    """Return s q + b."""
+    """Return the weights: scale times code, plus bias."""
     scales, biases = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.biases))
     return q.codes * scales + biases
 

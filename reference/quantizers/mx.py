@@ -52,7 +52,9 @@ Exponent = Callable[[np.ndarray, Minifloat], np.ndarray]
 
 
 def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
-    """Return floor(log2(top)) - emax, or the smallest exponent for 0.
+    """Return floor(log2(top)) - emax, or the smallest exponent if `top` is 0.
+
+    `top` is a block's largest magnitude, and emax the exponent of the format's largest number.
 
     >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> floor_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
@@ -62,7 +64,9 @@ def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.n
 
 
 def ceil_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
-    """Return ceil(log2(top / largest)), or the smallest exponent for 0.
+    """Return ceil(log2(top / largest)), or the smallest exponent if `top` is 0.
+
+    `top` is a block's largest magnitude, and `largest` the format's largest number.
 
     >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> ceil_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
@@ -90,7 +94,10 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, to: Minifloat, exponent: Ex
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*batch cols"]:
-    """Return 2^(e - 127) v, exactly. If e is 255 or a code is NaN, the weight is NaN."""
+    """Return the weights exactly: the number of each code times 2^(e - 127), where e is the scale byte of its block.
+
+    If e is 255 or a code is NaN, the weight is NaN.
+    """
     exponents = np.repeat(q.scales.astype(np.int32), BLOCK, axis=-1)
     return np.where(exponents == 255, np.nan, np.ldexp(to.decode(q.codes), exponents - BIAS))
 

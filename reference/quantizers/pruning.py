@@ -145,7 +145,7 @@ def sparse_linear(
 
 
 def _largest(sizes: Float[np.ndarray, "*batch members"], keep: int) -> Bool[np.ndarray, "*batch members"]:
-    """Return a mask of the `keep` largest numbers of each group. Of equal numbers, the first ones are kept."""
+    """Return a mask of the `keep` largest numbers of each group. On ties, the first ones are kept."""
     if not 0 <= keep <= sizes.shape[-1]:
         raise ValueError(f"cannot keep {keep} of {sizes.shape[-1]}: expected 0 to {sizes.shape[-1]}")
     order = np.argsort(-sizes, axis=-1, kind="stable")

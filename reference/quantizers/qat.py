@@ -50,7 +50,9 @@ def fake_quantize(
     if not np.all((scales > 0) & np.isfinite(scales)) or not np.all(
         (zeros == np.rint(zeros)) & (lowest <= zeros) & (zeros <= highest)
     ):
-        raise ValueError(f"scales must be positive and finite, zero points integers from {lowest} to {highest}")
+        raise ValueError(
+            f"scales must be positive and finite, and zero points must be integers from {lowest} to {highest}"
+        )
     s, z = scales.astype(np.float64), zeros.astype(np.float64)
     codes = np.rint(finite(x) / s) + z
     return Fake((np.clip(codes, lowest, highest) - z) * s, (codes >= lowest) & (codes <= highest))

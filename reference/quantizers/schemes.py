@@ -50,7 +50,7 @@ class Scheme(NamedTuple):
         return Quantized(codes[..., :cols], scales)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Compute the weights that `q` stands for, exactly."""
+        """Compute the dequantized weights exactly."""
         cols = q.codes.shape[-1]
         codes = np.pad(q.codes, _to_whole_groups(q.codes, self.group or cols))
         return self.decode(Quantized(codes, q.scales))[..., :cols]
@@ -68,7 +68,7 @@ class Scheme(NamedTuple):
 def _to_whole_groups(a: np.ndarray, group: int) -> list[tuple[int, int]]:
     """Return the argument of `np.pad` that completes the last group of a row with zeros.
 
-    Zeros do not change its scale.
+    These zeros do not change the group's scale.
     """
     return [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % group)]
 

@@ -46,7 +46,7 @@ def factors(
 
 
 def smooth(w: Float[np.ndarray, "rows cols"], s: Float64[np.ndarray, " cols"]) -> Float64[np.ndarray, "rows cols"]:
-    """Return W diag(s).
+    """Return W diag(s): multiply column j of `w` by s_j.
 
     >>> smooth(np.array([[1.0, -4.0]]), np.array([4.0, 0.5]))
     array([[ 4., -2.]])

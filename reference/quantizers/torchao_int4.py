@@ -58,6 +58,6 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> TorchaoInt4:
 
 
 def dequantize(q: TorchaoInt4) -> Float64[np.ndarray, "*batch cols"]:
-    """Return q s + z."""
+    """Return the weights: code times scale, plus z (the weight of code 0)."""
     scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
     return q.codes * scales + zeros

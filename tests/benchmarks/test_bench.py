@@ -97,7 +97,10 @@ def test_decoding_several_reads_the_weights_once():
 
 
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
-    """Expert weights that 2 or 3 tokens read are counted as a mean over all, equally likely, choices of experts."""
+    """The computed cost of 2 or 3 tokens counts each expert once, even if several of the tokens choose it.
+
+    It is the mean over all choices of experts, which are equally likely.
+    """
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
     one_token, many = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))

@@ -1,4 +1,4 @@
-"""Decode steps that the GPU gates compile without a GPU. Each is a burst of the model, and JAX can trace it."""
+"""The decode steps that the GPU gates compile without a GPU: JAX can trace each, and each has a burst's shapes."""
 
 import jax
 import pytest

@@ -78,7 +78,7 @@ def test_a_model_that_fits_next_to_another_process_must_run(monkeypatch, fits, c
     def run(*words: str) -> CommandResult:
         return CommandResult(0, plan, "", 1.0) if words[0] == "inspect" else CommandResult(code, "text", "", 1.0)
 
-    *_, planned, row = beside_another(SimpleNamespace(run=run), "model")  # type: ignore[arg-type]
+    *_, planned, row = beside_another(SimpleNamespace(run=run), "model")  # type: ignore[arg-type]  # only `run` is called
     assert (planned["right"], row["right"]) == (True, right)
 
 
@@ -87,8 +87,8 @@ def test_a_model_that_does_not_fit_next_to_another_process_must_be_refused(monke
     results = {"inspect": CommandResult(0, '{"memory": {"fits": false}}', "", 1.0)}
     refusal = CommandResult(1, "", "error: 2.2 GB of weights do not fit in 1.0 GB of free memory", 1.0)
     runner = SimpleNamespace(run=lambda command, *words: results.get(command, refusal))
-    *_, row = beside_another(runner, "model")  # type: ignore[arg-type]
+    *_, row = beside_another(runner, "model")  # type: ignore[arg-type]  # only `run` is called
     assert row["right"]
     results["inspect"] = CommandResult(1, "", "error: no", 1.0)
-    *_, planned, row = beside_another(runner, "model")  # type: ignore[arg-type]
+    *_, planned, row = beside_another(runner, "model")  # type: ignore[arg-type]  # only `run` is called
     assert (planned["right"], row["right"]) == (False, True)

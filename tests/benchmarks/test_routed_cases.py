@@ -170,16 +170,25 @@ def with_v_apart(coded: Params, config: Config, form: str) -> Params:
     return jax.eval_shape(arranged, coded._replace(layers=[layer]))
 
 
+# Every pair of a model, biases and a dtype occurs. Attention of a prompt has a kernel in bfloat16 only, so in bfloat16
+# each model occurs with and without biases, which come with a window.
+PAIRED = (
+    *product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), ("bfloat16",)),
+    ("tinyllama-1.1b", False, "float32"),
+    ("llama-3.1-8b", True, "float32"),
+)
+
+
 def route() -> None:
-    """Attempt launches with every feature of the kernels, for the shapes of two models."""
-    for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
+    """Attempt launches with every pair of features of the kernels, for the shapes of two models."""
+    for model, biased, dtype in PAIRED:
         config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
         config = replace(config, windows=(1024,) if biased else None)
         for params, batch in product(forms(config, dtype), (1, 2, MAX_BATCH)):
             decode_and_prompt(config, params, batch=batch)
 
 
-@pytest.mark.slow  # 40 s
+@pytest.mark.slow  # 45 s
 def test_every_pair_of_kernel_features_has_a_case(calls: Record):
     required = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in required} == set(LAUNCHES.values())

@@ -1,4 +1,4 @@
-"""The option `--adapter`: the same adapter in every command that runs a model, and merged by `convert`."""
+"""The option `--adapter`: every command that runs a model applies the same adapter, and `convert` merges it."""
 
 import json
 

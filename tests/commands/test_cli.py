@@ -449,9 +449,9 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """Each command refuses each bad file with a one-line error and little memory.
+    """`generate` refuses each bad file with a one-line error and little memory.
 
-    It runs in its own process, where memory can be measured.
+    Each command runs in a separate process, because the test measures the peak memory of a process.
     """
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"

@@ -78,15 +78,15 @@ def interrupted(
 
 
 COMMANDS = {
-    "generate": (["generate", "Once", "--seed=1", "--max-new-tokens=900"], (0.4, 1.0, 3.0, 6.0, 9.0)),
-    "convert": (["convert", "stories", "out", "--quantize=awq", "--calibration=text"], (0.5, 2.0, 5.0, 8.0)),
-    "logits": (["logits", "--prompt=Once", "--out=out.npy"], (0.6, 2.5, 5.0)),
-    "eval": (["eval", "--text=text"], (0.5, 3.0, 7.0)),
-    "verify": (["verify", "--seed=1"], (0.8, 2.5, 6.0)),
-    "verify one": (["verify", "softmax", "--seed=1"], (1.0, 4.0)),
-    "verify a model": (["verify", "--model=stories", "--seed=1"], (2.0, 6.0)),
-    "train": (["train", "--out=out"], (1.0, 6.0)),
-    "bench": (["bench", "--json=out.json"], (1.5, 6.0)),
+    "generate": (["generate", "Once", "--seed=1", "--max-new-tokens=900"], (0.4, 1.0, 3.0, 6.0)),
+    "convert": (["convert", "stories", "out", "--quantize=awq", "--calibration=text"], (0.5, 2.0, 5.0)),
+    "logits": (["logits", "--prompt=Once", "--out=out.npy"], (0.6, 2.5)),
+    "eval": (["eval", "--text=text"], (0.5, 3.0)),
+    "verify": (["verify", "--seed=1"], (0.8, 2.0)),
+    "verify one": (["verify", "softmax", "--seed=1"], (1.0, 2.5)),
+    "verify a model": (["verify", "--model=stories", "--seed=1"], (2.0, 4.0)),
+    "train": (["train", "--out=out"], (1.0, 4.0)),
+    "bench": (["bench", "--json=out.json"], (1.5, 4.0)),
     "doctor": (["doctor"], (0.4, 1.0)),
 }
 

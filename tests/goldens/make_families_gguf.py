@@ -1,4 +1,4 @@
-"""Add llama.cpp's results for our GGUF files of these models to tests/goldens/families.
+"""Add llama.cpp's results to the files in tests/goldens/families. It reads the GGUF files that we write.
 
     python -m tests.goldens.make_families_gguf write FOLDER     # in this project's environment
     python -m tests.goldens.make_families_gguf run FOLDER       # in a separate environment

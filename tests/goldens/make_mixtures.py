@@ -75,7 +75,10 @@ def cases() -> dict[str, Any]:
 
 
 def resized(values: dict[str, Any], layers: int, *, dim: int = 2304, ffn: int = 512) -> Any:
-    """Read config.json, but with `layers` layers and rows of `dim` and `ffn` weights. Lists of the layers repeat."""
+    """Make the config of the config.json `values`, but with `layers` layers and the widths `dim` and `ffn`.
+
+    A list with an entry for each layer is repeated until it has an entry for each of the new layers.
+    """
     from llamaspec.model.checkpoints.huggingface.config import read_config
 
     own = values["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""Imports go one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
+"""Imports go one way: reference <- verify; pallas_kernels <- model <- serving, training, judge, learn <- commands.
 
 The tests parse the source files, and run no code of the project.
 """
@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import REPOSITORY
 
 PACKAGES = (
-    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "judge", "learn"),
     *("commands", "cli", "tests", "benchmarks"),
 )
 HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
@@ -66,12 +66,13 @@ RULES = [
     Rule("verify/candidates/clock.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("verify/candidates/kernelbench_calls.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("pallas_kernels/", never=tuple(name for name in PACKAGES if name != "pallas_kernels")),
-    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
-    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "judge", "learn")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "judge", "learn")),
+    Rule("judge/", never=("cli", "commands", "tests", "benchmarks", "serving", "training", "learn")),
     # A drawing runs the scheduler and imports nothing that computes a model.
     Rule(
         "learn/",
-        never=("cli", "commands", "tests", "benchmarks", "serving", "training"),
+        never=("cli", "commands", "tests", "benchmarks", "serving", "training", "judge"),
         but=("serving.request", "serving.scheduler"),
     ),
     Rule("serving/", never=tuple(name for name in PACKAGES if name not in ("reference", "model", "serving"))),
@@ -295,7 +296,7 @@ def test_the_rooms_of_verify_are_all_in_order():
 def test_everything_of_ours_is_imported_by_one_name():
     """Imports use the prefix `llamaspec`.
 
-    Without the prefix, Python would load a module twice, as `reference.rope` too.
+    Without the prefix, Python would load a module twice: as `llamaspec.reference.rope` and as `reference.rope`.
     """
     short = {*PACKAGES} - {"tests"}
     for path in (

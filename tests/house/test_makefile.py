@@ -32,7 +32,10 @@ class Machine:
     def interpreter(
         self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
     ) -> Path:
-        """Write a stand-in Python with this path and version. It cannot import `without`; its `-m venv` runs `venv`."""
+        """Write a stand-in for Python with this path and version.
+
+        It cannot import the module `without`. For `-m venv`, it runs the shell command `venv`.
+        """
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}

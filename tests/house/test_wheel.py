@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.processes import REPOSITORY
 
-PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
+PACKAGES = (
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "judge", "learn"),
+    *("commands", "benchmarks"),
+)
 NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/")), "learn/site/")
 
 

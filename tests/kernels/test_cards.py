@@ -42,7 +42,11 @@ def rtx() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("batch", "steps", "normed"), [(1, 1, False), (1, 2, True), (2, 9, True), (8, 6, False)])
 def test_floats_in_registers(dtype, batch, steps, normed):
-    """With one to nine steps, at most two in flight, the loop has no turn, or some turns and a remainder."""
+    """Products of floats are within their bounds for one to nine steps of columns.
+
+    At most two steps are loaded ahead. So with few steps the main loop does not run, and with more steps some remain
+    after it.
+    """
     rng = np.random.default_rng(0)
     cols = steps * (128 if dtype == "float32" or batch > 4 else 256) * (2 if dtype == "bfloat16" and batch > 4 else 1)
     w, x, norm = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((24, cols), (batch, cols), (cols,)))
@@ -98,7 +102,10 @@ def test_codes_in_registers(form, cols):
 
 @pytest.mark.usefixtures("rtx")
 def test_a_step_that_overlaps_the_one_before_counts_no_column_twice():
-    """Only one number of x is not 0: it is in one of the last two steps, or in the columns that both have."""
+    """If the last step overlaps the step before it, the product counts each column only once.
+
+    Only one number of x is not 0. It is in the columns of one of these two steps, or of both.
+    """
     cols = 1024 + 256
     w = ScaledCodes(jnp.ones((8, cols), jnp.int8), jnp.ones((8, cols // 64)))
     for column in (0, 767, 768, 1023, 1024, cols - 1):

@@ -109,7 +109,10 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
     fixed["attend"] = {"config": TINY, "window": None}
 
     def has_kernel(ops: Ops, name: str) -> bool:
-        """Return whether the op `name` runs as one of our kernels. Only they wait for the previous kernel to end."""
+        """Return whether the op `name` runs as one of our kernels.
+
+        Only our kernels contain the instruction that waits for the previous kernel.
+        """
         program = jax.make_jaxpr(partial(getattr(ops, name), **fixed.get(name, {})))(*calls[name])
         return "griddepcontrol_wait" in str(program)
 

@@ -266,7 +266,7 @@ def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=6
         (refused(x=(9, 1024)), "1 to 8 vectors, got 9"),
         (refused(scales=(8, 128)), "a scale for each 16, 32, 64, 128 columns or each row"),
         (refused(scales=(8, 0)), "a scale for each"),
-        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got \(8,\)"),
+        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got scales \(8,\)"),
         (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
         (in_parts(low_bits=(8, 48)), r"low bits \[8, 32\] in int32, got \[8, 48\]"),
         (in_parts(low_bits=(8, 64), kind="int8"), r"low bits \[8, 64\] in int32, got \[8, 64\] in int8"),

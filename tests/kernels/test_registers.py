@@ -37,7 +37,7 @@ def bfloat16(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def step_in_registers(
     rng: np.random.Generator, bits: int, group: int | None, form: str | None, *, chunk: int, batch: int, runs: int
 ) -> StepMemory:
-    """Draw a step of a product: 16 rows in one run, or 8 in each of two."""
+    """Draw the arrays of one step of a product: 16 neighboring rows of W, or twice 8 neighboring rows."""
     rows, columns = 16 // runs, group or 128
     groups, levels = chunk // columns, LEVELS.get(form or "")
     codes, low_bits = rng.integers(-128, 128, (16, chunk)).astype(np.int8), None
@@ -106,7 +106,7 @@ def test_scores_and_weighted_values(head_dim):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("run", [8, 16, 32, 64])
 def test_a_tile_of_keys_and_values_from_runs_of_rows(head_dim, run):
-    """Runs of rows may be anywhere in memory, as the rows of pages are."""
+    """A tile of keys and values is loaded from runs of rows anywhere in memory, such as the pages of a cache."""
     rng = np.random.default_rng(2)
     pages = bfloat16(rng, 3 * 64 // run, run, head_dim)
     memory, size = np.frombuffer(pages.tobytes(), np.uint8), pages[0].nbytes
@@ -135,7 +135,7 @@ def test_queries_beyond_the_group_repeat_the_last(group):
 
 
 def test_e4m3_floats_become_float32():
-    """Cards without an instruction for e4m3 floats move their bits. The numbers are exact."""
+    """For cards without an instruction for it, kernels convert e4m3 floats to float32 by moving bits, exactly."""
     codes = np.arange(256, dtype=np.uint8)
     codes = codes[(codes & 0x7F) != 0x7F].view(np.int8)[:248].reshape(2, 124)  # without NaN
     codes = np.pad(codes, ((0, 2), (0, 4)))

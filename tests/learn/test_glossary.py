@@ -29,7 +29,10 @@ def test_a_term_has_one_sentence_and_one_link():
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_lines_that_a_document_links_to_exist(document: Path):
-    """Lines move with every change, so the site renumbers its links; the numbers in a document may be older."""
+    """Each link to a line of code names something that is still in the file.
+
+    The number in the link may be out of date, because every change moves lines. The site renumbers its links.
+    """
     assert LINE_LINK.findall(renumbered(document, REPOSITORY))
 
 

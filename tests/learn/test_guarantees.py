@@ -1,4 +1,4 @@
-"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and exceed half of this bound."""
+"""Each scheme's quantization errors stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
 
 import numpy as np
 import pytest

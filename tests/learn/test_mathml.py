@@ -26,7 +26,10 @@ def formulas() -> Iterator[tuple[str, str]]:
 
 
 def letters(text: str) -> list[str]:
-    """Return the letters and digits of a formula, sorted: a table's cell may go on in the next line."""
+    """Return the letters and digits of a formula, sorted.
+
+    The order in the HTML may differ, because a cell of a table may continue on the next line of the docstring.
+    """
     for letter, name in NAMES.items():
         text = text.replace(letter, name)
     return sorted(re.sub(r"\bsqrt|\bsum(?![a-z])|\bhttps://|\W|_", "", text))

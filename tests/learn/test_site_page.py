@@ -33,6 +33,9 @@ CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter((
     && block instanceof HTMLElement && !block.matches(".language-text code[tabindex]")
   ).map((block) => `${block.tagName}.${block.className} ${block.scrollWidth} in ${block.clientWidth}`)"""
 
+# Only style sheets decide the widths, so we do not wait for timers of the theme.
+LAYOUT_IS_DONE = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 @pytest.fixture
 def opened(browser):
@@ -151,7 +154,7 @@ def clipped(browser, paths):
             page.goto((SITE / path).as_uri())
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": 1000})
-                let_timers_run(page)
+                page.evaluate(LAYOUT_IS_DONE)
                 blocks += [f"{path} at {width}: {block}" for block in page.evaluate(CLIPPED)]
     return blocks
 

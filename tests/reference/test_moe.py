@@ -20,9 +20,9 @@ def draw_layer(noise, experts):
 
 
 def opinions(x, gate, up, down):
-    """Return every expert's output for every token, and magnitudes: its error bound is a multiple of its magnitude.
+    """Return two arrays [experts, tokens, dim]: every expert's output for every token, and the outputs' magnitudes.
 
-    Both arrays are [experts, tokens, dim].
+    The error bound of an output is a multiple of its magnitude.
     """
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])

@@ -22,7 +22,7 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 
 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
-    """Return a request with a seed for which its answer has `tokens` tokens, and no stop token ends it earlier."""
+    """Return a request for `tokens` tokens, with a seed for which no stop token ends the answer earlier."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
     return next(request for request in requests if len(single_answer(request, context)[0]) == tokens)
 

@@ -283,7 +283,10 @@ ADAPTERS: list[dict[str, Adapter]] = [
 
 @pytest.mark.slow  # 9 s
 def test_adapters_are_served_together(tmp_path):
-    """Requests with different adapters have the same texts together and one by one, and each adapter has its own."""
+    """Requests with different adapters get the same texts, whether they run together or one by one.
+
+    The base model and the two adapters give three different texts.
+    """
     config = open_checkpoint("stories").config
     for name, seed in (("one", 1), ("two", 2)):
         (tmp_path / name).mkdir()

@@ -215,7 +215,7 @@ def test_values_that_openai_takes_are_taken(site, options):
 def test_a_request_wins_over_the_servers_defaults():
     """Fields of a request take precedence over the defaults in the model's generation_config.json.
 
-    Fields that neither states have OpenAI's defaults.
+    A field that is neither in the request nor in this file has OpenAI's default.
     """
     stated = SamplingOptions(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
     with running(FakeEngine(), sampling=stated) as site:

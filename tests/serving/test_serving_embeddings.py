@@ -4,13 +4,15 @@ import base64
 import json
 import socket
 import tracemalloc
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llamaspec.model.checkpoints import CheckpointError
 from llamaspec.model.checkpoints.pooling import read_pooling
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.reference import llama
@@ -132,19 +134,32 @@ def test_an_adapter_is_chosen_by_the_model_s_name():
             assert site.engine.requests[-1].adapter == adapter
 
 
-def test_a_client_that_leaves_ends_its_requests():
+@contextmanager
+def more_inputs_than_at_once() -> Iterator[tuple[Any, socket.socket]]:
+    """Send a request with more inputs than the engine gets at once; yield the site and the connection.
+
+    The engine is paused. The other inputs wait, so that other clients get their turn.
+    """
     engine = FakeEngine(context=64)
     engine.pause = 0
-    with running(engine) as site:
-        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
-            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
-            until(lambda: engine.open == MOST_AT_ONCE)  # the others wait, so that other clients get their turn
-        until(lambda: engine.open == 0)
-        assert engine.ends == {"cancelled": MOST_AT_ONCE}
+    with running(engine) as site, socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+        connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
+        until(lambda: engine.open == MOST_AT_ONCE)
+        yield site, connection
+
+
+def test_a_client_that_leaves_ends_its_requests():
+    with more_inputs_than_at_once() as (site, connection):
+        connection.close()
+        until(lambda: site.engine.open == 0)
+        assert site.engine.ends == {"cancelled": MOST_AT_ONCE}
 
 
 class CrowdedEngine(FakeEngine):
-    """An engine that other clients fill: it refuses the requests with these numbers of calls."""
+    """An engine with a queue that other clients fill: the calls of `submit` with numbers in `refused` find it full.
+
+    Calls are counted from 1.
+    """
 
     def __init__(self, refused: Container[int], **options: Any):
         super().__init__(**options)
@@ -205,17 +220,12 @@ def test_a_request_that_waits_for_others_expires():
 
 
 def test_a_request_that_is_not_all_in_the_engine_ends_when_the_server_drains():
-    engine = FakeEngine(context=64)
-    engine.pause = 0
-    with running(engine) as site:
-        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
-            connection.sendall(request_bytes(PATH, {"input": [[5]] * (MOST_AT_ONCE + 4)}))
-            until(lambda: engine.open == MOST_AT_ONCE)
-            site.stop()
-            until(lambda: engine._draining)
-            engine.pause = None
-            reply = read_reply(connection)
-            assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+    with more_inputs_than_at_once() as (site, connection):
+        site.stop()
+        until(lambda: site.engine._draining)
+        site.engine.pause = None
+        reply = read_reply(connection)
+        assert (reply.status, reply.error["code"]) == (503, "shutting_down")
 
 
 def test_finished_work_is_not_refused_while_prompts_wait_to_be_encoded(monkeypatch):
@@ -231,7 +241,10 @@ def test_finished_work_is_not_refused_while_prompts_wait_to_be_encoded(monkeypat
 
 
 def test_writing_the_answer_takes_little_more_memory_than_the_answer():
-    """Lists of Python floats for all inputs would take another 1.5 times the size of the answer."""
+    """Writing an answer takes at most half of its size as additional memory.
+
+    Lists of Python floats for all inputs would take 1.5 times its size.
+    """
     draw = np.random.default_rng(0)
     embeddings = [Embedding(vector, vector) for vector in draw.standard_normal((64, 2048)).astype(np.float32)]
     body = EmbeddingRequest(input="a")
@@ -280,7 +293,9 @@ def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name)
         (None, "last"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False, "include_prompt": True}, "mean"),
-        ({"pooling_mode_cls_token": True}, "cls_token"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({}, "mean"),
+        ({"pooling_mode": ["mean", "max"]}, "mean and max"),
         ({"pooling_mode": "mean", "embedding_dimension": 8}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
@@ -294,6 +309,42 @@ def test_the_files_of_sentence_transformers_state_the_pooling(tmp_path, switches
     assert read_pooling(tmp_path) == read_pooling(tmp_path / "model.safetensors") == expected
 
 
+def module(kind: str, path: str = "") -> dict[str, str]:
+    return {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ([module("Transformer"), module("Pooling", "pool"), module("Normalize", "2_Normalize")], "max"),
+        ([module("Transformer"), module("Pooling", "pool"), module("Dense", "2_Dense")], "max and then Dense"),
+        ([module("Transformer"), module("sentence_transformers.base.modules.dense.Dense", "1_Dense")], "Dense"),
+        ([module("custom.Pooling", "pool")], "custom.Pooling"),
+        ([module("Transformer")], "last"),
+    ],
+)
+def test_modules_of_sentence_transformers_change_a_vector(tmp_path, modules, expected):
+    """`read_pooling` names every module that changes a vector, except for modules that only normalize it."""
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "config.json").write_text('{"pooling_mode": "max"}')
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert read_pooling(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "is not a JSON list"),
+        ("[1]", "contains 1, expected objects with the strings type and path"),
+        ('[{"type": "x", "path": "../y"}]', r'the path of a module is "\.\./y"'),
+    ],
+)
+def test_modules_that_cannot_be_used_are_refused(tmp_path, text, what):
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"modules\.json: {what}"):
+        read_pooling(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("number", "expected"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (9, "type 9")]
 )
@@ -303,8 +354,9 @@ def test_a_gguf_file_states_the_pooling(tmp_path, number, expected):
     assert read_pooling(File(keys, {}).write(tmp_path / "x.gguf")) == expected
 
 
-def test_a_pooling_that_we_lack_must_be_replaced_by_the_request():
-    with running(FakeEngine(), pooling="cls_token") as site:
+@pytest.mark.parametrize("pooling", ["cls", "mean and then Dense"])
+def test_a_pooling_that_we_lack_must_be_replaced_by_the_request(pooling):
+    with running(FakeEngine(), pooling=pooling) as site:
         reply = site.ask(PATH, {"input": "a"})
-        assert (reply.status, reply.error["param"]) == (400, "pooling") and "cls_token" in reply.error["message"]
+        assert (reply.status, reply.error["param"]) == (400, "pooling") and pooling in reply.error["message"]
         assert site.ask(PATH, {"input": "a", "pooling": "mean"}).status == 200

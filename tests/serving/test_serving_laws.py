@@ -314,7 +314,10 @@ OPTIONS = {
 @pytest.mark.slow  # 7 s
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
-    """The engine accepts any options. It reports the requested number of likeliest tokens, the likeliest first."""
+    """For any options, the engine reports log-probabilities that agree with each other.
+
+    Each token comes with the requested number of likeliest tokens, the likeliest first.
+    """
     requests = [Request(**fields) for fields in options]
     for request, events in zip(requests, answers(stories, requests), strict=True):
         end = events[-1]

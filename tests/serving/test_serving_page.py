@@ -86,7 +86,10 @@ LINKS = ["https://good.example/p?q=1", "https://good.example/", "https://evil.ex
 
 
 def test_markdown_becomes_elements_and_hostile_markup_stays_text(browser):
-    """Nothing in an answer runs, loads anything, or links to a script; the elements are the ones that we make."""
+    """An answer with hostile markup runs nothing, loads nothing, and has no link to a script.
+
+    It becomes only the HTML elements that our own Markdown code makes.
+    """
     requested: list[str] = []
     with (
         running(FakeEngine(spelling(HOSTILE), context=4000)) as site,
@@ -208,7 +211,7 @@ def test_regenerate_edit_and_the_same_seed(page, engine):
 
 
 def test_the_page_sends_only_the_options_that_are_set(page, engine, site):
-    """An empty field leaves the choice to the server, which knows the model's own defaults."""
+    """The page sends no value for an option with an empty field, so that the server uses the model's default."""
     bodies: list[dict] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
     ask(page)

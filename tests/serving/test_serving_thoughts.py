@@ -38,7 +38,7 @@ OPEN = CHATML + "{{ '<think>\\n' }}"
 
 
 def ids_of(tokenizer, text: str) -> list[int]:
-    """Encode `text` with the tags and the end as the tokens of these names."""
+    """Encode `text`. The names of the tags and of the end in it become the tokens with these names."""
     return SpecialTokens(tokenizer).encode(text.replace("|END|", END))
 
 

@@ -47,9 +47,10 @@ EXAMPLES = 20  # examples of a property by default; `make test` draws fewer
 
 
 def share_of(examples: int, *, part: int = 4, thorough: int | None = None) -> int:
-    """Return the number of examples for a test: `examples`, or one in `part` of them in `make test`.
+    """Return the number of examples for a test: `examples`, or `examples` / `part` in `make test`.
 
-    With the profile thorough, return `thorough` if given. A plain number in `@settings` would override the profile.
+    With the profile thorough, it is `thorough`, if that is given. A plain number in `@settings` would override the
+    profile.
     """
     if thorough is not None and settings().max_examples > EXAMPLES:
         return thorough

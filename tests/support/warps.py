@@ -38,7 +38,10 @@ class Memory(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """An array over the registers of a thread block: a register has an array [threads, elements]."""
+    """An array that is distributed over the registers of a thread block.
+
+    Each entry of `registers` is an array [threads, elements]: the elements that each thread has in this register.
+    """
 
     registers: np.ndarray  # of objects
     shape: tuple[int, ...]
@@ -188,8 +191,9 @@ def warp_instruction(text: str, operands: list[np.ndarray]) -> list[np.ndarray]:
 def product(a: list[Any], b: list[Any], c: list[Any], *, kind: Any, other: Any) -> list[np.ndarray]:
     """Multiply A [16, k] by B [k, 8] and add C [16, 8].
 
-    A register of A has 32 bits of adjacent columns, and so has a register of B of adjacent rows. The registers of a
-    lane have rows quad and quad + 8 of A, first for the lower half of the columns, then for the upper half.
+    A register of A has 32 bits: numbers in adjacent columns. A register of B has numbers in adjacent rows. The
+    registers of A in a lane are for rows quad and quad + 8, first in the lower half of the columns, then in the upper
+    half.
     """
     numbers = 4 // np.dtype(kind).itemsize
     halves = max(1, len(a) // 2)
@@ -219,7 +223,10 @@ def transposed(register: np.ndarray) -> np.ndarray:
 
 
 def inline_mgpu(*, arg_types: Any, return_type: Any = None) -> Callable[..., Any]:
-    """Run a function of registers. Arguments with a layout become `Fragments`; refs stay as they are."""
+    """Return a decorator that runs a function of registers in NumPy.
+
+    Arguments with a layout in `arg_types` become `Fragments`. Refs are passed on unchanged.
+    """
     del return_type  # the function names the layout of its results when it calls `array`
 
     def is_type(leaf: Any) -> bool:

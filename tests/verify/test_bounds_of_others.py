@@ -21,7 +21,7 @@ def pairwise(x):
 
 
 def derived(x: np.ndarray, *, rounded: bool) -> float:
-    """Derive the bound of a pairwise sum in float64. With `rounded`, the inputs are already rounded once."""
+    """Return the derived error bound of a pairwise sum. With `rounded`, it includes one rounding of each input."""
     return float(pairwise(Carried(x, DOUBLE.unit * np.abs(x) * rounded, rounding=DOUBLE)).error)
 
 
@@ -50,7 +50,7 @@ def test_the_page_has_the_numbers():
 
 
 def test_a_product_in_any_order_has_the_classical_bound():
-    """The bound is gamma_n |W| |x|, for n terms."""
+    """The derived bound of W x, with n terms added in any order, is the classical one: gamma_n |W| |x|."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((3, 512)), random.standard_normal((5, 512))
     n, u = x.shape[1], 2.0**-24

@@ -1,4 +1,4 @@
-"""Proofs of texts: intervals contain the exact logits, and tokens are decided only if their intervals lie apart."""
+"""Proofs of texts: intervals contain the exact logits, and a token is decided if its interval overlaps no other."""
 
 import json
 from dataclasses import replace

@@ -69,7 +69,10 @@ def test_a_blocked_sum_needs_no_explanation(kind: str):
 
 
 def test_the_report_compares_a_running_sum_with_a_blocked_one():
-    """For equal terms, the model gives n / 2 = 4160 roundings for one sum, and 92 for 92 blocks of 91 terms."""
+    """The report of a running sum states how much more exact a sum in blocks would be.
+
+    For equal terms, the model gives n / 2 = 4160 roundings for one sum, and 92 for 92 blocks of 91 terms.
+    """
 
     def running(x: np.ndarray) -> np.ndarray:
         weights = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -85,14 +88,17 @@ def test_the_report_compares_a_running_sum_with_a_blocked_one():
 
 
 def drop_the_last(x: np.ndarray) -> np.ndarray:
-    """Leave out the last term of the sum: an error of about 1 / n = 2016 u for n = 8,321."""
+    """Compute softmax, but with a sum that is too small by the mean of its n terms.
+
+    So the result has a relative error of about 1 / n, which is 2016 u for n = 8,321.
+    """
     weights = np.exp(x - x.max(axis=-1, keepdims=True)).astype(np.float64)
     total = weights.sum(axis=-1, keepdims=True)
     return (weights / (total - total / x.shape[-1])).astype(np.float32)
 
 
 def twelve_times(x: np.ndarray) -> np.ndarray:
-    """Return 12 times the error that the model allows one running sum."""
+    """Return a softmax that is off by 12 times the error that the model allows for one running sum."""
     p = IMPLEMENTATIONS["softmax"].function(x).astype(np.float64)
     model = roundings(p, lambda weights: weights.sum(axis=-1, keepdims=True))
     return (p * (1 + 12 * model.running)).astype(np.float32)

@@ -70,7 +70,7 @@ def test_values_are_finite_and_named(value, shape, array_precision):
 
 
 def test_values_never_change():
-    """`normal(7)` in a replay file stands for the same numbers in every version of the verifier."""
+    """`normal(7)` in a replay file means the same numbers in every version of the verifier."""
     drawn = [Values(kind, seed=7).array("x", 3, 4, precision=FLOAT32).tobytes() for kind in KINDS]
     assert [zlib.crc32(numbers) for numbers in drawn] == [
         211228714,

@@ -117,7 +117,7 @@ def test_out_of_memory_is_not_judged():
 
 
 def test_a_machine_with_too_little_memory_for_an_exact_result():
-    """The draw is not judged, and the verdict on all other draws stays."""
+    """A draw is not judged if its exact result needs too much memory; the other draws still give a verdict."""
     contract = CONTRACTS["softmax"]
 
     def expect(x: np.ndarray) -> Any:
@@ -133,7 +133,7 @@ def test_a_machine_with_too_little_memory_for_an_exact_result():
 
 
 def test_an_empty_draw_that_is_not_judged_keeps_the_verdict():
-    """If a draw without rows, the last one, cannot be judged, the verdict on all other draws stays."""
+    """If the last draw, which has no rows, cannot be judged, the other draws still give a verdict."""
 
     def greedy(x):
         if not x.size:

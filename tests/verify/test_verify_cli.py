@@ -327,7 +327,7 @@ FINDINGS = {
 
 
 def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
-    """Each kind of misbehavior is reported by name, and the run goes on to the next op."""
+    """Each kind of misbehavior is reported by name, and the run continues with the next op."""
     (tmp_path / "kernels.py").write_text(MISBEHAVING)
     done = verify(*FINDINGS, "--candidate", "kernels", *NUMPY, "--timeout", "2", status=1)
     reports = re.split(r"(?m)^(?=violated|within)", done.stdout)[1:]

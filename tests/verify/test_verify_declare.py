@@ -164,7 +164,7 @@ def in_groups(x, *, groups):
 def test_sizes_that_depend_on_each_other_are_products():
     """A size that is a product of others is their product in all draws, also in large ones.
 
-    An argument named like a size gets this size.
+    An argument with the name of a size gets the value of this size.
     """
     contract = declare(
         in_groups, arrays={"x": "groups*width"}, sizes={"groups": [1, 2, 3], "width": [2, 5]}, large={"groups": [99]}

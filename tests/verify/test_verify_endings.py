@@ -274,6 +274,16 @@ def test_a_worker_that_ends_at_once_kills_its_candidate(folder):
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_a_worker_ends_even_if_the_signal_arrives_in_a_callback_of_the_garbage_collector():
+    program = (
+        "import gc, os, signal; from llamaspec.verify.campaign import _exit_on_sigterm; _exit_on_sigterm();"
+        "gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGTERM)); gc.collect(); print('still runs')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
+
+
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
     """A call that hangs in a dtype is made only once, and does not count as refusing that dtype."""
 

@@ -1,6 +1,6 @@
 """A candidate that uses resources without limit gets an error, and harms neither the machine nor the judge.
 
-The judge waits for work on a GPU.
+Before the judge reads a result on a GPU, it waits until all work on this GPU has ended.
 """
 
 import os

@@ -143,7 +143,7 @@ BITS = {"tf32x3": 11, "bf16x3": 8}  # significant bits of a part
 
 
 def part(x, bits: int, *, cut: bool):
-    """Round float32 numbers to `bits` significant bits, or cut off the other bits."""
+    """Round float32 numbers to `bits` significant bits. With `cut`, cut off the other bits instead."""
     words = x.astype(np.float32).view(np.uint32)
     dropped = np.uint32(24 - bits)
     half = np.uint32(0) if cut else (np.uint32(1) << (dropped - np.uint32(1)))
@@ -151,13 +151,17 @@ def part(x, bits: int, *, cut: bool):
 
 
 def chopped(x):
-    """Cut float64 numbers to float32."""
+    """Convert float64 numbers to float32, rounded towards zero."""
     y = x.astype(np.float32)
     return np.where(np.abs(y) > np.abs(x), np.nextafter(y, np.float32(0)), y)
 
 
 def in_parts(bits: int, *, cut: bool, products: int = 3):
-    """Make a product of matrices [... n] and [n ...] that emulates matrix units with parts of `bits` bits."""
+    """Return a function that multiplies matrices [... n] and [n ...] in float32, as matrix units do it in parts.
+
+    It splits each number into a big and a small part, with `bits` significant bits each, and adds `products` of the
+    products of parts. With `cut`, it cuts bits off instead of rounding, in the parts and in the sums.
+    """
 
     def product(a, b):
         (big_a, small_a), (big_b, small_b) = (

@@ -99,7 +99,10 @@ OPS_OF_KERNELS = {  # where the op does not have the name of the file
 
 
 def test_every_kernel_file_has_contracts_and_candidates():
-    """Each file of `pallas_kernels` that defines a function of its own name is a kernel that can be called."""
+    """Each file of `pallas_kernels` defines a kernel with the name of the file, and `verify` can call this kernel.
+
+    Every op of a kernel has a contract.
+    """
     folder = Path(pallas_kernels.__path__[0])
     kernels = {path.stem for path in folder.glob("*.py") if f"\ndef {path.stem}(" in path.read_text(encoding="utf-8")}
     assert {"coded_gemm", "rmsnorm", "attention_paged"} <= kernels

@@ -75,7 +75,7 @@ def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
 
 
 def box(text: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Estimate the left, top, right and bottom edge of a text: 8 pixels a letter, in the 14 pixels of the page."""
+    """Estimate the left, top, right and bottom edge of a text, with 8 pixels per letter and a height of 14 pixels."""
     x, y, width = float(text.get("x", 0)), float(text.get("y", 0)), 8 * len(text.text or "")
     left = x - {"start": 0, "middle": width / 2, "end": width}[text.get("text-anchor", "start")]
     return left, y - 11, left + width, y + 3
@@ -91,7 +91,7 @@ def test_no_texts_of_a_chart_overlap(pages):
 
 
 def test_a_kind_beyond_its_bound_is_in_the_chart(pages):
-    """The bar of such a kind has the color of values beyond their bound, also if the result is not finite."""
+    """A kind of array with a value beyond its bound has a bar in the color of such values, also if the value is NaN."""
     _, violated = pages
     not_finite = page_of(report(lambda x, y: np.full_like(x, np.nan)))
     for text, label in ((violated, r"[\d,]+ %"), (not_finite, "\N{INFINITY} %")):

@@ -26,9 +26,10 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 
 def early(contract: Contract) -> list[str]:
-    """List dimensions with a wrong statement of their limit.
+    """List the dimensions for which the contract's statement of a limit is wrong.
 
-    They are at most `FAR` and state no reason for it, or they exceed `FAR` and state a reason for a limit.
+    Such a dimension is never drawn beyond `FAR`, and the contract states no reason. Or it is drawn beyond `FAR`, and
+    the contract states a reason for a limit.
     """
     return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
@@ -63,7 +64,7 @@ def test_every_published_use_is_drawn():
 
 @pytest.mark.parametrize(("examples", "shapes", "drawn"), [(200, None, True), (200, 64, True), (67, 22, False)])
 def test_a_run_of_200_draws_includes_the_published_sizes(examples: int, shapes: int | None, drawn: bool):
-    """Draws of published sizes are extra: the report counts the numbers that we compare, but no more examples."""
+    """A run of 200 draws also has draws of published sizes, which the report does not count as examples."""
     seen = set()
 
     def gemv(x, weight):
@@ -77,7 +78,10 @@ def test_a_run_of_200_draws_includes_the_published_sizes(examples: int, shapes: 
 
 
 def test_a_slow_candidate_is_not_called_at_the_sizes_of_published_models(monkeypatch):
-    """An interpreted kernel may need minutes for 133,121 rows. The report says what it left out."""
+    """`verify` omits the draws of published sizes if a call would take too long, and the report says so.
+
+    An interpreted kernel may need minutes for 133,121 rows.
+    """
     monkeypatch.setattr("llamaspec.verify.judging.runner.PATIENCE", 1.0)
 
     def slow(x, y):

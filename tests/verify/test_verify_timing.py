@@ -305,7 +305,10 @@ def test_a_call_that_hangs_gives_no_time(tmp_path):
 
 
 def test_results_cached_by_all_numbers_are_computed_in_each_timed_call():
-    """In no round does the first call have the last call's numbers, so only the last call may find its result."""
+    """A candidate that caches results by all input numbers still computes in at least `FEWEST` calls of a round.
+
+    The first call of a round never has the numbers of the last call, so only the last call may find its result cached.
+    """
     with Worker("mine.py:cached_by_all_numbers", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
     calls = sum(map(len, timing.seconds.values()))
@@ -319,7 +322,7 @@ def test_a_clock_that_a_candidate_patches_still_runs():
 
 
 def test_the_numbers_of_timed_calls_depend_on_the_seed():
-    """With another seed, an answer that an earlier run stored in a file is of no use."""
+    """With another seed, the timed calls get other numbers, so a result stored by an earlier run is of no use."""
     seen = []
     contract = replace(CONTRACTS["add"], expect=lambda x, y: seen.append(x.tobytes()) or CONTRACTS["add"].expect(x, y))
     for seed in (0, 1):
@@ -379,7 +382,10 @@ def test_gpu_events_time_the_whole_call_after_the_cache_is_cleared(torch_on_a_gp
 
 
 def test_patched_gpu_events_are_noticed(torch_on_a_gpu):
-    """The events of the fake say 2 ms for a function that returns after 20 ms."""
+    """A measurement is refused if the GPU's events report less time than the function needed to return.
+
+    The fake's events report 2 ms, and the function returns after 20 ms.
+    """
     argument = SimpleNamespace(is_cuda=True, device="cuda:0")
     with pytest.raises(RuntimeError, match=r"GPU events measured 0\.002 s, but the function returned after 0\.0"):
         Clock("torch").measure(lambda x: time.sleep(0.02), [argument], {})

@@ -8,7 +8,7 @@ from llamaspec.training.steps import Tensors, reproducible
 
 
 class Objective(NamedTuple):
-    """A loss for `steps.compile_step`, and how examples become its batches."""
+    """A loss for `steps.compile_step`, and a function that makes its batches from examples."""
 
     loss: Callable
     sums: tuple[str, ...]  # the names of the sums that the loss reports
@@ -32,7 +32,7 @@ class HeldOut(NamedTuple):
 def evaluator(
     objective: Objective, examples: Sequence[Any], frozen: Any, *, platform: str
 ) -> Callable[[Tensors], HeldOut]:
-    """Make a function that measures tensors on held-out examples."""
+    """Make a function that takes the trained tensors, and computes their loss and figures on held-out examples."""
     compiled, work = reproducible(objective.loss, platform), objective.work(examples)
 
     def evaluate(tensors: Tensors) -> HeldOut:

@@ -1,7 +1,7 @@
 """Little stories from a grammar that knows its own entropy.
 
 `Choices.pick` makes every random choice and records its probability. The grammar is unambiguous: the text shows each
-choice soon after it is made, and no two options read the same, so different choices make different texts. The
+choice soon after it is made, and no two options have the same words, so different choices make different texts. The
 probability of a text is therefore the product of the probabilities of its choices, and its surprisal, -log p, is
 exactly `nats`. The mean of nats divided by the mean number of tokens is the entropy rate of the corpus for a given
 tokenizer. No model can have a lower mean loss on new stories, and a model that has learned the grammar comes close.

@@ -172,7 +172,7 @@ class Talk:
 
     @property
     def _offered(self) -> bool:
-        """Whether the last answer offers a story."""
+        """True if the last answer offers a story."""
         return bool(self.messages) and self.messages[-1].content.endswith((OFFER, OFFER_ANOTHER))
 
     def _unknown_story(self) -> str:

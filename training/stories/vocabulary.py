@@ -64,7 +64,7 @@ def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
 
 
 def write_tokenizer(path: str | Path) -> None:
-    """Write `train_tokenizer` to a file."""
+    """Train the tokenizer, and write it to a file."""
     Path(path).write_bytes(train_tokenizer())
 
 

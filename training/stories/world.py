@@ -46,7 +46,7 @@ class World:
             self.words |= {word: meaning, capital(word): capital(meaning)}
 
     def choose(self, word: str, options: tuple[str, ...]) -> str:
-        """Choose one of `options` as the meaning of `word`."""
+        """Choose the text that replaces `word` in braces: one of `options`. Returns the text."""
         meaning = self.choices.pick(options)
         self.set(**{word: meaning})
         return meaning

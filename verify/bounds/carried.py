@@ -65,7 +65,7 @@ class Rounding(NamedTuple):
 
     @staticmethod
     def of(precision: Precision) -> "Rounding":
-        """Build the `Rounding` of results to the dtype `precision`."""
+        """Build the `Rounding` of a computation that rounds every result to the dtype `precision`."""
         return Rounding(precision.unit, precision.smallest, precision.largest)
 
 
@@ -236,7 +236,8 @@ def _monotone(
 ) -> Callable[[Carried], Carried]:
     """Convert an increasing NumPy function to one for `Carried` arrays.
 
-    We compute it at both ends of the interval [x - error, x + error] to bound the result. Its domain begins at `low`.
+    To bound the result, we compute the function at both ends of the interval [x - error, x + error]. The function's
+    domain begins at `low`.
 
     `off` is the relative error of the function's float32 implementation.
     """

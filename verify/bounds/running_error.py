@@ -473,7 +473,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """Compute RMSNorm and the chosen experts.
+    """Compute RMSNorm and the chosen experts, and add their outputs to the residual stream.
 
     A token gets `NO_BOUND` if a rounding could change its choice of experts.
     """

@@ -6,9 +6,9 @@ With torch or cupy on a GPU, we clear the L2 cache before each call, including l
 made persistent. We measure the call with GPU events. The time includes work that the call started on other streams. jax
 has no events, so we measure the time until the call's result is ready.
 
-Each timed call gets other numbers: we swap two elements of every floating-point array. So a result that is cached by
-the numbers of the inputs is of no use, or is wrong. Only the last call gets the original numbers, and only its result
-is read and judged.
+Each timed call gets other numbers: we swap two elements of every floating-point array. So a candidate that caches
+results by the numbers of its inputs finds no cached result, or returns a wrong one. Only the last call gets the
+original numbers, and only its result is read and judged.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether it is later than `end`, and the next call is at least call number `FEWEST`."""
+        """Return whether the next call may be the last: `end` has passed, and its number is at least `FEWEST`."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ def _twice(trial: Trial) -> Claim:
 
 
 def _zeros(trial: Trial) -> Claim:
-    """Pass rows of -0 and 0 in turn. Since -0 equals 0, the result must be the first index, 0."""
+    """Pass rows in which -0 and 0 alternate. Since -0 equals 0, the result must be the first index, 0."""
     x = np.zeros_like(trial.arguments["x"])
     x[:, ::2] = -0.0
     return Claim(trial.again(x=x)[0], np.zeros(len(x)), 0.0)

@@ -102,7 +102,7 @@ def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarr
 
 
 def _first(sums: Callable[[], Roundings]) -> Roundings:
-    """Return the model for the only query of a sequence."""
+    """Return `sums()` without its first axis, which has the only query of a sequence."""
     return sums().map(lambda part: part[0])
 
 

@@ -1,8 +1,8 @@
 """A product with a low-rank adapter (LoRA), and its backward pass.
 
 An implementation may apply the adapter, W x + s B (A x), or merge it, (W + s B A) x, and may put the factor s anywhere.
-So the magnitudes of the bound are those of all terms, |W| |x| + |s| |B| |A| |x|: in |B| |A x|, terms of A x may cancel,
-and a merged matrix does not see that.
+So the bound grows with |W| |x| + |s| |B| |A| |x|, the sum of the magnitudes of all terms. |B| |A x| would be too small:
+terms of A x may cancel, but in the product with a merged matrix these terms do not meet.
 """
 
 import numpy as np

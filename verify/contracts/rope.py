@@ -36,7 +36,7 @@ PACKED = {"packed by 2": 2, "packed by 5": 5}  # values of the draw `start`, wit
 
 
 def positions(start: int | str, batch: int, seq: int) -> Int32[np.ndarray, "batch seq"]:
-    """Make the positions of each row: counted from the number `start`, or of several texts packed into the row.
+    """Make the positions of each row: consecutive from a number on, or counted anew in each of several packed texts.
 
     A number `start` is the first position of row 0; each row starts 5 positions after the row before it. "packed by n"
     means that each text in row 0 has n tokens, and positions count from 0 in each text. In each row, texts are one

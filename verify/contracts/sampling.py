@@ -112,7 +112,7 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 
 
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
-    """Sum the probabilities of the tokens that are more probable than each token, or count these tokens (`counted`).
+    """Sum, for each token, the probabilities of the tokens that are more probable, or count these tokens (`counted`).
 
     Returns an upper bound of each sum or count if `sure`, otherwise a lower bound. Tokens with the same number in
     `groups` are equally probable, so we do not count them as more probable than each other.

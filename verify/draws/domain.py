@@ -26,7 +26,7 @@ PRINTED = 200  # characters of a refused value that we print
 
 @dataclass(frozen=True)
 class Arrays:
-    """Kinds of array that a variable may stand for, with inclusive ranges of seeds and exponents."""
+    """Kinds of array that a variable may describe, with inclusive ranges of seeds and exponents."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, int]
@@ -148,7 +148,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Write `value` as `--set` reads it."""
+    """Format `value` in the form that `--set` reads."""
     if value is None:
         return "null"
     return str(list(value)) if isinstance(value, tuple) else str(value)

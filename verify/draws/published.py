@@ -59,7 +59,7 @@ BY_OP: Mapping[str, Mapping[str, Use]] = {
 
 
 def with_uses(contract: Contract) -> Contract:
-    """Add to a contract the largest published use of each dimension, and a draw beyond it if there is none."""
+    """Add the largest published use of each dimension to a contract, and a larger draw if the contract has none."""
     uses, widest = {}, {}
     known = {**BY_DIMENSION, **BY_OP.get(contract.name, {})}
     for reach in reaches(contract):

@@ -1,4 +1,4 @@
-"""Largest size that a contract draws for each dimension: above `FAR`, or smaller for a stated reason."""
+"""Largest size that a contract draws for each dimension: above `FAR`, unless the contract states why it is smaller."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -107,7 +107,10 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
 
 
 def _running_sum(near: np.ndarray, sums: Roundings) -> str:
-    """Write the message that a running sum explains the largest error. `near` has errors divided by their alarms."""
+    """Format the message that a running sum explains the largest error.
+
+    `near` has each error divided by its measured bound (`Expected.alarm`).
+    """
     at = _worst(near)
     running, blocked, terms = (np.broadcast_to(part, near.shape)[at] for part in sums)
     message = f"{near[at]:.2g} times the alarm, which a running sum of {terms:,} terms explains"

@@ -47,7 +47,7 @@ class Timing:
     rounds: int  # planned; fewer run if the time ran out
 
     def lines(self) -> list[str]:
-        """Write a line for each candidate: median and range over rounds, and the ratio to the first candidate."""
+        """Format a line for each candidate: median and range over rounds, and the ratio to the first candidate."""
         first, *rivals = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
         lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]
@@ -58,7 +58,7 @@ class Timing:
         return lines
 
     def _spread(self, name: str) -> str:
-        """Write the median and range of a candidate, and the number of rounds."""
+        """Format the median and range of a candidate, and the number of rounds."""
         seconds = self.seconds[name]
         few = len(seconds) < self.rounds
         rounds = f"{len(seconds)} of {self.rounds} rounds: the time was up" if few else f"{len(seconds)} rounds"
@@ -67,7 +67,7 @@ class Timing:
 
 
 def _seconds_text(seconds: float) -> str:
-    """Write seconds with a unit.
+    """Format seconds with a unit.
 
     >>> _seconds_text(0.00123456), _seconds_text(2.5e-6), _seconds_text(12.0)
     ('1.23 ms', '2.5 µs', '12 s')
@@ -90,8 +90,8 @@ def timed(
 ) -> Timing:
     """Time `workers` for one draw, with the largest sizes that `only` allows.
 
-    Arrays hold normal numbers if the contract draws them. The first two rounds always run; after `limit` seconds, no
-    other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
+    Arrays hold normally distributed numbers if the contract can draw such arrays. The first two rounds always run;
+    after `limit` seconds, no other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
     """
     random = Random(seed)
     start = monotonic()

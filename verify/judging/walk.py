@@ -229,7 +229,7 @@ def _step(result: Result) -> OpError:
 
 
 def table(steps: list[OpError]) -> list[str]:
-    """Write a line for each op with its largest error over all layers, and the layer."""
+    """Format a line for each op: its largest error over all layers, and the layer with this error."""
     worst: dict[str, OpError] = {}
     for step in steps:
         name = step.op + (f" ({step.output})" if step.output else "")

@@ -1,4 +1,4 @@
-"""A product with an adapter next to the matrix, and its backward pass, a block of rows at a time."""
+"""A product with a matrix and an adapter, and its backward pass, computed in blocks of rows, and their mutants."""
 
 import numpy as np
 

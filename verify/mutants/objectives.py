@@ -1,6 +1,6 @@
 """The objectives of fine-tuning as trainers compute them, and their mutants: bugs of well-known trainers.
 
-A number such as #973 is a thread of the trainer before it.
+A number such as #973 is an issue or a pull request in the repository of the trainer that is named before it.
 """
 
 import numpy as np

@@ -11,7 +11,7 @@ from llamaspec.verify.draws.reach import reaches
 
 
 def signature(contract: Contract) -> str:
-    """Write the parameters of a definition with shapes and dtypes."""
+    """Format the parameters of a definition with shapes and dtypes."""
     parameters = str(inspect.signature(contract.definition))
     return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", parameters).replace("'", "")
 
@@ -51,7 +51,7 @@ def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
 
 
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
-    """Write a contract as `--list` prints it."""
+    """Format the lines that `--list` prints for a contract."""
     parts = as_json(contract, mutants)
     lines = [
         parts["op"] + parts["signature"],

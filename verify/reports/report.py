@@ -23,7 +23,7 @@ MOST_KINDS = 6  # most kinds of input in a line
 
 
 def headline(report: Report) -> str:
-    """Write one line: the verdict, and the number of examples, the time and the seed behind it."""
+    """Format one line: the verdict, the number of examples that were judged, the time and the seed."""
     if report.not_taken:
         why = f"{report.not_taken}; use --dtype {report.dtype} to judge it anyway"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
@@ -45,7 +45,7 @@ def headline(report: Report) -> str:
 def counterexample(
     report: Report, contract: Contract | None, *, replay: str | None = None, advice: bool = True
 ) -> list[str]:
-    """Write the lines of a report.
+    """Format the lines of a report.
 
     For a right candidate: the verdict and, if the user limited variables of the draws, the share of values that
     remained.
@@ -91,7 +91,7 @@ def counterexample(
 
 
 def _nearness(report: Report) -> list[str]:
-    """Write the largest share of the bound for each kind of array, and the number that came nearest to its bound.
+    """Format the largest share of the bound for each kind of array, and the number that came nearest to its bound.
 
     The largest share comes first. We omit shares below a hundredth of the largest.
     """
@@ -110,7 +110,7 @@ def _nearness(report: Report) -> list[str]:
 
 
 def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
-    """Write which share of a contract's draws remains if a user limits variables to some values.
+    """Describe which share of a contract's draws remains if a user limits variables to some values.
 
     >>> coverage({"hidden": (1, 6), "n": (5, 25)})
     "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
@@ -163,7 +163,7 @@ def _draw(draw: Draw) -> str:
 
 
 def short(value: Any) -> str:
-    """Write a drawn value as a person types it; abbreviate a long list of one number.
+    """Format a drawn value as a person types it; abbreviate a long list of one repeated number.
 
     >>> short((5, 5, 3)), short((2,) * 1041)
     ('(5,5,3)', '(2,)*1041')
@@ -195,7 +195,7 @@ def _legend(contract: Contract, draw: Draw) -> str:
 
 
 def _inputs(contract: Contract, report: Report) -> str:
-    """Write the arguments in one line; "" if they have too many numbers for a line."""
+    """Format the arguments in one line; "" if they have too many numbers for a line."""
     arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""
@@ -269,7 +269,9 @@ WRONG = ("violated",)  # outcomes that fail a run; --strict adds "suspicious"
 
 
 def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG) -> str:
-    """Write a JUnit file: a test case per op and dtype. `lines` are the lines that `verify` prints for each report.
+    """Return the text of a JUnit file: a test case per op and dtype.
+
+    `lines` are the lines that `verify` prints for each report.
 
     A report with an outcome in `wrong` fails. A report without a verdict is skipped. A suspicious result that does not
     fail has the lines as its output.
@@ -305,7 +307,7 @@ def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong
 def as_annotations(
     reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG
 ) -> list[str]:
-    """Write annotations for GitHub Actions: an error for each outcome in `wrong`, else a warning if it is suspicious.
+    """Format annotations for GitHub Actions: an error for each outcome in `wrong`, a warning for other suspicious ones.
 
     The message is what `verify` prints (`lines`), without the verdict. If the candidate is named by its file, the
     annotation points at the line of its definition.

@@ -41,7 +41,7 @@ def library_of(candidate: str) -> tuple[str, str]:
 def called(library: str) -> dict[str, str]:
     """Map each function of LIBRARY_ops.py to the library's function that it calls.
 
-    The first line of its docstring names this function.
+    We take the name of the library's function from the first line of the docstring in LIBRARY_ops.py.
     """
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -134,5 +134,5 @@ def attention_prefill(q, k, v, offsets, *, window):
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """Call `attention.merge_state.merge_state_triton` of attention over two halves of the keys, by torch."""
+    """Call `attention.merge_state.merge_state_triton` on torch's attention over two halves of the keys."""
     return here.in_two_parts(q, k, v, lengths, merge=lambda *parts: merging.merge_state_triton(*parts)[0])

@@ -190,7 +190,7 @@ def attention_prefill(q, k, v, offsets, *, window):
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """Call `triton_merge_attn_states.merge_attn_states` of attention over two halves of the keys, by torch."""
+    """Call `triton_merge_attn_states.merge_attn_states` on torch's attention over two halves of the keys."""
     return here.in_two_parts(q, k, v, lengths, merge=_merged)
 
 

@@ -44,7 +44,10 @@ class LlamaspecEngine:
         self.reader: Reader | None = None
 
     def draw(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
-        """Draw `count` tokens after a prompt. Returns the start time and the end time of each burst, and the tokens."""
+        """Draw `count` tokens after a prompt.
+
+        Returns a list of times and the tokens. The list has the time of the start, and then the end of each burst.
+        """
         ids = [i % self.vocab for i in range(prompt)]
         session = Session[Any, Any](self.backend, vocab=self.vocab)
         times, drawn = [perf_counter()], []

@@ -16,7 +16,7 @@ FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
 
 class KernelLimits(NamedTuple):
-    """Limits on the machine code of a compiled kernel. We measured them on its design."""
+    """Limits on the machine code of a compiled kernel: the figures that we counted when we designed the kernel."""
 
     registers: int = 255  # of a thread, at most
     instructions: float | None = None  # instructions of a thread per weight in the main loop, at most

@@ -78,7 +78,7 @@ def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
 
 
 def _limits(geometry: Geometry) -> KernelLimits:
-    """Return limits from the number of instructions per weight of a thread, for products of 64 rows and one group.
+    """Return the limits on a kernel. We count the instructions of a thread per weight, for 64 rows and one group:
 
     1.75                for codes of eight bits: two masks and an addition per two codes, and a shift per four
     1.4                 for codes of four bits: a mask and an addition per two codes, and three shifts per eight

@@ -35,7 +35,7 @@ from llamaspec.reference.config import Config
 
 
 class Coded(NamedTuple):
-    """A quantized form of a matrix."""
+    """A form of a quantized matrix: the bits of a code, and which scales, minima or levels turn codes into weights."""
 
     bits: int
     group: int | None  # columns that share a scale; None: a whole row does

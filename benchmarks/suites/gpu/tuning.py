@@ -64,7 +64,10 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Return the arguments of `tile_for` for a case. None: the case has several vectors, or no tile of its own."""
+    """Return the arguments of `tile_for` for a case of a product with one vector and a matrix in one form.
+
+    Returns None for any other case, because the table of tiles has no entry for it.
+    """
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

@@ -154,7 +154,7 @@ def shortest(number: float) -> float:
 class Keys:
     """Reads keys by their names without the architecture's prefix, for `model.families`.
 
-    For example, in a file of the architecture "granite", the name "attention.scale" stands for the key
+    For example, in a file of the architecture "granite", the name "attention.scale" means the key
     "granite.attention.scale".
     """
 

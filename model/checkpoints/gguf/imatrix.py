@@ -33,10 +33,10 @@ class ImportanceMatrix(NamedTuple):
     values: Mapping[str, Float32[np.ndarray, " values"]]
 
     def of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32[np.ndarray, "matrices cols"]]:
-        """Return the importances of the tensors with these shapes, as far as the file has them.
+        """Return the importances of the tensors in `shapes`, by name, without tensors for which the file has no entry.
 
-        Raises `CheckpointError` if an entry does not fit the tensor of its name, or if there are shapes, and no tensor
-        has an entry.
+        Raises `CheckpointError` if an entry does not fit the shape of its tensor, or if the file has no entry for any
+        tensor in `shapes`.
         """
         rows = {}
         for name, shape in shapes.items():
@@ -57,7 +57,7 @@ class ImportanceMatrix(NamedTuple):
 def read_imatrix(path: str) -> ImportanceMatrix:
     """Read an importance matrix of llama.cpp.
 
-    Raises `CheckpointError` if the file is no importance matrix, or if an importance is negative or not finite.
+    Raises `CheckpointError` if the file is not an importance matrix, or if an importance is negative or not finite.
     """
     file = MappedFile(path)
     start = file.bytes(0, 64)
@@ -69,7 +69,9 @@ def read_imatrix(path: str) -> ImportanceMatrix:
         raise refused(path, "is not an importance matrix (imatrix) of llama.cpp")
     for name, numbers in values.items():
         if not np.all((numbers >= 0) & np.isfinite(numbers)):
-            raise refused(path, f"importances must be finite and not negative, but {quoted(name)} has others")
+            raise refused(
+                path, f"importances must be finite and not negative, but {quoted(name)} has some that are not"
+            )
     return ImportanceMatrix(path, values)
 
 
@@ -86,7 +88,10 @@ def _in_gguf(file: MappedFile) -> Iterable[tuple[str, Float32[np.ndarray, " valu
             raise refused(file.path, f"{quoted(own)} needs the tensors {SUMS[1:]} and {COUNTS[1:]} in F32")
         sums, counts = (file.array(np.dtype("<f4"), (each.bytes // 4,), each.offset) for each in (entry, counted))
         if sums.size % counts.size:
-            raise refused(file.path, f"{quoted(own)} has {sums.size} sums, which {counts.size} matrices cannot share")
+            raise refused(
+                file.path,
+                f"{quoted(own)} has {sums.size} sums, expected a multiple of {counts.size}, its number of matrices",
+            )
         rows, counts = sums.reshape(counts.size, -1), counts[:, None]
         with np.errstate(all="ignore"):
             yield own, np.where(counts > 0, rows / counts, 1).astype(np.float32).reshape(-1)

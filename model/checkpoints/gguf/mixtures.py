@@ -20,8 +20,9 @@ first and last eighth of the layers, and in every third layer between these. The
 - With 8 experts, attn_v and attn_k get Q8_0.
 - In models that llama.cpp counts as 70B, attn_v gets Q5_K instead of Q3_K or Q4_K. These are models with 80 layers of
   the architecture qwen2, or of llama with fewer kv heads than heads.
-- If rows are no whole superblocks of 256 weights, a type with blocks of 32 replaces the type of the matrix (`INSTEAD`).
-  llama.cpp stores rows that are no multiple of 32 in float16, or refuses them; we always store them in float16.
+- If a row does not consist of whole superblocks of 256 weights, a type with blocks of 32 replaces the type of the
+  matrix (`INSTEAD`). If the length of a row is not a multiple of 32, llama.cpp stores the matrix in float16, or refuses
+  it; we always store it in float16.
 """
 
 from collections.abc import Callable

@@ -88,7 +88,7 @@ def write_gguf(
     mixture. After each weight, we call `progress` with its name and its number of bytes.
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
-    finite or too large for its type, if llama.cpp does not support a part of the model, or if the importances are of
+    finite or too large for its type, if llama.cpp does not support a part of the model, or if the importances belong to
     another model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
@@ -131,9 +131,10 @@ def architecture_for(checkpoint: Checkpoint) -> Architecture:
 def of_tensors(
     checkpoint: Checkpoint, importances: Mapping[str, Float32[np.ndarray, " cols"]]
 ) -> dict[str, Float32[np.ndarray, " values"]]:
-    """Return `importances`, which have the names of `model.tensors`, by the names of the tensors of a GGUF file.
+    """Rename the entries of `importances`: from the names of `model.tensors` to the names of tensors in a GGUF file.
 
-    A tensor of experts gets the importances of all experts, and matrices that are joined have the same importances.
+    A tensor that holds all experts gets the importances of all experts. A tensor that joins matrices, such as q, k and
+    v, gets the importances of the first matrix, because the others have the same ones.
     """
     values = {}
     for tensor in _stored(checkpoint, architecture_for(checkpoint), None, weighted=True):

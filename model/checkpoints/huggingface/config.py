@@ -119,7 +119,10 @@ def fields_within(values: dict[str, Any], path: str | Path, family: Family) -> F
 
 
 def _value(fields: Fields, name: str, keys: tuple[str, ...], family: Family) -> Any:
-    """Read the `Config` field `name` from the first of `keys` that config.json has. If it has none, use the default."""
+    """Read the `Config` field `name` from the first of `keys` that config.json has.
+
+    If config.json has none of them, use the default.
+    """
     key = next((key for key in keys if key in fields.values), keys[0])
     default = family.defaults.get(name, _plain_default(name))
     if name in ("kv_heads", "head_dim"):

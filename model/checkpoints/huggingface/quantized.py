@@ -112,7 +112,7 @@ def _how_to_convert(method: object) -> str:
     owner = OWNERS.get(method) if isinstance(method, str) else None
     if not owner:
         return ""
-    return f"load it with {owner}, where a layer's output for an identity matrix is its transposed weight; or "
+    return f"load it with {owner}, and apply each layer to an identity matrix, which gives the transposed weight; or "
 
 
 def take_quantized(

@@ -6,7 +6,7 @@ But we refuse an unexpected tensor in a layer or module that we compute, such as
 mention: the trained model used this tensor, so our logits would be wrong without it.
 
 Files that the user names, and config.json, may be symbolic links. The index (model.safetensors.index.json) names the
-shards, but we do not trust the index: a shard must lie in the directory. In the Hub's cache, a shard in
+shards, but we do not trust the index: a shard must be in the directory. In the Hub's cache, a shard in
 snapshots/<revision> may also be a link into the folder blobs.
 """
 
@@ -226,7 +226,9 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
         try:
             home, target = directory.resolve(), (directory / name).resolve()
         except (RuntimeError, UnicodeError) as error:  # a loop of links, or an invalid character
-            raise refused(index_path, f"names the shard {short(name)}, which is no file of this directory") from error
+            raise refused(
+                index_path, f"names the shard {short(name)}, which is not a file of this directory"
+            ) from error
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
             raise refused(index_path, f"names the shard {short(name)}, which is a link out of this directory")

@@ -77,7 +77,7 @@ def stored_tensors(config: Config, *, version: int, group: int = 0) -> Iterator[
 
 
 def file_bytes(config: Config, *, version: int, group: int = 0) -> int:
-    """Compute the size of a whole file in bytes. The time does not depend on the number of layers."""
+    """Compute the size of a whole file in bytes. This is fast even if a header states millions of layers."""
     of_one_layer = stored_tensors(replace(config, layers=1), version=version, group=group)
     sizes = HEADER_BYTES[version]
     for stored in of_one_layer:

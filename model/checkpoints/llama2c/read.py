@@ -90,7 +90,7 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
 
 
 def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
-    """Return the shape of the first tensor that has no whole number of groups; None if there is none.
+    """Return the shape of the first quantized tensor that does not consist of whole groups; None if all do.
 
     A group has `group` weights.
     """

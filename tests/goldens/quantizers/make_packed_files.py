@@ -33,7 +33,7 @@ AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32
 
 
 def stored(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Encode torch tensors."""
+    """Encode torch tensors as values for JSON."""
     import torch  # pyright: ignore[reportMissingImports]
 
     encoded = {}
@@ -51,7 +51,7 @@ def case(config: dict[str, Any], tensors: dict[str, Any], read: Any) -> dict[str
 
 
 def linear(dtype: str = "float32") -> Any:
-    """Make a layer with `WEIGHTS`."""
+    """Make torch's linear layer with the weights `WEIGHTS`."""
     import torch  # pyright: ignore[reportMissingImports]
 
     layer = torch.nn.Linear(SHAPE[1], SHAPE[0], bias=False)

@@ -128,7 +128,10 @@ def reference_logits(adapter: Adapter) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*make_peft.OWN, *make_peft.PEFTS])
 def test_an_adapter_has_the_logits_that_peft_computes(name, tmp_path):
-    """PEFT reads our files, and we read PEFT's: the logits are PEFT's, applied and merged (goldens/make_peft.py)."""
+    """We and PEFT read each other's files. Our logits, with the adapter applied or merged, equal PEFT's.
+
+    goldens/make_peft.py stored PEFT's logits.
+    """
     golden = read_golden("peft")
     if name in make_peft.OWN:
         assert make_peft.write_own(tmp_path)[name] == golden["digests"][name]  # the file that PEFT has read

@@ -16,14 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamaspec.model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
+from llamaspec.model.checkpoints.gguf.file import read_header
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.pooling import stated_pooling
+from llamaspec.model.convert import convert
+from llamaspec.reference.byte_bpe import LLAMA3
 from llamaspec.reference.rope import LinearScaling, frequencies
+from tests.model.tokenizers.test_gguf_tokenizers import trained_merges
 from tests.support import families, llama2c_files
 from tests.support.llama2c_files import Sizes
 from tests.support.refusals import mentions
 
+MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense"}
 WRITERS = pytest.mark.parametrize("write", [write_huggingface, write_llama2c, write_gguf])
 
 
@@ -64,12 +71,43 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     (tmp_path / "source" / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "source" / "1_Pooling").mkdir()
     (tmp_path / "source" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in MODULES.items()]
+    (tmp_path / "source" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "source" / "2_Dense").mkdir()
+    (tmp_path / "source" / "2_Dense" / "model.safetensors").write_bytes(b"matrix")
     (tmp_path / "source" / "notes.txt").write_text("mine")
     write_huggingface(checkpoint, tmp_path / "copy")
     assert (tmp_path / "copy" / "tokenizer.bin").read_bytes() == b"pieces"
     assert (tmp_path / "copy" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (tmp_path / "copy" / "1_Pooling" / "config.json").read_text() == '{"pooling_mode": "mean"}'
+    assert (tmp_path / "copy" / "2_Dense" / "model.safetensors").read_bytes() == b"matrix"
     assert not (tmp_path / "copy" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("pooling", "number"), [("mean", 1), ("cls", 2), ("lasttoken", 3), ("max", None), (None, None)]
+)
+def test_pooling_is_converted_in_both_directions(tmp_path, pooling, number):
+    """A model keeps its way to pool if it is converted to GGUF, which has a number for it, and back to a folder.
+
+    If a format cannot state this way to pool, a note says so.
+    """
+    source = tmp_path / "source"
+    source.mkdir()
+    tokenizer = trained_merges(LLAMA3)
+    (source / "tokenizer.json").write_text(tokenizer)
+    vocab = len(json.loads(tokenizer)["model"]["vocab"])
+    families.write_checkpoint(source, {**families.FAMILIES["llama-3.1"], "vocab_size": vocab})
+    if pooling:
+        (source / "1_Pooling").mkdir()
+        (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    notes = convert(open_checkpoint(source), tmp_path / "x.gguf", to="gguf")
+    metadata = read_header(MappedFile(tmp_path / "x.gguf")).metadata
+    assert (metadata.integer("llama.pooling_type") if "llama.pooling_type" in metadata else None) == number
+    assert any("pooling for embeddings, max, is left out" in note for note in notes) == (pooling == "max")
+    convert(open_checkpoint(tmp_path / "x.gguf"), tmp_path / "back", to="safetensors")
+    assert (tmp_path / "back" / "modules.json").exists() == (number is not None)
+    assert stated_pooling(tmp_path / "back") == (stated_pooling(source) if number else None)
 
 
 @given(

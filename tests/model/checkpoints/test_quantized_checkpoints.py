@@ -594,7 +594,7 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
             "block_structure null",
         ),
         ("int8, one scale", {"quant_method": "gptq", "bits": 4}, "no tensor is quantized"),
-        ("awq", {"quant_method": "aqlm"}, "transformers aqlm layer's output identity"),
+        ("awq", {"quant_method": "aqlm"}, "transformers aqlm identity weight"),
         ("awq", {"quant_method": "new"}, 'quant_method "new" original quantize `llamaspec convert --quantize`'),
         ("fp8 of DeepSeek", {"fmt": "e5m2"}, 'fp8 "e5m2"'),
         ("fp8 of DeepSeek", {"weight_block_size": [128]}, "weight_block_size list"),

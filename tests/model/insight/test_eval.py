@@ -61,7 +61,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 def test_windows_do_not_matter_if_only_the_last_token_counts(seed, tokens, context, data):
     """Loss and divergence do not depend on the windows if logits depend only on the last token.
 
-    Both equal sums over the pairs of neighboring tokens, with the logits in a table.
+    The test computes both from a table of logits, as sums over the pairs of neighboring tokens.
     """
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)

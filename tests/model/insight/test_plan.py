@@ -264,7 +264,11 @@ def test_a_plan_predicts_the_memory_that_a_process_takes_on_a_gpu(run, shape, sc
 
 
 def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
-    """Codes need 3 bytes a weight while they are made. The largest arrays come first, and a tied head takes nothing."""
+    """The planned peak of loading has all weights, and the temporary arrays that the reader threads hold together.
+
+    While a matrix is quantized, its codes need 3 bytes per weight. With one thread, only one matrix at a time needs
+    them, the largest first. A tied head takes no memory.
+    """
     shapes = random_shapes(SMALL, dtype=FLOAT32, positions=1, quantize="q8")._replace(rope=None)  # type: ignore
     sizes, temporary = [], []
     for leaf in jax.tree.leaves(shapes, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix)):
@@ -278,7 +282,7 @@ def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """A plan says that a model fits exactly if loading would accept it.
+    """A plan says that a model fits if and only if loading would accept the model.
 
     Both compare the free memory with the memory that is needed in addition to what the process uses already.
     """

@@ -96,7 +96,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
 def test_both_cores_read_the_cache(heads: int, dtype: str):
-    """Attention of one query uses both cores for every number of cache rows that it can choose to read.
+    """On two cores, attention of one query uses both, for every number of cache rows that it can choose to read.
 
     By itself, XLA runs sums of only 16 numbers on one core.
     """

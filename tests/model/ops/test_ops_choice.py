@@ -155,7 +155,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """XLA's lowered ops of the unchanged model, to compare with the ops of a changed config."""
+    """Lower XLA's ops of the unchanged model, to compare with a changed config. Returns the code of each op by name."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 
@@ -242,7 +242,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_get_their_own_ops():
-    """Only one layer's feed-forward ops fall back to XLA if no kernel supports this layer's feed-forward matrices."""
+    """If no kernel supports one layer's feed-forward matrices, only this layer's feed-forward ops run as XLA ops."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)

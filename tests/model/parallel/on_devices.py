@@ -302,7 +302,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 
 def generated(way: Any, devices: int) -> dict[str, Any]:
-    """Generate the beginning of a story, sampled and greedy, and compute its logits."""
+    """Generate a sampled and a greedy beginning of a story, and compute logits. Returns texts and logits."""
     from llamaspec.model.llama import load
     from llamaspec.model.options import SamplingOptions
 
@@ -317,7 +317,10 @@ def generated(way: Any, devices: int) -> dict[str, Any]:
 
 
 def gradient(name: str) -> dict[str, Any]:
-    """Compare the gradient of a loss on four devices with one device's; the error is relative to the largest number."""
+    """Compare the gradient of a loss on four devices with the gradient on one device.
+
+    Returns the largest error of any tensor, relative to the tensor's largest gradient.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -559,7 +562,7 @@ def switched() -> Mapping[str, Any]:
 
 
 def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
-    """Compare a prompt's logits on several devices with the reference's logits."""
+    """Compute a prompt's logits on several devices. Returns the largest error, relative to the largest exact logit."""
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
@@ -602,8 +605,9 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
 
 
 def drawn(*, own_key: bool) -> dict[str, Any]:
-    """Sample tokens on one device and on four.
+    """Sample tokens on one device and on four. Returns both lists of tokens.
 
+    `same` says whether all four devices have seen the same tokens.
     With `own_key`, each device uses another random key, which is a mistake (transformers #36634).
     """
     from contextlib import nullcontext
@@ -712,7 +716,7 @@ def trained(kind: str) -> dict[str, Any]:
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """Run a `llamaspec` command in this process."""
+    """Run a `llamaspec` command in this process. Returns its exit code, stdout and stderr."""
     from contextlib import redirect_stderr, redirect_stdout
     from io import BytesIO, TextIOWrapper
     from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: matrix products are not autotuned if this costs no measured speed."""
+"""XLA's options for programs of one sequence: matrix products are not autotuned, unless this would make them slower."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -184,7 +184,10 @@ def test_several_reader_threads_load_the_same_weights(monkeypatch, scheme):
 
 
 def test_several_reader_threads_begin_with_the_largest_arrays(monkeypatch):
-    """The temporary copies of these arrays then take memory while the device holds little."""
+    """Several reader threads load the largest arrays first.
+
+    Their temporary copies then need memory while the device still holds few weights.
+    """
     checkpoint, sizes = random_checkpoint(CONFIG, seed=0), []
 
     class Pool(loading.ThreadPoolExecutor):

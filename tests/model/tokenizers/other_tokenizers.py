@@ -4,12 +4,13 @@ Start it in the root of the repository with
 
     python -m tests.model.tokenizers.other_tokenizers
 
-It reads one JSON request per line and answers {"ids": [[...], ...]}, without BOS and EOS:
+It reads one JSON request per line and answers {"ids": [[...], ...]}:
 
-    {"llama_cpp": FILE, "texts": [...], "special": BOOL}
-    {"transformers": FOLDER, "texts": [...]}
+    {"llama_cpp": FILE, "texts": [...], "special": BOOL, "ends": BOOL}
+    {"transformers": FOLDER, "texts": [...], "ends": BOOL}
 
-If "special" is true, the name of a control token in a text is encoded as this token.
+If "special" is true, the name of a control token in a text is encoded as this token. If "ends" is true, the ids contain
+the BOS and EOS that the program puts around a text.
 """
 
 import json
@@ -31,13 +32,13 @@ class OtherTokenizers:
         assert process.stdin and process.stdout
         self._requests, self._answers = process.stdin, process.stdout
 
-    def llama_cpp(self, file: Path, *texts: str, special: bool = False) -> list[list[int]]:
+    def llama_cpp(self, file: Path, *texts: str, special: bool = False, ends: bool = False) -> list[list[int]]:
         """Encode texts as llama.cpp does; return the ids of each text."""
-        return self._ask(llama_cpp=str(file), texts=texts, special=special)
+        return self._ask(llama_cpp=str(file), texts=texts, special=special, ends=ends)
 
-    def transformers(self, folder: Path, *texts: str) -> list[list[int]]:
+    def transformers(self, folder: Path, *texts: str, ends: bool = False) -> list[list[int]]:
         """Encode texts as transformers does; return the ids of each text."""
-        return self._ask(transformers=str(folder), texts=texts)
+        return self._ask(transformers=str(folder), texts=texts, ends=ends)
 
     def _ask(self, **request: Any) -> list[list[int]]:
         self._requests.write(json.dumps(request) + "\n")
@@ -73,10 +74,10 @@ def main() -> None:
 
     def encode(request: dict[str, Any], text: str) -> Sequence[int]:
         match request:
-            case {"llama_cpp": path, "special": special}:
-                return llama_cpp(path).tokenize(text.encode(), add_bos=False, special=special) if text else []
-            case {"transformers": folder}:
-                return transformers(folder).encode(text, add_special_tokens=False)
+            case {"llama_cpp": path, "special": special, "ends": ends}:
+                return llama_cpp(path).tokenize(text.encode(), add_bos=ends, special=special) if text else []
+            case {"transformers": folder, "ends": ends}:
+                return transformers(folder).encode(text, add_special_tokens=ends)
         raise ValueError(request)
 
     for line in sys.stdin:

@@ -5,7 +5,7 @@ We compare ids with transformers and llama.cpp. Both run if LLAMASPEC_OTHER_PYTH
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from llamaspec.model.chat.template import SpecialTokens
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.reference.byte_bpe import GPT2, LLAMA3
-from tests.model.tokenizers.other_tokenizers import OtherTokenizers
-from tests.model.tokenizers.test_added_tokens import CONTROLS, GGUF, NAMES, gguf, libraries
+from tests.model.tokenizers.test_added_tokens import CONTROLS, GGUF, NAMES, gguf
 from tests.model.tokenizers.test_gguf_tokenizers import trained_merges, trained_pieces
 from tests.model.tokenizers.test_tokenizer_json import LLAMAS, file_of, metaspace
 from tests.reference import test_byte_bpe
@@ -103,11 +102,12 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 def texts_of(names: list[str]) -> st.SearchStrategy[str]:
-    """Draw texts that mix names, doubled names, white space, and characters of all of Unicode."""
+    """Draw texts that mix names, doubled names, white space, controls, and characters of all of Unicode."""
     name = st.sampled_from(names)
+    control = st.sampled_from(["\r\n", "\r", "\0", "\x1c", "\x7f", "\x85", "\u200b", "\ufeff", "▁", "▁▁", "\v", "\f"])
     white = st.sampled_from([" ", "  ", "\n", "\n\n\n", "\t", "\xa0", "\u3000", "\u2028"])
     other = st.text(test_byte_bpe.characters, min_size=1, max_size=3) | st.sampled_from(["a", "she saw", "Größe", "<"])
-    return st.lists(name | name.map(lambda name: name * 2) | white | other, max_size=8).map("".join)
+    return st.lists(name | name.map(lambda name: name * 2) | white | control | other, max_size=8).map("".join)
 
 
 @cache
@@ -124,16 +124,6 @@ def all_of_unicode(names: list[str]) -> list[str]:
         f"{first}{block[:500]}{middle}{middle}{block[500:]} {last}"
         for block, (first, middle, last) in zip(blocks(), triples, strict=True)
     ]
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[OtherTokenizers]:
-    yield from libraries("transformers", "sentencepiece")
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[OtherTokenizers]:
-    yield from libraries("llama_cpp")
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -175,6 +165,7 @@ def test_ids_of_all_characters_equal_those_of_transformers(transformers, folder)
 @given(text=texts_of([*NAMES, *CONTROLS]))
 @example("<|user|>\n\na")
 @example("<tool> \n red<|user|>\t\t")
+@example("a▁b sawn")
 def test_ids_equal_those_of_llama_cpp(llama_cpp, file, text):
     ids = SpecialTokens(load_tokenizer(file)).encode(text)
     assert ids == llama_cpp.llama_cpp(file, text, special=True)[0]

@@ -1,7 +1,6 @@
 """Byte-level tokenizers of GGUF files split a text by the pre-tokenizer that the file names, as llama.cpp does."""
 
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
 from llamaspec.model.tokenizers.load import load_tokenizer
-from tests.model.tokenizers.other_tokenizers import OtherTokenizers, other_tokenizers
 from tests.support import gguf_files
 from tests.support.gguf_files import STRING, U32, File
-from tests.verify.other_pythons import python_with
 
 FRAGMENTS = [
     *("Once upon", " a time", "she", "'ll", "'LL", "'s", "’s", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n"),
@@ -120,15 +117,6 @@ def test_a_file_of_each_name_is_read(tmp_path, name):
 def write(folder: Path, name: str) -> Path:
     keys = {"general.architecture": (STRING, "llama"), "tokenizer.ggml.bos_token_id": (U32, 1)}
     return File(keys | gguf_files.byte_level_keys(vocabulary(), pre=name), {}).write(folder / "x.gguf")
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[OtherTokenizers]:
-    python = python_with("llama_cpp")
-    if not python:
-        pytest.skip("needs a Python with llama_cpp: set LLAMASPEC_OTHER_PYTHON")
-    with other_tokenizers(python) as process:
-        yield process
 
 
 @pytest.fixture(scope="module", params=CUTTINGS)

@@ -1,6 +1,7 @@
 """A tokenizer and a chat template in a GGUF file, compared with the same tokenizer in its usual file."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,10 @@ def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
     proto.normalizer_spec.remove_extra_whitespaces = True
     squeezing = read_sentencepiece(proto.SerializeToString(), path="t")
     assert squeezing.encode("a  b") == plain.encode("a b") != plain.encode("a  b")
-    assert unkept(plain) == [] and "several spaces" in "".join(unkept(squeezing))
+    keys = {"tokenizer.ggml.add_eos_token": False}
+    assert unkept(plain, keys) == [] and "several spaces" in "".join(unkept(squeezing, keys))
+    ending = replace(plain, appended=(2, 2))
+    assert "the tokenizer puts </s> </s> after a text" in "".join(unkept(ending, keys))
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:

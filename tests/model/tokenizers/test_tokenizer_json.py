@@ -358,6 +358,16 @@ def test_a_panic_of_the_library_is_one_line(kind, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_added_tokens_over_which_the_library_panics_give_one_line(capfd):
+    """The library panics over a token of white space with lstrip that the token before it has absorbed."""
+    spec = json.loads(tiny_tokenizers.chatml())
+    first = len(spec["model"]["vocab"]) + len(spec["added_tokens"])
+    spec["added_tokens"] += [added(first, "<x>", rstrip=True), added(first + 1, "\n\n", lstrip=True)]
+    with pytest.raises(CheckpointError, match=r"cannot encode this text: \S"):
+        read(json.dumps(spec).encode()).encode("a<x>\n\n\n\n")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_decoder_that_panics_gives_one_line(capfd):
     spec = json.loads(file_of([{"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": " "}, FALLBACK, FUSE]))
     spec["added_tokens"].append(added(453, "a" * 60 + "b"))

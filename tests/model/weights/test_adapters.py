@@ -57,7 +57,9 @@ def test_merged_and_applied_are_within_the_bounds_of_the_definition(scheme, dtyp
     ("scheme", "merges", "applies"), [(None, True, False), (None, False, True), ("q4", True, True)]
 )
 def test_products_apply_the_adapter_of_codes_and_one_that_is_chosen_per_request(scheme, merges, applies):
-    """Products apply an adapter of codes, or one that requests choose. Any other adapter is merged.
+    """Products apply an adapter if the matrix is quantized, or if each request chooses an adapter.
+
+    Any other adapter is merged into its matrix.
 
     The shapes for compilation are the shapes of the loaded arrays.
     """

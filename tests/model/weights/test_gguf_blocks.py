@@ -63,7 +63,10 @@ def assert_equal(actual: Any, expected: Any) -> None:
 @pytest.mark.sampled(3)  # 12 cases, 20 s
 @pytest.mark.parametrize("type", LAYOUTS)
 def test_the_device_unpacks_the_same_bits_as_the_host(tmp_path, type):
-    """All codes, extreme scales, and rows reordered for RoPE, in the layouts for GPUs with and without kernels."""
+    """The device and the host unpack the same bits, in the layouts for GPUs with and without kernels.
+
+    The blocks have all codes and extreme scales, and their rows are reordered for RoPE.
+    """
     checkpoint = open_checkpoint(file_in(lambda name: type, vocab_size=40).write(tmp_path / "x.gguf"))
     codes = checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"].codes
     assert codes and codes.blocks
@@ -78,7 +81,10 @@ def test_the_device_unpacks_the_same_bits_as_the_host(tmp_path, type):
 
 @pytest.mark.parametrize(("type", "rows", "slab"), [("Q6_K", 12, 4), ("Q4_K", 10, 5)])
 def test_a_large_matrix_is_unpacked_in_slabs(monkeypatch, type, rows, slab):
-    """A slab has at most 5 rows here, and this number divides the number of the matrix's rows."""
+    """A loop unpacks a large matrix in slabs of `slab` rows, with the result of unpacking each slab by itself.
+
+    `slab` is the largest divisor of the number of rows that is at most 5, the limit in this test.
+    """
     monkeypatch.setattr(gguf_blocks, "AT_ONCE", 5 * 256)
     packed = np.frombuffer(random_blocks(type, (rows, 256), seed=1), np.uint8).reshape(rows, -1)
     unpack = partial(matrix_of_blocks, type=type, for_kernels=True)
@@ -95,7 +101,10 @@ def test_all_matrices_of_a_model(tmp_path, device):
 
 @pytest.mark.parametrize("readers", [1, 3])
 def test_a_file_of_several_types(tmp_path, readers):
-    """In Q4_K_M, v may have another type than q and k: then each run of one type is unpacked by its own program."""
+    """A stacked matrix of several types loads, although a separate program unpacks the rows of each type.
+
+    In Q4_K_M, v may have another type than q and k.
+    """
     checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=readers == 3).write(tmp_path / "x.gguf"))
     shares: list[float] = []
     options: dict[str, Any] = {"device": WITH_KERNELS, "readers": readers, "checked": False}
@@ -108,7 +117,7 @@ def test_a_file_of_several_types(tmp_path, readers):
 
 
 def test_the_experts_of_a_layer(tmp_path):
-    """One tensor of the file holds the matrices of all experts."""
+    """The device unpacks the matrices of all experts of a layer, which are one tensor in the file."""
     config = {**families.FAMILIES["mixtral"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     file = gguf_files.file_of(config, families.random_tensors(config, seed=0))
     for name, tensor in file.tensors.items():
@@ -121,7 +130,10 @@ def test_the_experts_of_a_layer(tmp_path):
 
 
 def test_two_types_with_one_form_are_left_to_the_host(tmp_path):
-    """Q4_1 and Q4_K have the same form of codes, so they are stacked; their blocks differ."""
+    """The host unpacks two matrices that are stacked in one form of codes, if their blocks have different types.
+
+    Here gate is in Q4_1 and up in Q4_K.
+    """
     types = {"gate_proj": "Q4_1", "up_proj": "Q4_K"}
     checkpoint = open_checkpoint(
         file_in(lambda name: types.get(name.split(".")[-2], "Q8_0")).write(tmp_path / "x.gguf")
@@ -133,7 +145,10 @@ def test_two_types_with_one_form_are_left_to_the_host(tmp_path):
 
 @pytest.mark.parametrize("vocab", [40, 41])
 def test_the_share_of_each_device(tmp_path, vocab):
-    """A device's rows and columns are cut from the blocks; rows that need padding are left to the host."""
+    """Each of two devices gets its rows or columns as blocks, and unpacks them.
+
+    The host unpacks a share that ends within a block, and a share that needs rows of padding.
+    """
     file = file_in(mixed, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=2, vocab_size=vocab)
     checkpoint = open_checkpoint(file.write(tmp_path / "x.gguf"))
     for device in range(2):
@@ -148,7 +163,7 @@ def test_the_share_of_each_device(tmp_path, vocab):
 
 @pytest.mark.parametrize("type", LAYOUTS)
 def test_scales_that_are_not_finite_are_named_as_before(tmp_path, type):
-    """A device does not load a scale that is not finite. The error is the one that the host's codes give."""
+    """A scale that is not finite is refused with the same error, whether the device or the host unpacks the blocks."""
     for at, value in [(at, value) for at in FLOATS[type] for value in (np.inf, -np.inf, np.nan)] or [(0, 0xFF)]:
         file = file_in(lambda name: type)
         data = (

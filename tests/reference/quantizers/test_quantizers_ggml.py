@@ -70,7 +70,10 @@ def test_importances_do_not_change_other_types(name):
 @pytest.mark.parametrize("name", sorted(ggml.SEARCHED))
 @pytest.mark.parametrize("members", [1, 3])
 def test_rows_do_not_depend_on_their_neighbors(name, members, monkeypatch):
-    """Each row gets the bytes that it gets by itself, with and without importances, in whatever parts we search."""
+    """Quantizing a row gives the same bytes by itself and among other rows, with and without importances.
+
+    `members` is the number of superblocks for which the encoder searches scales together.
+    """
     monkeypatch.setattr("llamaspec.reference.quantizers.ggml_superblocks.AT_ONCE", members)
     w, importance = Weights("student", seed=5)(3, 512), make_ggml.importance(512)
     for c in (None, importance):

@@ -38,9 +38,10 @@ def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """Assert that no error exceeds the previous one, up to rounding.
+    """Assert that no error exceeds the previous one, except by rounding.
 
-    The sums are rounded. If the range's ends are weights of magnitude `ends`, rounding the scales moves them, too.
+    The allowance covers the rounding of each sum of errors. If weights at the ends of the range have the magnitude
+    `ends`, it also covers the rounding of scales, which moves these weights.
     """
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):

@@ -53,7 +53,7 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return each matrix's inputs and products in llama.cpp by tensor name, both float32 [seq, features]."""
+        """Return llama.cpp's inputs and products of each matrix, by tensor name. Both are float32 [seq, features]."""
         products, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 

@@ -75,7 +75,10 @@ GOOD = dat({UP: (3, np.array([3.0, 1.0]))})
         ),
         (struct.pack("<ii", 1, 19) + UP.encode() + struct.pack("<ii", 1, 2**31 - 1), "truncated"),
         (struct.pack("<ii", 1, 19) + UP.encode() + struct.pack("<ii", 1, -1), "truncated"),
-        (dat({UP: (1, np.array([1.0, np.nan]))}), "finite and not negative, but 'blk.0.ffn_up.weight' has others"),
+        (
+            dat({UP: (1, np.array([1.0, np.nan]))}),
+            "finite and not negative, but 'blk.0.ffn_up.weight' has some that are not",
+        ),
         (dat({UP: (1, np.array([1.0, -1.0]))}), "finite and not negative"),
         (
             File({"general.type": (STRING, "imatrix")}, {f"{UP}.in_sum2": Tensor((4,), bytes(16), 0)}).bytes(),
@@ -93,7 +96,7 @@ def test_other_files_are_refused(tmp_path, content, what):
 
 def test_sums_that_matrices_cannot_share_are_refused(tmp_path):
     path = in_gguf(tmp_path / "x.gguf", {UP: np.ones(8, "<f4")}, {UP: np.ones(3, "<f4")})
-    with pytest.raises(CheckpointError, match="has 8 sums, which 3 matrices cannot share"):
+    with pytest.raises(CheckpointError, match="has 8 sums, expected a multiple of 3"):
         read_imatrix(path)
 
 
@@ -127,7 +130,7 @@ def test_a_file_of_importances_on_the_command_line(run, tmp_path, story_imatrix)
     path, values = story_imatrix
     command = ["convert", "stories", str(tmp_path / "x.gguf"), "--to", "gguf", "--quantize", "q2_k", "--imatrix", path]
     code, _, err = run(*command)
-    assert code == 0 and mentions(err, "has no importances for 69 matrices of blocks blk.0.attn_q.weight"), err
+    assert code == 0 and mentions(err, "has no importances for 69 of the quantized matrices blk.0.attn_q.weight"), err
     _, kind, data = raw_tensors(tmp_path / "x.gguf")[UP]
     w = open_checkpoint("stories").tensors["model.layers.0.mlp.up_proj.weight"].read()
     assert data == ggml.encode(w, kind, values[UP]).tobytes() != ggml.encode(w, kind).tobytes()

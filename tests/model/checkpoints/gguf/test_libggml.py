@@ -101,7 +101,7 @@ MIXED["fused"] = replace(MIXED["llama"], scaling=LongRopeScaling((1.0,) * 32, (2
 @pytest.mark.parametrize("to", MIXTURES)
 @pytest.mark.parametrize("name", MIXED)
 def test_mixtures_are_the_files_of_llama_cpp(live, tmp_path, name, to, weighted):
-    """llama.cpp quantizes our float32 file to the same bytes, tensor by tensor."""
+    """A model that we write in a mixture has the bytes that llama.cpp makes of our float32 file of this model."""
     checkpoint, single, actual, expected = random_checkpoint(MIXED[name], seed=0), *map(tmp_path.joinpath, "abc")
     write_gguf(checkpoint, single, to="float32")
     columns: dict[str, np.ndarray] = {}

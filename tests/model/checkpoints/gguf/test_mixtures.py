@@ -1,4 +1,4 @@
-"""The types that our mixtures give the matrices of a model are llama.cpp's (goldens/mixtures.json)."""
+"""Our mixtures give each matrix of a model the type that llama.cpp gives it (goldens/mixtures.json)."""
 
 import pytest
 
