@@ -41,7 +41,7 @@ from llamaspec.model.running.process import keep_compiled
 from llamaspec.model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
 from llamaspec.model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from llamaspec.model.running.session import Session
-from llamaspec.model.running.speculation import DRAFTS, Speculation, Verifier
+from llamaspec.model.running.speculation import DRAFTS, speculation_for
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
@@ -74,7 +74,6 @@ class Llama:
         self.stops = stops
         self.places = tuple(places)  # files or directories that may have a chat template, in the order in which we look
         self._backend = backend
-        self._verifier = backend if isinstance(backend, Verifier) and backend.drafts else None
 
     @property
     def context(self) -> int:
@@ -187,11 +186,12 @@ class Llama:
         seed = check_seed(seed)
         stop_texts = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         stops = (self.stops if stops is None else stops) | named_tokens(self.tokenizer, stop_texts)
-        speculation = Speculation(self._verifier, ids) if self._verifier else None
+        sampling = sampling or SamplingOptions()
+        speculation = speculation_for(self._backend, ids, greedy=sampling.greedy)
         bursts = session.bursts(
             ids,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
-            options=sampling or SamplingOptions(),
+            options=sampling,
             seed=seed,
             stops=stops,
             interrupted=interrupted,
@@ -260,7 +260,7 @@ def load(
       These may belong to several processes (`jax.distributed`); every process must then make the same calls with the
       same seeds.
     - `speculate` drafts tokens from the text itself and verifies several at once (`model.running.speculation`). This
-      changes only the time that a text takes. It needs a CPU.
+      changes only the time that a text takes. It needs the jax backend on one device, a CPU.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a model

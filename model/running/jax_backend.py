@@ -62,8 +62,8 @@ class JaxBackend:
         # the device.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
-        self.drafts = layout.drafts
         self._layout = layout
+        self._verifies_exactly: dict[bool, bool] = {}  # for each program that verifies: whether its bits are exact
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
         self._put: Callable[[Any], Any] = jax.device_put  # copies from the host to the device
@@ -73,7 +73,7 @@ class JaxBackend:
         kernel.
         """
         running = describe_run(self._params.embedding.dtype, self.device, self.choice)
-        return f"{running}; {NOT_EXACT}" if self.drafts < self._layout.drafts else running
+        return running if all(self._verifies_exactly.values()) else f"{running}; {NOT_EXACT}"
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that a decoding step after `position` tokens must read."""
@@ -127,6 +127,17 @@ class JaxBackend:
         )
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
+    def drafts(self, *, greedy: bool) -> int:
+        """Return the largest number of tokens in a draft (see `Verifier.drafts`).
+
+        The first call compares `verify` with `decode`. If their bits differ, there are no drafts.
+        """
+        if not self._layout.drafts:
+            return 0
+        if greedy not in self._verifies_exactly:
+            self._verifies_exactly[greedy] = self._compare(greedy=greedy)
+        return self._layout.drafts if self._verifies_exactly[greedy] else 0
+
     def verify(
         self, cache: Cache, drawing: Drawing, draft: Sequence[int]
     ) -> tuple[Callable[[], list[int]], Drawing, Cache]:
@@ -138,23 +149,18 @@ class JaxBackend:
         )
         return lambda: np.asarray(drawn)[: int(steps_taken)].tolist(), drawing._replace(text=text), cache
 
-    def verifies_exactly(self, *, greedy: bool) -> bool:
+    def _compare(self, *, greedy: bool) -> bool:
         """Return whether `verify` computes the same bits as `decode`, by comparing both for a few tokens."""
-        seen = np.zeros(self._config.vocab, bool)
+        count = min(CHECKED, self._layout.drafts, self.capacity)
         options = SamplingOptions(temperature=0.0 if greedy else 1.0)
 
-        def begin() -> Drawing:
-            return self.begin(0, seen=seen, seed=0, options=options, stops=())
+        def run(draw: Callable[..., Any]) -> tuple[list[int], list[bytes]]:
+            drawing = self.begin(0, seen=np.zeros(self._config.vocab, bool), seed=0, options=options, stops=())
+            read, _, cache = draw(self.start(), drawing)
+            return read(), [np.asarray(array[:, :, :count]).tobytes() for layer in cache.layers for array in layer]
 
-        count = min(CHECKED, self._layout.drafts, self.capacity)
-        read, _, decoded = self.decode(self.start(), begin(), steps=count)
-        expected = read()
-        read, _, verified = self.verify(self.start(), begin(), expected[:-1])
-        rows = [
-            [np.asarray(array[:, :, :count]).tobytes() for layer in cache.layers for array in layer]
-            for cache in (decoded, verified)
-        ]
-        return read() == expected and rows[0] == rows[1]
+        expected = run(partial(self.decode, steps=count))
+        return run(partial(self.verify, draft=expected[0][:-1])) == expected
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute float32 logits after each of `ids`. Raises FloatingPointError if a logit is NaN or infinite."""

@@ -115,8 +115,7 @@ def load_on_one_device(
     weights = with_roundings(weights, roundings, config=config)
     clock.end()
     backend = JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
-    if layout.drafts and not backend.verifies_exactly(greedy=options.greedy):
-        backend.drafts = 0
+    backend.drafts(greedy=options.greedy)  # checks the program that verifies drafts, if there is one
     return backend
 
 
@@ -145,6 +144,7 @@ def _store(
     roundings: dict[str, str],
 ) -> ProgramStore:
     """Open the store in `folder` for programs that depend on all of these arguments."""
+    layout = layout._replace(drafts=0)  # drafts do not change the other programs
     about = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice.kernels, choice.plain, kernels)
     return ProgramStore(folder, facts(*about, roundings))
 

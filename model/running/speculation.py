@@ -19,7 +19,12 @@ SHARE = 0.03  # share of the time that drafts which are rejected may cost
 class Verifier[Cache, Drawing](Protocol):
     """A `Backend` that also verifies drafts."""
 
-    drafts: int  # largest number of tokens in a draft; 0: this backend cannot verify drafts
+    def drafts(self, *, greedy: bool) -> int:
+        """Return the largest number of tokens in a draft, or 0 if this backend cannot verify drafts.
+
+        The first call may compile a program. `greedy` chooses the program as `SamplingOptions.greedy` does.
+        """
+        ...
 
     def verify(
         self, cache: Cache, drawing: Drawing, draft: Sequence[int]
@@ -73,11 +78,11 @@ class Speculation:
     `SHARE` longer than without drafts, plus the time of one verification.
     """
 
-    def __init__(self, verifier: Verifier, ids: Sequence[int], *, clock: Callable[[], float] = perf_counter):
-        """Draft for a completion of `ids`, which end with the newest token."""
+    def __init__(self, verifier: Verifier, ids: Sequence[int], *, most: int, clock: Callable[[], float] = perf_counter):
+        """Draft up to `most` tokens at once for a completion of `ids`, which end with the newest token."""
         self.verify = verifier.verify
         self.drafted = self.accepted = 0  # tokens
-        self._most = verifier.drafts
+        self._most = most
         self._lookup = Lookup(ids)
         self._clock = clock
         self._step_seconds: float | None = None  # time per decoded token, a moving average
@@ -110,3 +115,10 @@ class Speculation:
         else:
             step = seconds / len(drawn)
             self._step_seconds = step if self._step_seconds is None else (3 * self._step_seconds + step) / 4
+
+
+def speculation_for(backend: object, ids: Sequence[int], *, greedy: bool) -> Speculation | None:
+    """Make the drafts for a completion of `ids`. Returns None for a backend that does not verify drafts."""
+    if isinstance(backend, Verifier) and (most := backend.drafts(greedy=greedy)):
+        return Speculation(backend, ids, most=most)
+    return None

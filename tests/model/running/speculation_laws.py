@@ -111,9 +111,16 @@ class ScriptedSpeculation(Speculation):
     """Drafts the text that will come, with random mistakes, at random moments."""
 
     def __init__(
-        self, verifier: Any, ids: Sequence[int], *, future: Sequence[int], draw: random.Random, vocab: int = VOCAB
+        self,
+        verifier: Any,
+        ids: Sequence[int],
+        *,
+        future: Sequence[int],
+        draw: random.Random,
+        most: int = DRAFTS,
+        vocab: int = VOCAB,
     ):
-        super().__init__(verifier, ids)
+        super().__init__(verifier, ids, most=most)
         self._future, self._draw, self._at, self._vocab = [*future], draw, 0, vocab
 
     def draft(self, most: int) -> list[int]:
