@@ -41,7 +41,7 @@ from llamaspec.model.running.process import keep_compiled
 from llamaspec.model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
 from llamaspec.model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from llamaspec.model.running.session import Session
-from llamaspec.model.running.speculation import DRAFTS, speculation_for
+from llamaspec.model.running.speculation import DRAFTS, DRAFTS_OF_CODES, speculation_for
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
@@ -340,16 +340,18 @@ def load_backend(
     device = default_device()
     clock.begin("read")
     dtype = choose_dtype(options.dtype, run, platform=device.platform)
+    codes = any(tensor.stored.codes for tensor in run.tensors.values())
     layout = Layout(
         batch=1,
         capacity=capacity,
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if options.cache == "int8" else dtype,
-        wide=wide_chunks(device.platform, capacity, codes=any(tensor.stored.codes for tensor in run.tensors.values())),
+        wide=wide_chunks(device.platform, capacity, codes=codes),
     )
     if options.speculate:
-        layout = layout._replace(drafts=min(DRAFTS, layout.chunk))  # the cache has room for `chunk` rows of padding
+        drafts = DRAFTS_OF_CODES if codes else DRAFTS
+        layout = layout._replace(drafts=min(drafts, layout.chunk))  # the cache has room for `chunk` rows of padding
     placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
     if options.devices != 1:
         from llamaspec.model.parallel.load import load_parallel  # imported here, because most runs do not need it

@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 SHORTEST, LONGEST = 3, 16  # numbers of newest tokens that we look for in the earlier text
 MOST_COMPARED = 32  # largest number of earlier places that we compare
 DRAFTS = 7  # tokens per draft; `verify` also feeds the newest token, so it computes 8 tokens
+# Tokens per draft for matrices of codes. A product decodes the codes for each token, so longer drafts save little more
+# time, and `verify` would take twice as long to compile.
+DRAFTS_OF_CODES = 3
 SHARE = 0.03  # share of the time that drafts which are rejected may cost
 
 
