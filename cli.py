@@ -73,7 +73,7 @@ def llamaspec():
 def main() -> NoReturn:
     """Run the command line. Exits with 0: success; 1: failure; 2: wrong usage; 130: Ctrl-C; 128 + n: signal n.
 
-    For `verify` and `conform`, 1 means a violation, and 2 that there is no verdict because an error stopped it.
+    For `verify` and `conform`, 1 means a violation, and 2 means that an error prevented a verdict.
     """
     failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in ("verify", "conform") else 1
     if sys.stderr is None:

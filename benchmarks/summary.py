@@ -76,7 +76,7 @@ def summary(report: Any, *, name: str) -> str:
         case [{"candidate": _, "outcome": _}, *_]:
             body = _campaigns(report)
         case _:
-            raise ValueError("expected a report of a benchmark of this repository")
+            raise ValueError("expected a report that one of this repository's benchmarks wrote")
     return f"# {name}\n\n{body.rstrip()}\n"
 
 

@@ -102,9 +102,9 @@ def bench(
 
     Without MODEL and --shape, the built-in model runs. bench first measures the machine. The suites gpu, models,
     kernels and variants need an H100 or H200; models takes three minutes, each of the others nine. If you interrupt one
-    of them, it writes the results so far to FILE.interrupted, where FILE is the one of --json. The suite serve starts a
-    server, sends requests of random lengths at random times over HTTP, and reports how long clients wait. After a
-    run of the suite decode or growth, `generate` compares its speed with the measured bandwidth. After
+    of them, it writes the results so far to FILE.interrupted, if --json names FILE. The suite serve starts a server,
+    sends requests of random lengths at random times over HTTP, and reports how long clients wait. After a run of
+    the suite decode or growth, `generate` compares its speed with the measured bandwidth. After
     `bench --devices N`, `inspect --plan --devices N` uses the measured time of an all-reduce.
 
     \b
@@ -199,8 +199,8 @@ def bench(
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
     """Measure and print the time of an all-reduce on several devices, and in some cases the speed of decoding.
 
-    The suite decode always times decoding. The suite collectives times decoding if a model or a shape is given, and
-    then also on a single device for comparison.
+    The suite decode always times decoding. The suite collectives times it if a model or a shape is given: on all
+    devices, and for comparison on a single device.
     """
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")

@@ -17,14 +17,14 @@ from llamaspec.commands.progress import progress_bar
 @click.argument("destination", metavar="DST")
 @click.option(
     "--to",
-    type=click.Choice(["safetensors", "llama2c", "gguf"]),
+    type=click.Choice(["safetensors", "llama2c", "gguf", "onnx"]),
     help="Write this format. --quantize awq, gptq and smoothquant need safetensors.",
 )
 @click.option(
     "--quantize",
     type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0", *MIXTURE_NAMES]),
     help="Quantize the matrices by this scheme. --to gguf allows q8_0, q4_0, mxfp4, and llama.cpp's mixtures of types, "
-    "such as q4_k_m; --to llama2c allows q8_0.  [default: unchanged]",
+    "such as q4_k_m; --to llama2c allows q8_0; --to onnx allows q8, q8_row and q4.  [default: unchanged]",
 )
 @click.option(
     "--calibration",
@@ -53,14 +53,16 @@ from llamaspec.commands.progress import progress_bar
 def convert(source: str, destination: str, adapter: str | None, **options: Any):
     """Convert a checkpoint to another format, or quantize it.
 
-    DST is a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf). Weights stay the same bit
-    for bit, unless --quantize, --dtype or --adapter changes the matrices. A GGUF file and a directory include the
-    tokenizer. DST must not exist yet, and appears only when it is complete.
+    DST is a Hugging Face directory (safetensors), or a file for llama2.c, llama.cpp (gguf) or ONNX's runtimes. Weights
+    stay the same bit for bit, unless --quantize, --dtype or --adapter changes the matrices. A GGUF file and a directory
+    include the tokenizer. An ONNX file has its weights in a second file, DST.data. DST must not exist yet, and appears
+    only when it is complete.
 
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q4_k_m --imatrix imatrix.gguf
+    llamaspec convert Llama-3.2-1B llama-3.2-1b.onnx --to onnx
     llamaspec convert stories robot-stories --to safetensors --adapter robot
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
@@ -69,7 +71,7 @@ def convert(source: str, destination: str, adapter: str | None, **options: Any):
     from llamaspec.model.convert import convert as write
 
     if not options["to"] and options["quantize"] not in CALIBRATED:
-        raise click.UsageError("Missing option '--to'. Choose from: safetensors, llama2c, gguf")
+        raise click.UsageError("Missing option '--to'. Choose from: safetensors, llama2c, gguf, onnx")
     options["to"] = options["to"] or "safetensors"
     try:
         check_request(**options)
@@ -90,7 +92,10 @@ def convert(source: str, destination: str, adapter: str | None, **options: Any):
             done += sizes.get(name, 0)  # the size in SRC: quantized tensors become smaller
             progress(f"writing {name}", done / sum(sizes.values()))
 
-        notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
+        try:
+            notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[onnx]'") from None
     for note in notes:
         say(note)
     say(f"wrote {len(checkpoint.tensors)} tensors to {destination}")

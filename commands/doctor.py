@@ -27,7 +27,7 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
     how well the model predicts a text: first unchanged, then with each repair that wrong conversions
     often need, such as the other pairing of RoPE in q and k, norms minus 1, or another theta, eps or head.
     It reports a repair that makes the text a billion times as likely. Each fault comes with its
-    measurement and its repair. The model runs in float64, layer by layer, so a large one takes minutes.
+    measurement and its repair. The model runs in float64, layer by layer, so large models take minutes.
     The exit status is 1 if a fault was found.
 
     \b

@@ -67,7 +67,7 @@ class Interrupts:
         os.close(pipe)
 
     def skip_teardown(self) -> None:
-        """End the process now if it received SIGINT, without JAX's own shutdown, which takes a second."""
+        """If this process received SIGINT, end it now and skip JAX's shutdown, which takes a second."""
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)
@@ -134,7 +134,7 @@ def _imported_function(module: str, name: str) -> Callable[[], Any]:
 def answered_at_once() -> Iterator[Interrupts]:
     """End this process within a second of SIGINT, SIGTERM or SIGHUP, even if the main thread is busy.
 
-    A signal that was ignored when this process started, as after `nohup`, stays ignored.
+    If a signal was ignored when this process started, for example because of `nohup`, it stays ignored.
     """
     interrupts = Interrupts()
     pipe, wake = os.pipe()
@@ -243,7 +243,7 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
-    """Let the first signal inside this context, one of `numbers`, call `act` instead of ending the process.
+    """Inside this context, let the first signal in `numbers` call `act` instead of ending the process.
 
     `act` runs in the main thread, and gets the number of the signal. A second signal ends the process as usual.
     """

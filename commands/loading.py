@@ -47,8 +47,8 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
 def chosen_sampling(options: dict[str, Any]) -> tuple[SamplingOptions, str]:
     """Choose each sampling option from the user's options, else from generation_config.json, else from our defaults.
 
-    The string says which options the file sets; it is empty if the file sets none. Raises click.UsageError for an
-    option out of range, CheckpointError for a file that cannot be used.
+    Also returns a string that names the options set by the file, or an empty string if it sets none. Raises
+    click.UsageError if an option is out of range, and CheckpointError if the file cannot be used.
     """
     from llamaspec.model.options import SAMPLING, SamplingOptions
 
@@ -71,7 +71,7 @@ def file_sampling(model: str, options: dict[str, Any]) -> SamplingOptions | None
 
 
 def file_message(stated: SamplingOptions, *, without: Collection[str] = ()) -> str:
-    """Say which sampling options generation_config.json sets, except the options `without`.
+    """Return a sentence that names the sampling options set by generation_config.json, except those in `without`.
 
     An option is left out if the file turns it off and our default is off as well. Returns an empty string if no option
     is left.

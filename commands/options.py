@@ -48,7 +48,7 @@ def is_example(line: str) -> bool:
 
 
 def broken_example(line: str, width: int) -> list[str]:
-    """Break a command into lines of at most `width` columns, which end with a backslash, except the last.
+    """Break a command into lines of at most `width` columns. Each line except the last ends with a backslash.
 
     >>> broken_example('llamaspec generate "Once upon a time" --seed 7', 40)
     ['llamaspec generate "Once upon a time" \\\\', '    --seed 7']

@@ -127,7 +127,7 @@ def _think(text: str):
 def say(message: str):
     """Print a message on stderr, so that stdout has only the result. On a terminal, lines break between words.
 
-    If stderr cannot be written, as on a full disk, the message is lost and the command continues.
+    If stderr cannot be written (for example on a full disk), the message is lost and the command continues.
     """
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns

@@ -27,7 +27,7 @@ VIRTUAL = "--xla_force_host_platform_device_count"  # XLA's flag for several vir
 
 @contextmanager
 def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watch | None]:
-    """Prepare JAX for the devices and processes that the options of a command name.
+    """Prepare JAX for the devices and processes that a command's options ask for.
 
     Yields the connections to the other processes, or None for a single process. Removes the options of processes, such
     as --coordinator, from `params`, and sets `params["devices"]` to the number of devices. On a CPU, makes virtual

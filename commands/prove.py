@@ -1,4 +1,4 @@
-"""`prove`: the text that a checkpoint defines as mathematics."""
+"""`prove`: the continuation of a text, proven with an interval around each logit."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
 
 
 def named_folders(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Parse NAME=DIR pairs. Raises click.BadParameter for a pair without a name or folder, and for a second NAME."""
+    """Parse NAME=DIR pairs. Raises click.BadParameter if a name or folder is missing, or if a NAME occurs twice."""
     folders: dict[str, str] = {}
     for pair in values:
         name, _, folder = pair.partition("=")
@@ -283,8 +283,8 @@ def _site(
 ) -> Site:
     """Build the site that answers HTTP requests with an engine.
 
-    `sampling` has defaults for the sampling fields of a request. None: OpenAI's defaults. `pooling` is the default for
-    embeddings.
+    `sampling` has defaults for the sampling fields of a request. If it is None, OpenAI's defaults are used. `pooling`
+    is the default for embeddings.
     """
     import time
     from dataclasses import replace
@@ -347,7 +347,10 @@ def _fingerprint(
     sampling: SamplingOptions | None,
     adapters: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> str:
-    """Hash all inputs of an answer except the request: model, tokenizer, template, programs, options and adapters."""
+    """Hash the model, tokenizer, template, programs, options and adapters.
+
+    Only these and the request affect an answer.
+    """
     import hashlib
 
     from llamaspec.model.running.program_store import SERVING_SOURCES, facts

@@ -130,7 +130,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
 
 
 def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
-    """Open the training data: the paragraphs of the file `text`, or without a file the stories."""
+    """Open the training data: the paragraphs of the file `text`, or the built-in stories if no file is given."""
     from llamaspec.training.data import Text, files_beside
     from llamaspec.training.stories.source import Stories
 

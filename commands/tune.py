@@ -271,7 +271,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
 
 
 def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw `curves`, each a list of (step, loss), in an SVG file. Without points, write no file."""
+    """Draw `curves`, each a list of (step, loss), in an SVG file. If the curves have no points, write no file."""
     from llamaspec.benchmarks.common.svg import lines
     from llamaspec.model.checkpoints.staging import new_file
 

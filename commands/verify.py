@@ -96,12 +96,19 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
 @click.option(
-    "--strict", is_flag=True, help="Treat suspicious results as violations: large errors, although within the bound."
+    "--strict",
+    is_flag=True,
+    help="Treat suspicious results (errors that are large but within the bound) as violations.",
 )
 @click.option(
     "--deterministic", is_flag=True, help="Treat results that differ in any bit between two equal calls as violations."
 )
 @click.option("--contiguous", is_flag=True, help="Pass only contiguous arrays, also for numpy and torch.")
+@click.option(
+    "--algebra",
+    is_flag=True,
+    help="Also compare formulas: a JAX candidate must equal the definition in exact arithmetic modulo random primes.",
+)
 @click.option("--time", "timed", is_flag=True, help="Also time the candidate if its results are within bounds.")
 @click.option(
     "--against",
@@ -148,8 +155,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     `verify kernelbench FILE` finds out which op the class Model of a KernelBench problem computes, and checks the class
     ModelNew against that op.
 
-    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference; --list
-    OP shows its signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
+    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference (--list
+    OP shows them). The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
     verdict.
     """
     import secrets
@@ -171,6 +178,13 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         raise click.UsageError("--time needs your own function: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at need --time")
+    if options["algebra"]:
+        if mutants or options["model"] or options["replay"]:
+            raise click.UsageError("--algebra does not work with --replay, --model or --mutants")
+        if problem or (options["arrays"] or _library()) != "jax":
+            raise click.UsageError("--algebra reads the formula of a JAX function: NumPy, torch and CuPy keep none")
+        if options["python"] != sys.executable:
+            raise click.UsageError("--algebra traces the candidate with this Python, so it does not work with --python")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices needs --model")
     if options["adapter"] and not options["model"]:
@@ -398,7 +412,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
             "deterministic",
             "contiguous",
         ),
-        *("timed", "against"),
+        *("timed", "against", "algebra"),
     )
     dtypes, loose = options["dtypes"], options["loose"] and unit_of(options["loose"])
     if loose:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def interruptible() -> Iterator[Callable[[], None]]:
     """Yield a function that ends the command if a signal has arrived.
 
-    A signal handler raises an exception, but the exception may be lost: in a callback of Python's garbage collector, or
-    if the exception of a counterexample replaces it. So the function calls the handler of this signal again.
+    A signal handler raises an exception, but the exception may be lost: Python's garbage collector ignores it in a
+    callback, and the exception of a counterexample may replace it. So the function calls the handler again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

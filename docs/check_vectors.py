@@ -1,4 +1,4 @@
-"""Compare a server with the proven text of a file that `llamaspec prove --out FILE` wrote. Needs only Python.
+"""Compare a server's text with the proven text in a file from `llamaspec prove --out FILE`. Needs only Python.
 
     python check_vectors.py vectors.json http://127.0.0.1:8000 MODEL
 
@@ -32,7 +32,7 @@ def main() -> int:
         return 1
     actual = completion(url, model, vectors["prompt"], sum(vectors["decided"]))
     if actual == proven:
-        print(f"right: {len(proven)} characters are the proven ones")
+        print(f"right: all {len(proven)} characters equal the proven text")
         return 0
     same = next((i for i, pair in enumerate(zip(actual, proven, strict=False)) if pair[0] != pair[1]), len(actual))
     print(f"wrong after {same} characters: expected {proven[same:]!r}, got {actual[same:]!r}")

@@ -3,8 +3,8 @@
     python docs/tune_data.py      # writes robot.jsonl, few.jsonl (its first lines), pairs.jsonl and questions.jsonl
 
 The stories are those that the built-in model was trained on, but in a robot's answer each full stop is an exclamation
-mark, and the answer ends with "Beep beep!". The style adds nothing that chance decides, so we know the least loss that
-any model can reach: the surprisal of the choices behind the stories, divided by the number of tokens.
+mark, and the answer ends with "Beep beep!". The style adds no random choice, so we know the least loss that any model
+can reach: the surprisal of the choices behind the stories, divided by the number of tokens.
 """
 
 import json
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     }
     for name, lines in files.items():
         Path(name).write_text("\n".join(map(json.dumps, lines)) + "\n")
-    print(f"{', '.join(files)}; no loss below {nats / tokens:.4f} nats per token of an answer in robot.jsonl")
+    print(f"{', '.join(files)}; the least possible loss is {nats / tokens:.4f} nats per answer token in robot.jsonl")

@@ -1,4 +1,4 @@
-"""A softmax that every comparison on random normal numbers accepts: `llamaspec verify` finds the mistake."""
+"""A wrong softmax. Comparisons on random normal numbers accept it, but `llamaspec verify` finds the mistake."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,10 +1,10 @@
-r"""The definition in rounded arithmetic: how far an engine's log-probabilities may be from the exact ones.
+r"""Measures how far rounding may move an engine's log-probabilities from the exact ones.
 
-A bound that is proven op by op (`verify --model`) grows with every layer, and soon says nothing about a whole model.
-So we measure: we run the definition itself in the arithmetic that an engine claims, several times, and round the result
-of each operation at random to one of the two nearest numbers (Monte Carlo arithmetic: Parker, 1997; Forsythe, 1959). A
-sum of products gets the error of sequential float32 accumulation in addition. The root mean square of the differences
-from the exact log-probabilities is what the arithmetic explains.
+A bound that is proven op by op (`verify --model`) grows with every layer, and soon says nothing about a whole model. So
+we measure: we run the definition itself in the arithmetic that an engine claims, several times, and round the result of
+each operation at random to one of the two nearest numbers (Monte Carlo arithmetic: Parker, 1997; Forsythe, 1959). A sum
+of products also gets the error of a sequential sum in float32. The arithmetic explains errors as large as the root mean
+square of the differences from the exact log-probabilities.
 
     fl(x)      = x rounded up or down at random, so that the mean is x       |fl(x) - x| < 2 u |x|
     fl(a . b)  = fl(a . b + u32 z sum_i |a_i b_i|)                           z normal, u32 = 2^-24
@@ -75,7 +75,7 @@ def stored_arithmetic(checkpoint: Checkpoint) -> str:
 
 
 class Rounded(np.ndarray):
-    """An array for which each operation rounds its result at random, to the wider unit of its operands."""
+    """An array with operations that round their results at random. Of two operands, the larger `unit` counts."""
 
     unit: float
     rng: np.random.Generator | None
@@ -115,7 +115,7 @@ class Rounded(np.ndarray):
 
 
 def at_random(x: np.ndarray, unit: float, rng: np.random.Generator) -> np.ndarray:
-    """Round each number up or down at random to a number of the format with this unit, so that the mean is exact.
+    """Round each number at random, up or down, so that the mean is exact. `unit` is the spacing of mantissas.
 
     >>> sorted(set(at_random(np.full(99, 1.25), 0.5, np.random.default_rng(0)).tolist()))
     [1.0, 2.0]
@@ -127,7 +127,7 @@ def at_random(x: np.ndarray, unit: float, rng: np.random.Generator) -> np.ndarra
 
 @dataclass(frozen=True)
 class RoundedConfig(Config):
-    """A config with frequencies of RoPE that are rounded to float32 at random, and so are the angles."""
+    """A config that rounds the frequencies and the angles of RoPE to float32 at random."""
 
     rng: Any = None
 
@@ -138,9 +138,10 @@ class RoundedConfig(Config):
 
 
 def cache_class(dtype: str, *, ggml: bool = False) -> type[LayerCache]:
-    """Make the class of a layer's cache that stores keys and values in `dtype`, rounded at random.
+    """Make the class of a layer's cache that stores keys and values in `dtype`, with random rounding.
 
-    In ggml, a product with the cache rounds its other factor to the cache's dtype, too. We round the result instead.
+    When ggml multiplies a tensor by the cache, it rounds the tensor to the cache's dtype, too. We round the result
+    instead.
     """
 
     class RoundedCache(LayerCache):
@@ -159,7 +160,7 @@ def cache_class(dtype: str, *, ggml: bool = False) -> type[LayerCache]:
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A checkpoint's definition, and its weights in the arithmetic that an engine claims."""
+    """The definition of a checkpoint's model, with the weights rounded as an engine claims to round them."""
 
     params: Params  # exact
     config: Config
@@ -167,7 +168,7 @@ class Definition:
     arithmetic: Arithmetic
 
     def log_probabilities(self, ids: Sequence[int], start: int) -> Float[np.ndarray, "positions vocab"]:
-        """Compute the log-probabilities of the tokens from position `start` on, each after all tokens before it."""
+        """Compute the log-probabilities of the tokens from position `start` on, given all tokens before them."""
         return _log_probabilities(self.params, self._config(ids), ids, start, LayerCache)
 
     def samples(self, ids: Sequence[int], start: int, *, count: int) -> Iterator[Float[np.ndarray, "positions vocab"]]:
@@ -206,7 +207,7 @@ def define(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Definition:
 
 
 def mapped(params: Params, function: Callable[[np.ndarray], np.ndarray]) -> Params:
-    """Apply a function to all weights. The layers of a large model are read, and mapped, each time they are used."""
+    """Apply a function to all weights. A large model's layers are read and mapped again each time they are used."""
     layers, outside = params.layers, map_arrays(params._replace(layers=()), function)
     if isinstance(layers, LazyLayers):
         return outside._replace(layers=LazyLayers(len(layers), lambda i: map_arrays(layers[i], function)))

@@ -1,8 +1,8 @@
 """Talks to a server that speaks OpenAI's API, with requests that mean the same to every engine.
 
-Engines have defaults of their own: llama.cpp's server draws with top_k 40 and min_p 0.05 unless a request says
-otherwise. So a request names `NEUTRAL` values for the fields that most engines know. A server that refuses one of these
-fields gets the request again without it.
+Engines have different defaults. For example, llama.cpp's server draws with top_k 40 and min_p 0.05 unless a request
+says otherwise. So a request names `NEUTRAL` values for the fields that most engines know. A server that refuses one of
+these fields gets the request again without it.
 """
 
 import json
@@ -26,7 +26,7 @@ PAUSE, PAUSES = 1.0, 5  # seconds before we repeat a request to a busy server, a
 
 
 class NoServerError(Exception):
-    """There is no server at the address, or it stopped to answer."""
+    """There is no server at the address, or the server stopped answering."""
 
 
 class TimeIsUpError(Exception):
@@ -80,8 +80,8 @@ class Server:
     def __init__(self, url: str, *, model: str = "", api_key: str = "", seconds: float = 600.0):
         """Talk to the server at `url`, such as http://127.0.0.1:8000 (with /v1 at the end or without).
 
-        `model` is the name to send; empty: the first of /v1/models. All requests together take at most `seconds`.
-        Raises ValueError for another kind of address.
+        `model` is the name to send. If it is empty, we send the first name in the answer of /v1/models. All requests
+        together take at most `seconds`. Raises ValueError if `url` is not the address of a server.
         """
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -122,7 +122,7 @@ class Server:
             return list(pool.map(lambda prompt: self.complete(prompt, **fields), prompts))
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Ask for the ids of a prompt, in the forms of vLLM and llama.cpp. None: there is no such endpoint."""
+        """Ask for the ids of a prompt, by the endpoint of vLLM or llama.cpp. Returns None if the server has neither."""
         for body in ({"model": self.model, "prompt": text}, {"content": text, "add_special": True}):
             try:
                 answer = self._ask("POST", "/tokenize", body)

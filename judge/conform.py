@@ -59,7 +59,7 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """All that the checks of one examination share."""
+    """The data that all checks of an examination use."""
 
     server: Server
     checkpoint: Checkpoint
@@ -72,7 +72,7 @@ class Examination:
     progress: Progress
 
     def trace(self, name: str, prompt: Sequence[int], answer: Answer, *, samples: int | None = None) -> Trace:
-        """Read an answer, and measure what the claimed arithmetic explains of its numbers."""
+        """Read an answer, and measure how far the claimed arithmetic may move each of its numbers."""
         trace = trace_of(name, prompt, answer.first, self.spellings, self.definition)
         return explained_by(replace(trace, counted=answer.prompt_tokens), self.definition, samples=samples)
 
@@ -94,7 +94,7 @@ def examine(
     seconds: float,
     progress: Progress = no_progress,
 ) -> Report:
-    """Examine a server. `name` is the checkpoint's, and `reader` is None if it has no chat template.
+    """Examine a server. `name` is the checkpoint's name. `reader` is None if the model has no chat template.
 
     The examination ends early after `seconds`, or if the server no longer answers.
     """

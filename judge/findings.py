@@ -1,4 +1,4 @@
-"""Findings of an examination: what was checked, and what came out."""
+"""Findings of an examination: each names a check and its outcome."""
 
 from typing import Any, Literal, NamedTuple
 

@@ -1,13 +1,13 @@
 r"""Compares the log-probabilities of a server with the definition, position by position.
 
-The server writes greedily and reports the log-probabilities of its tokens and of the likeliest others. The definition
+The server writes greedily and reports the log-probabilities of these tokens and of other likely tokens. The definition
 reads the same tokens (teacher forcing), so that a difference at one position does not depend on the choices before it.
 With the server's numbers l_i, the exact ones e_i, and samples s_ki in the claimed arithmetic (`judge.arithmetic`),
 
     ratio = sqrt(sum_i (l_i - e_i)^2 / sum_i mean_k (s_ki - e_i)^2)        i: the tokens reported at this position
 
 A position is explained if the ratio is at most `EXPLAINED`, not explained if it is above `WRONG`, and undecided in
-between. Different engines round in different places and orders, so the ratio of a right engine may be a few times 1
+between. Different engines round in different places and orders, so the ratio of a correct engine may be a few times 1
 (docs/conform.md has a table). Faults that change the model make it 10 to 1,000,000.
 """
 
@@ -68,7 +68,7 @@ class Spellings:
         }
 
     def ids(self, token: Named) -> list[int]:
-        """Return the ids that `token` may mean; an empty list if we know none."""
+        """Return the ids that `token` may mean, or an empty list if we find no id for its text."""
         if token.id is not None:
             return [token.id]
         for text in (token.text, f" {token.text}"):
@@ -80,7 +80,7 @@ class Spellings:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A request that the server answered, as the definition reads it."""
+    """The tokens of a request and its answer, and the log-probabilities that the server reports for them."""
 
     name: str
     ids: list[int]  # the prompt and the answer
@@ -91,7 +91,7 @@ class Trace:
 
 
 def trace_of(name: str, prompt: Sequence[int], choice: Choice, spellings: Spellings, definition: Definition) -> Trace:
-    """Read a server's answer. It is cut at the first token that we cannot tell from its text."""
+    """Read a server's answer, up to the first token with a text that our tokenizer does not know."""
     ids, entries = list(prompt), []
     for step in choice.steps:
         drawn = spellings.ids(step.token)
@@ -115,7 +115,7 @@ def _others(step: Step, drawn: int, spellings: Spellings, vocab: int) -> dict[in
 
 
 def explained_by(trace: Trace, definition: Definition, *, samples: int | None = None) -> Trace:
-    """Measure how far the claimed arithmetic may move each number of a trace. None: by `SAMPLES` samples."""
+    """Measure how far the claimed arithmetic may move each number of a trace. `samples` None means `SAMPLES`."""
     if not trace.entries:
         return trace
     samples = samples or SAMPLES
@@ -141,8 +141,8 @@ def compare(
 ) -> list[Position]:
     """Compare a trace with a definition.
 
-    `ids` changes the prompt's ids, to test how the server may have read it. A `temperature` tests whether the server
-    reports log-probabilities of logits that are divided by it.
+    `ids` changes the ids of the prompt, to test a different way in which the server may have read the prompt. With a
+    `temperature`, we divide the logits by it, to test whether the server does so before it computes log-probabilities.
     """
     if not trace.entries:
         return []

@@ -1,4 +1,4 @@
-"""Checks that a server keeps the promises of OpenAI's API: sampling, ends of texts, counts, streams, and company."""
+"""Checks that a server follows OpenAI's API: sampling, ends of texts, counts, streams, and simultaneous requests."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ ROUNDED = 1e-4  # error of a sum of probabilities
 
 
 class Sampling(NamedTuple):
-    """A way to choose tokens that a server may use silently."""
+    """A way to choose tokens. A server may use it although no request asked for it."""
 
     what: str
     temperature: float = TEMPERATURE
@@ -51,7 +51,7 @@ SILENT = (
 
 
 class Protocol(NamedTuple):
-    """All that the checks share."""
+    """The data that all checks use."""
 
     server: Server
     definition: Definition
@@ -97,7 +97,7 @@ def _repeats(protocol: Protocol) -> Outcomes:
 
 
 def _in_company(protocol: Protocol) -> Outcomes:
-    """Send the request with others at the same time."""
+    """Send the request at the same time as other requests."""
     company = [TEXT[start : start + 60] for start in range(0, 60 * (protocol.at_once - 1), 60)]
     prompts = [*company[::2], PROMPT, *company[1::2]]
     fields = {"max_tokens": LENGTH, "temperature": 0, "logprobs": 2}
@@ -106,7 +106,7 @@ def _in_company(protocol: Protocol) -> Outcomes:
 
 
 def _same(protocol: Protocol, answer: Answer, what: str) -> Outcomes:
-    """Compare a text with the first answer. A near tie explains another text."""
+    """Compare a text with the first answer. The texts may differ after two tokens that are about equally likely."""
     expected, actual = protocol.base.first.text, answer.first.text
     if actual == expected:
         yield "right", f"{what} gives the same text"
@@ -236,8 +236,8 @@ def _bias(protocol: Protocol) -> Outcomes:
 def _draws(protocol: Protocol) -> Outcomes:
     """Compare draws at a high temperature with the definition, and with other ways to choose tokens.
 
-    If the server draws as asked, another distribution makes the draws `ODDS` times as likely with a probability of at
-    most 1 / ODDS (Markov's inequality).
+    Suppose that the server draws as asked. Then the probability is at most 1 / ODDS that the draws are `ODDS` times as
+    likely under some different distribution (Markov's inequality).
     """
     fields = {"max_tokens": DRAWN, "temperature": TEMPERATURE, "logprobs": 5}
     answers = [protocol.server.complete(PROMPT, seed=100 + i, **fields) for i in range(DRAWS)]
@@ -268,7 +268,7 @@ def _likelihood(sampling: Sampling, rows: Sequence[Float[np.ndarray, " vocab"]],
 
 
 def _after_temperature(protocol: Protocol, traces: Sequence[Trace]) -> Outcomes:
-    """Check whether log-probabilities at a high temperature are the model's own."""
+    """Check whether a request at a high temperature gets the log-probabilities of temperature 1."""
     trace = explained_by(traces[0], protocol.definition)
     if worst(compare(trace, protocol.definition)) <= EXPLAINED:
         yield "right", "log-probabilities do not depend on the temperature"

@@ -47,7 +47,7 @@ def name_fault(
     traces: Sequence[Trace], checkpoint: Checkpoint, definition: Definition, bos: int | None,
     *, progress: Progress = no_progress,
 ) -> str | None:  # fmt: skip
-    """Find the fault that explains the numbers of `traces`, which differ from the definition; None if we know none."""
+    """Find a fault that explains why the numbers of `traces` differ from the definition. Returns None if none does."""
     odd = sorted(traces, key=lambda trace: len(trace.ids))[:MOST_TRACES]
     if all(is_renormalized(trace, definition) for trace in odd):
         return "the log-probabilities are those of the likeliest tokens only, as after top-k or top-p"
@@ -76,7 +76,7 @@ def is_renormalized(trace: Trace, definition: Definition) -> bool:
 def _coarser_arithmetic(
     traces: Sequence[Trace], checkpoint: Checkpoint, claimed: Arithmetic, *, progress: Progress
 ) -> str | None:
-    """Find the arithmetic with differences as large as the server's."""
+    """Find the arithmetic that causes errors as large as the server's."""
     known = [arithmetic(name, cache) for name, cache in COARSER]
     likely: list[tuple[float, str]] = []
     for coarser in known[known.index(claimed) + 1 if claimed in known else 0 :]:

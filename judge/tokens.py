@@ -49,13 +49,13 @@ class ChatReader(NamedTuple):
     def read(
         self, messages: Messages, change: Callable[[MarkedText], str] = lambda text: text, **variables: Any
     ) -> list[int] | None:
-        """Return the ids of a conversation, after a `change` of its text. None: the template refuses it."""
+        """Apply `change` to the text of a conversation, and encode it. Returns None if the template refuses it."""
         text = self.text(messages, **variables)
         return None if text is None else SpecialTokens(self.tokenizer).encode(change(text))
 
 
 def parsed(text: str) -> MarkedText:
-    """Return the text without quotes, so that names of control tokens in messages become control tokens."""
+    """Remove the marks of quoted messages, so that names of control tokens in messages become control tokens."""
     return marked(plain(text))
 
 
@@ -108,7 +108,7 @@ def _spelled(ids: Sequence[int], at: int, tokenizer: Tokenizer) -> str:
 
 
 def _control_token(tokenizer: Tokenizer) -> str | None:
-    """Return the name of a control token that is several tokens if it is read as text; None if there is none."""
+    """Return the name of a control token that becomes several tokens if it is read as text, or None."""
     return next((name for name in tokenizer.special if len(tokenizer.encode(name)) > 1), None)
 
 

@@ -115,7 +115,7 @@ def _tokens(text: str) -> Iterator[Token]:
 def _is_word(token: Token) -> bool:
     """Return whether a token is a word of prose.
 
-    A function such as `sqrt` and a variable such as `x`, `W_o`, `dx_i` or `s0` are not.
+    A function such as `sqrt` and a variable such as `x`, `W_o`, `dx_i` or `s0` are not words of prose.
     """
     base = token.text.partition("_")[0]
     if token.kind != "word" or token.text in GREEK or base in LIMITS or token.text in PREFIXES:
@@ -180,7 +180,8 @@ class _Parser:
     def _denominator(self, depth: int) -> Element:
         """Parse the divisor after a slash: one factor.
 
-        If it begins with a sum, the whole product after the sum belongs to it. A maximum or logarithm has one factor.
+        If it begins with a sum, the whole product after the sum belongs to it. A maximum or a logarithm has only one
+        factor after it.
         """
         word = self._next()
         if word.text == "-":
@@ -306,7 +307,7 @@ class _Parser:
         return Element("text", escape(word, quote=False), token.spaces)
 
     def _marked(self, element: Element) -> Element:
-        """Add a prime, a hat, or the star or sign of `x*` and `s+`."""
+        """Add the mark after a variable: a prime, a hat, a star as in `x*`, or a sign as in `s+`."""
         token, after = self._next(), self._next(1)
         ends = after.spaces or after.text in (")", ",", "|", "", "_")
         if token.spaces:
@@ -330,7 +331,7 @@ class _Parser:
         return element
 
     def _index(self, index: str) -> str:
-        """Return an index: a word, one or more letters in a row, or the group in braces after `x_`."""
+        """Return the index that follows `x_`: a word, one or more letters, or a group in braces."""
         if not index:
             opening = self._next()
             self.at += 1

@@ -161,8 +161,8 @@ def trace(
 ) -> Trace:
     """Trace the token at `position` of `tokens` through `model`, which runs in `dtype`.
 
-    We record the results of the layers `layers`, and compute them in float64 as well; None means all layers. Raises
-    ValueError for a position beyond the tokens, or for a layer that the model lacks.
+    We record the results of the requested `layers` (None: all layers), and compute them in float64 as well. Raises
+    ValueError for a position beyond the tokens, and for a layer that the model lacks.
     """
     if not -len(tokens) <= position < len(tokens):
         raise ValueError(f"expected a position from 0 to {len(tokens) - 1} ({len(tokens)} tokens), got {position}")
@@ -212,12 +212,12 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Return the functions of `reference/` that define each op of a model. An op calls them in this order."""
+    """Return, for each op of a model, the functions of `reference/` that define it, in the order of their calls."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 
 def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
-    """Return the functions that define each op, by the op's name."""
+    """Map the name of each op to the functions that define it."""
     norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
     norms = [head_qk_norm] if config.head_qk_norm else norms
     activations = GATED if config.gated else UNGATED

@@ -1,6 +1,6 @@
 """Handles Ctrl-C from the first moment, before the command line is imported.
 
-This module imports nothing of llamaspec, and imports `signal` only when it is called.
+This module imports nothing from llamaspec. Its function imports `signal` only when it is called.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ SCHEMES_OF = {
     "safetensors": (*SCHEMES, *CALIBRATED),
     "llama2c": ("q8_0",),
     "gguf": (*QUANTIZED_TYPES, *MIXTURES),
+    "onnx": ("q8", "q8_row", "q4"),
 }
 
 
@@ -99,6 +100,8 @@ def convert(
     - `imatrix` is the path of an importance matrix of llama.cpp, for mixtures.
     - After each tensor, we call `progress` with its name and its number of bytes.
 
+    Writing ONNX needs the package onnx; without it, we raise ModuleNotFoundError.
+
     Returns notes for the user, one line each. Raises ValueError if `check_request` refuses the options. Raises
     CheckpointError if a file cannot be used, or if the format cannot hold the model.
     """
@@ -110,6 +113,12 @@ def convert(
             importances = _importances(checkpoint, calibration, tokenizer=tokenizer, progress=calibrating)
         chosen = quantize or dtype
         return _to_gguf(checkpoint, destination, chosen, importances, tokenizer=tokenizer, progress=progress)
+    if to == "onnx":
+        from llamaspec.model.checkpoints.onnx.write import write_onnx  # here, since the package onnx is optional
+
+        written = quantized(checkpoint, quantize) if quantize else checkpoint
+        notes = write_onnx(written, destination, progress=progress)
+        return [*notes, "the tokenizer is not copied"]
     if to == "llama2c":
         write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
     else:
@@ -127,7 +136,7 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Return a note for the user, which says that the tokenizer was not copied, and where it is."""
+    """Return a note that tells the user that the tokenizer was not copied, and where it is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
     tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
@@ -135,7 +144,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
 
 
 def files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
-    """Return the tokenizer, chat template and pooling of a GGUF file, as files to write, and notes for the user."""
+    """Return the files to write for a GGUF file's tokenizer, chat template and pooling, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []

@@ -43,7 +43,7 @@ class Device(NamedTuple):
 
     @property
     def card(self) -> Card:
-        """The description of this device that kernels are built for."""
+        """This device as a `Card`, the description from which kernels are built."""
         return card_of(SimpleNamespace(compute_capability=self.capability, core_count=self.processors))
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ class Generation(Iterator[Token]):
     def first_at(self) -> float:
         """The time of the first token on the clock `time.perf_counter`.
 
-        Before the first token, the time of the request.
+        Before the first token, it is the time of the request.
         """
         return self._first
 

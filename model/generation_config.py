@@ -5,7 +5,7 @@ The commands `generate`, `chat` and `serve` use them, as transformers and vLLM d
 1. The file counts if it states at least one of `SAMPLING`, or do_sample. A key that is null counts as absent.
 2. If a file counts, the options that it does not state are off: temperature 1, and neither top-k, top-p, min-p nor a
    penalty. vLLM does the same. transformers differs in one default, top_k 50.
-3. do_sample false means greedy, as in transformers: the temperature is 0, even if the file states another one.
+3. do_sample false means greedy, as in transformers: the temperature is 0, even if the file states a temperature.
 4. top_k -1 is off, as in vLLM.
 
 Source: transformers 5.24, generation/configuration_utils.py; vLLM 0.33, `ModelConfig.get_diff_sampling_param`.

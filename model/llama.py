@@ -91,7 +91,7 @@ class Llama:
     def bytes_read(self, position: float) -> float | None:
         """Count the bytes of memory that decoding reads for one token after `position` tokens.
 
-        None for the reference.
+        Returns None for the reference.
         """
         return self._backend.bytes_read(position)
 
@@ -210,7 +210,7 @@ class Llama:
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits after each of `ids`: in float32, or from the reference in float64.
+        """Compute the logits after each of `ids`, in float32 (in float64 if the backend is the reference).
 
         Raises TypeError for a str, ValueError for ids out of range, FloatingPointError for logits that are not finite.
 
@@ -241,15 +241,15 @@ def load(
 ) -> Llama:
     """Load a checkpoint (a GGUF file, a file of llama2.c or a Hugging Face directory) and its tokenizer.
 
-    - `tokenizer` is a file or directory; None looks inside and next to the model.
+    - `tokenizer` is a file or directory. If it is None, we look inside and next to the model.
     - `adapter` is the folder of a LoRA adapter in PEFT's format. Matrices of floats are merged with it. Quantized
       matrices keep their codes, and products add the adapter's part.
-    - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
-    - `dtype` is the dtype of activations and of weights that are not quantized. None is float32 on a CPU; on a GPU it
-      is bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
+    - `context` is the length of a sequence in tokens; None means the model's own, but at most 4096.
+    - `dtype` is the dtype of activations and of weights that are not quantized. None means float32 on a CPU; on a GPU
+      it means bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
     - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
       keeps matrices in the form in which they are stored.
-    - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
+    - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None means `dtype`.
     - `greedy` says that the first completion will use temperature 0. Temperature 0 and higher temperatures need two
       different programs; the other one is compiled when it is first needed.
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is

@@ -178,7 +178,7 @@ def check_length(ids: Sequence[int], context: int) -> None:
             "expected at least one token: an empty text works only with a model that begins texts with BOS"
         )
     if len(ids) > context:
-        raise ValueError(f"expected at most {context} tokens, the context, got {len(ids)}")
+        raise ValueError(f"expected at most {context} tokens (the context length), got {len(ids)}")
 
 
 def _check(name: str, value: float | int, holds: bool, domain: str):

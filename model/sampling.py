@@ -1,9 +1,9 @@
 """Draws tokens on the device: `reference.sampling` for a batch, in float32, without a sort.
 
-Top-k and top-p keep the tokens above some probability. The bits of positive floats have the same order as the floats.
-So a CPU finds that threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take many
-times as long. On a GPU each sum is a few tiny kernels, so a GPU cuts the range into 16 parts instead: it computes 15
-sums at once, 8 times.
+Top-k and top-p keep the tokens above a threshold of probability. The bits of positive floats have the same order as the
+floats. So a CPU finds the threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take
+many times as long. On a GPU each sum is a few tiny kernels, so a GPU cuts the range into 16 parts instead: it computes
+15 sums at once, 8 times.
 """
 
 from collections.abc import Callable
@@ -114,7 +114,7 @@ def largest_in_two(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 
 
 def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Compute `largest` with one reduction over pairs, for a GPU: it needs half as many kernels."""
+    """Compute `largest` with one reduction over pairs. On a GPU this needs half as many kernels."""
 
     def ahead(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         first = jnp.isnan(a[0]) | (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))

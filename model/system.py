@@ -153,7 +153,7 @@ def return_blocks_when_freed() -> None:
 
 
 def forget_code(folder: Path) -> None:
-    """Drop the machine code of libraries under `folder` from memory. The system reads it from disk again when it runs.
+    """Drop the machine code of libraries under `folder` from memory. The system reads the code again when it runs.
 
     JAX's compiler leaves 107 MB of code in memory after it compiles TinyLlama. The compiled programs use 10 MB of it.
     """

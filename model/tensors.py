@@ -254,7 +254,7 @@ def stacks(config: Config) -> list[Stack]:
 def fused_rows(
     config: Config, fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str], list[int]]]:
-    """Yield the tensors in which a format joins several matrices: the tensor's name, and the matrices' names and rows.
+    """Yield the name of each tensor in which a format joins several matrices, and the names and rows of these matrices.
 
     `fused` maps each common name, which may contain {layer}, to the parts that it joins.
 

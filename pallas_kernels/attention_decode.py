@@ -36,8 +36,8 @@ def attention_decode(
     """Attend from the query at position length - 1 to the first `length` keys. width is heads x head_dim.
 
     With a `window`, the query sees only the last `window` keys. A length is clamped to 0 ... capacity, and 0 gives
-    zeros. Unseen rows of the cache may contain anything, including NaN. `splits` is the number of thread blocks per
-    key head, 1 or a multiple of 4; None: `choose_splits` chooses.
+    zeros. Unseen rows of the cache may contain anything, including NaN. `splits` is the number of thread blocks per key
+    head: 1 or a multiple of 4. If it is None, `choose_splits` chooses it.
 
     q, k and v are all float32 or all bfloat16. Sums and exponentials are float32, and the result is rounded once. In
     bfloat16 the weights are also rounded before they multiply v. Raises ValueError for shapes that do not fit together.
@@ -45,11 +45,12 @@ def attention_decode(
     and more than 8 query heads per key head (bfloat16 also supports 16, 24, ... 64).
 
     The kernel reads the visible keys and values once. With several splits, each split writes heads x head_dim float32
-    numbers, and a second kernel reads them. In bfloat16, the query heads per key head are padded to 8 in these numbers.
+    numbers, and a second kernel reads them. In bfloat16, these numbers include padding: the query heads of each key
+    head are padded to a multiple of 8.
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):
-        raise ValueError(f"attention_decode takes k for {len(q)} sequences, one per query, got k {k.shape}")
+        raise ValueError(f"attention_decode takes k with one sequence per query ({len(q)}), got k {k.shape}")
     if k.shape[2] % 8:
         raise Unsupported(f"attention_decode takes a capacity in multiples of 8, got {k.shape[2]}")
     batch, kv_heads, capacity, head_dim = k.shape

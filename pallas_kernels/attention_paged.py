@@ -1,7 +1,7 @@
 """Attention while decoding, over a paged cache: sequences of different lengths take pages from a common pool.
 
-A page has the keys of some consecutive positions of one sequence, for every key head. The page with the same number has
-the values. A table lists the pages of each sequence in order (PagedAttention, Kwon et al., 2023,
+A page has the keys of some consecutive positions of one sequence, for every key head. The page of v with the same
+number has the values. A table lists the pages of each sequence in order (PagedAttention, Kwon et al., 2023,
 https://arxiv.org/abs/2309.06180). Everything else is as in `attention_decode`.
 """
 
@@ -30,11 +30,12 @@ def attention_paged(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attend like `attention_decode`, with position i of a sequence in row i mod page of its page i // page.
+    """Attend like `attention_decode`, but to keys and values in pages of `page` rows.
 
-    `table[sequence]` lists the sequence's pages. A length is clamped to 0 ... max_pages * page, and page
-    numbers to the existing ones. The kernel may read pages without visible positions, and ignores their content.
-    Raises Unsupported unless a page has 8, 16, 32 or a multiple of 64 rows, and in the cases of `attention_decode`.
+    `table[sequence]` lists the sequence's pages. Position i of the sequence is in row i mod page of the page
+    `table[sequence, i // page]`. A length is clamped to 0 ... max_pages * page, and page numbers to the existing ones.
+    The kernel may read pages without visible positions, and ignores their content. Raises Unsupported unless a page has
+    8, 16, 32 or a multiple of 64 rows, and in the cases of `attention_decode`.
     """
     op = "attention_paged"
     if k.ndim != 4 or not (k.shape[2] and (k.shape[2] % TILE == 0 or (TILE % k.shape[2] == 0 and k.shape[2] >= 8))):

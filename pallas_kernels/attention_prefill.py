@@ -47,7 +47,7 @@ def attention_prefill(
     """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. width is heads x head_dim.
 
     The cache already contains the keys and values of these positions. Each query sees the rows up to its own position,
-    or the last `window` of them. A query that sees no row gives zeros, such as a query before position 0. Unseen rows
+    or the last `window` of them. A query that sees no row, such as a query before position 0, gives zeros. Unseen rows
     may contain anything. An offset is clamped to -seq ... capacity.
 
     All arrays are bfloat16. Sums and exponentials are float32. The weights are rounded to bfloat16 before they multiply
@@ -175,7 +175,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles of K and V in shared memory, filled by one warpgroup for the two that compute."""
+    """Tiles of K and V in shared memory. One warpgroup fills them, and the other two compute."""
 
     staged: dict[str, Any]
     stages: int
@@ -201,7 +201,7 @@ class Ring:
         lax.fori_loop(jnp.maximum(steps - self.stages, 0), steps, drain, None)
 
     def wait(self, name: str, step) -> Any:
-        """Wait for the tile of K or V of this step, in shared memory."""
+        """Wait until this step's tile of K or V is in shared memory."""
         slot = lax.rem(step, self.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]
@@ -307,7 +307,7 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
     batch, _, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]
     if head_dim not in (64, 128):
-        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes a head_dim of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(
             f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"

@@ -37,19 +37,19 @@ def gemv(
 ) -> Float[Array, "batch rows"]:
     """Multiply W by each of up to 8 vectors in float32, and round once to `out`, by default the dtype of x.
 
-    x, norm, bias and residual are all float32 or all bfloat16, and so is a W of floats. `ScaledCodes` are int8 with a
-    scale for each row, or int8 or int4 with a scale for each 32, 64 or 128 columns. For codes, x times the norm is
-    rounded to fixed point. The error of a number is at most 2^-21 times the largest number in its group. A group has
-    the columns with a common scale, or 128 columns if a row has one scale. Numbers must be smaller than 2^127, and a
-    number that is not finite gives NaN.
+    x, norm, bias and residual have one dtype, float32 or bfloat16. W has the same dtype, or it is `ScaledCodes`: int8
+    with a scale for each row, or int8 or int4 with a scale for each group of 32, 64 or 128 columns. For codes, x times
+    the norm is rounded to fixed point. The error of a number is at most 2^-21 times the largest number in its group. If
+    a row has one scale, these groups have 128 columns. Numbers must be smaller than 2^127, and a number that is not
+    finite gives NaN.
 
     `rows` must be a multiple of 8. For floats, `cols` must be a multiple of 128 (float32) or 256 (bfloat16). For codes,
-    `cols` must be at least 1024, and a multiple of 128 (int8) or 256 (int4) and of four groups. Raises ValueError for
-    shapes that do not fit together. Raises Unsupported for other sizes, dtypes and groups, and if shared memory is too
-    small for the vectors.
+    `cols` must be at least 1024, a multiple of 128 (int8) or 256 (int4), and also a multiple of four times the group
+    size. Raises ValueError for shapes that do not fit together. Raises Unsupported for other sizes, dtypes and groups,
+    and if shared memory is too small for the vectors.
 
-    The kernel reads rows x cols weights of 4, 2, 1 or half a byte once (codes twice for more than 4 vectors), and 4
-    bytes per scale. It writes batch x rows numbers.
+    The kernel reads each of the rows x cols weights once, or twice for codes and more than 4 vectors. It reads 4 bytes
+    per scale, and writes batch x rows numbers.
     """
     several = shares(w, len(x))
     parts = [x[share] for share in several]
@@ -73,7 +73,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """Launch the kernel for some of the vectors. The residual of the first of these is in row `base`."""
+    """Launch the kernel for some of the vectors. Row `base` of `residual` belongs to the first of them."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)

@@ -33,9 +33,9 @@ def norm_gate_up(
 ) -> Float[Array, "batch ffn"]:
     """Compute silu(gate) * up for each of up to 8 vectors. w has the rows of gate, then the rows of up.
 
-    x, norm and bias are all float32 or all bfloat16, and so is a w of floats. w may also be `ScaledCodes`, as in
-    `gemv`. Sums and SwiGLU are float32, and the result is rounded once. Raises the errors of `gemv`, and Unsupported
-    unless `gate_up` is a multiple of 16.
+    x, norm and bias have one dtype, float32 or bfloat16. w has the same dtype, or it is `ScaledCodes` as in `gemv`.
+    Sums and SwiGLU are float32, and the result is rounded once. Raises the errors of `gemv`, and Unsupported unless
+    `gate_up` is a multiple of 16.
     """
     if len(several := shares(w, len(x))) > 1:
         fixed: dict[str, Any] = {"eps": eps, "bias": bias, "tile": tile}

@@ -76,16 +76,16 @@ def norm_qkv(
 ]:
     """Compute q of one new token for each of up to 8 sequences, and write k and v at `positions` of the cache.
 
-    w has the rows of q, then k, then v, in one matrix or in several matrices of whole heads. Arrays are all float32 or
-    all bfloat16, with two exceptions: w may be `ScaledCodes`, as in `gemv`, and cos and sin are always float32. cos and
-    sin are the cosines and sines of the RoPE angles at each sequence's position. If the caller donates the caches, they
-    are written in place. A position beyond the capacity is replaced by the last position.
+    w has the rows of q, then k, then v, in one matrix or in several matrices of whole heads. The arrays have one dtype,
+    float32 or bfloat16, with two exceptions: w may be `ScaledCodes` as in `gemv`, and cos and sin are always float32.
+    cos and sin have the cosines and sines of the RoPE angles at each sequence's position. If the caller donates the
+    caches, they are written in place. A position beyond the capacity is replaced by the last position.
 
     Raises the errors of `gemv`, and Unsupported unless head_dim is a multiple of 16.
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
-        raise Unsupported(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got head_dim {head_dim}")
+        raise Unsupported(f"norm_qkv takes a head_dim that is a multiple of {2 * PIECE}, got {head_dim}")
     matrices = (w,) if isinstance(w, jax.Array | jax.ShapeDtypeStruct) or not isinstance(w, Sequence) else tuple(w)
     several = max((shares(matrix, len(x)) for matrix in matrices), key=len)
     how: dict[str, Any] = {"normed": True, "tile": tile, "runs": 2, "rows": PIECE}
@@ -100,7 +100,7 @@ def norm_qkv(
             f"norm_qkv takes W with {heads} + 2 x {kv_heads} heads of {head_dim} rows each, got {rows} rows"
         )
     if batch != len(x) or not capacity:
-        raise ValueError(f"norm_qkv takes k for {len(x)} sequences, one per vector, got k {k.shape}")
+        raise ValueError(f"norm_qkv takes k with one sequence per vector ({len(x)}), got k {k.shape}")
     check_operand("norm_qkv", "norm", norm, (cols,), x.dtype)
     check_operand("norm_qkv", "bias", bias, (rows,), x.dtype)
     check_operand("norm_qkv", "k", k, k.shape, x.dtype)

@@ -27,10 +27,10 @@ EARLY = 8192  # up to this many features, registers have room for the weight fro
 def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "*batch dim"]:
     """Normalize `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
 
-    Raises ValueError for a weight of another length, and Unsupported unless both arrays are float32 or both bfloat16,
-    with rows of at most 32 KB (8,192 or 16,384 features). The kernel reads and writes each row once. If the length of a
-    row is not a multiple of 128 vectors of 16 bytes, a small part is read twice. Rows of fewer than 128 features are
-    first copied to padded rows.
+    Raises ValueError for a weight with the wrong length. Raises Unsupported unless both arrays are float32 or both are
+    bfloat16, and for rows of more than 32 KB (8,192 or 16,384 features). The kernel reads and writes each row once. If
+    the length of a row is not a multiple of 128 vectors of 16 bytes, a small part is read twice. Rows of fewer than 128
+    features are first copied to padded rows.
     """
     check_rows("rmsnorm", x, most=MAX_BYTES // x.dtype.itemsize)
     check_operand("rmsnorm", "a weight", weight, x.shape[-1:], x.dtype)

@@ -2,7 +2,7 @@ r"""The definition of a Llama: every layer, tokenizer and quantizer as a functio
 
 This package is a book, and its files are the pages. Each page names its paper, gives the equations and one thing to
 remember. Then a function computes these equations, with an example that runs. Nothing here is fast, keeps state, or
-imports another package of this repository. `verify/` checks the fast implementation (`model/`, `pallas_kernels/`)
+imports other packages of this repository. `verify/` checks the fast implementation (`model/`, `pallas_kernels/`)
 against these definitions.
 
 Order of reading

@@ -8,8 +8,8 @@ For query i of head h, the output o_ih is a mean of the values v_j, with the wei
 
 The mask M is 0 if query i may see key j, and -inf otherwise. A query that sees no key gives 0.
 
-The score s_hij is the argument of the softmax. Gemma 2 multiplies <q_ih, k_jg> by another factor in place of 1 /
-sqrt(head_dim). It then limits the result by `capped`, and adds M.
+The score s_hij is the argument of the softmax. In place of 1 / sqrt(head_dim), Gemma 2 multiplies <q_ih, k_jg> by a
+different factor. It then limits the result by `capped`, and adds M.
 
 With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
 each head has one additional score, the learned number z_h. Its value vector is 0:

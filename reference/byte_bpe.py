@@ -1,5 +1,7 @@
-r"""Byte-level byte-pair encoding (Radford et al., 2019, "Language models are unsupervised multitask learners";
-BPE itself: Sennrich et al., 2016, https://arxiv.org/abs/1508.07909), as in Llama 3.
+r"""Byte-level byte-pair encoding, as in Llama 3.
+
+(Radford et al., 2019, "Language models are unsupervised multitask learners". Byte-pair encoding is from Sennrich et
+al., 2016, https://arxiv.org/abs/1508.07909.)
 
 A vocabulary is a set of byte strings, including the 256 single bytes, each with a rank. Encoding a text has three
 steps:
@@ -59,7 +61,7 @@ def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
 
 
 def merge(chunk: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Encode one chunk: join its bytes, the lowest rank first, until no two neighbors form a token."""
+    """Encode one chunk: join its bytes, the pair with the lowest rank first, until no two neighbors form a token."""
     if chunk in ranks:
         return [ranks[chunk]]
     parts = [bytes([byte]) for byte in chunk]

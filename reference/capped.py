@@ -2,7 +2,7 @@ r"""Soft caps of scores and logits (Gemma 2, 2024, https://arxiv.org/abs/2408.00
 
     y = c tanh(x / c)
 
-is close to x for small x and always between -c and c, so scores cannot grow without limit in training.
+For small x, y is close to x. It is always between -c and c, so scores cannot grow without limit in training.
 """
 
 import numpy as np

@@ -72,7 +72,7 @@ class Config:
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions a query sees in `layer`: its own and the ones just before it. None means all."""
+        """Return how many positions a query sees in `layer`: its own and the positions before it. None means all."""
         return self.windows[layer] if self.windows else None
 
     def uses_rope(self, layer: int) -> bool:
@@ -110,7 +110,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if this config turns on a feature that no Llama model has, except those in `known`.
+        """Raise ValueError if this config turns on a feature that no Llama model has and that is not in `known`.
 
         `what` is a plural noun for the message, such as "adapters".
         """

@@ -1,6 +1,6 @@
 r"""Low-rank adapters: LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685).
 
-Fine-tuning does not change the matrix W, and learns two small matrices, A [r, cols] and B [rows, r]:
+Fine-tuning keeps the matrix W, and learns two small matrices, A [r, cols] and B [rows, r]:
 
     W' = W + s B A        y = W' x = W x + s B (A x)
 
@@ -60,7 +60,7 @@ def lora_backward(
     *,
     scale: float,
 ) -> tuple[Float[np.ndarray, "*batch cols"], Float[np.ndarray, "rank cols"], Float[np.ndarray, "rows rank"]]:
-    """Compute the gradients for x, A and B of `lora`, in float64. W gets none: training does not change W.
+    """Compute the gradients of `lora` for x, A and B, in float64. W gets none: training does not change W.
 
     >>> a, b = np.array([[1.0, 1.0]]), np.array([[0.0], [0.0]])
     >>> dx, da, db = lora_backward(np.array([1.0, 2.0]), np.eye(2), a, b, np.array([1.0, 0.0]), scale=0.5)

@@ -63,7 +63,7 @@ def cross_entropy_backward(
     targets: Int[np.ndarray, "*batch"],
     weights: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Compute the gradient for the logits of `cross_entropy`, in float64.
+    """Compute the gradient of `cross_entropy` for the logits, in float64.
 
     >>> cross_entropy_backward(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0]))
     array([[ 0.5, -0.5]])
@@ -74,7 +74,7 @@ def cross_entropy_backward(
 def answer_log_probability(
     logits: Float[np.ndarray, "seq vocab"], targets: Int[np.ndarray, " seq"], counted: Float[np.ndarray, " seq"]
 ) -> float:
-    """Compute the log probability s of an answer: the sum over the positions with a `counted` of 1. Padding has a 0.
+    """Compute the log probability s of an answer: the sum over positions where `counted` is 1. Padding has 0.
 
     >>> round(answer_log_probability(np.log([[1.0, 3.0], [1.0, 1.0]]), np.array([1, 0]), np.array([1.0, 0.0])), 6)
     -0.287682
@@ -109,7 +109,8 @@ def group_relative(
 ) -> tuple[float, Float[np.ndarray, " answers"]]:
     """Compute the GRPO loss of the answers to one question, and the loss's gradient for their log probabilities.
 
-    A training step makes answers with more than the mean reward likelier. If all rewards are equal, the gradient is 0.
+    A training step makes an answer likelier if its reward is above the mean. If all rewards are equal, the gradient is
+    0.
 
     >>> group_relative(np.array([-2.0, -3.0]), np.array([1.0, 0.0]))
     (-0.5, array([-0.5,  0.5]))
@@ -126,7 +127,7 @@ def distillation(
     *,
     temperature: float,
 ) -> float:
-    """Compute the sum over positions of T^2 KL(teacher || student) at temperature T, times weights, in float64.
+    """Compute the weighted sum over positions of T^2 KL(teacher || student) at temperature T, in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(distillation(student, teacher, one, temperature=1.0), 4)  # log(1/2) / 4 + 3 log(3/2) / 4
@@ -144,7 +145,7 @@ def distillation_backward(
     *,
     temperature: float,
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Compute the gradient for the student's logits of `distillation`, in float64.
+    """Compute the gradient of `distillation` for the student's logits, in float64.
 
     >>> distillation_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0]), temperature=1.0)
     array([[ 0.25, -0.25]])
@@ -158,7 +159,7 @@ def reverse_kl(
     teacher: Float[np.ndarray, "*batch vocab"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """Compute the sum over positions of KL(student || teacher), times weights, in float64.
+    """Compute the weighted sum over positions of KL(student || teacher), in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(reverse_kl(student, teacher, one), 4)  # log(2) / 2 + log(2/3) / 2
@@ -172,7 +173,7 @@ def reverse_kl_backward(
     teacher: Float[np.ndarray, "*batch vocab"],
     weights: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch vocab"]:
-    """Compute the gradient for the student's logits of `reverse_kl`, in float64.
+    """Compute the gradient of `reverse_kl` for the student's logits, in float64.
 
     >>> reverse_kl_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])).round(4)
     array([[ 0.2747, -0.2747]])

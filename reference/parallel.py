@@ -63,7 +63,7 @@ def expert_parallel(
     """Send each token to its chosen expert and back. Device e has expert e.
 
     All parts of an all-to-all have the same size. So each device sends one row per token to every expert: the token, or
-    zeros if the token chose another expert. Real programs send fewer rows, and drop tokens beyond a capacity.
+    zeros if the token chose a different expert. Real programs send fewer rows, and drop tokens beyond a capacity.
 
     >>> one, ten = (lambda x: x), (lambda x: 10 * x)
     >>> expert_parallel([np.ones((1, 1)), np.ones((1, 1))], [np.array([1]), np.array([0])], [one, ten])

@@ -51,7 +51,7 @@ class DynamicScaling:
     """Dynamic NTK: if a text is longer than the model's context, theta grows with the length. `factor` is the rate.
 
     For texts up to the model's context, theta does not change. We define only this case, because in a longer text the
-    queries would use another theta than the cached keys. The only publication is
+    queries would use a different theta from the cached keys. The only publication is
     https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr.
     """
 

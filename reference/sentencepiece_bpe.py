@@ -33,7 +33,7 @@ class Vocabulary(NamedTuple):
 
 
 def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int]:
-    """Encode `text` as ids. With `start=False`, `text` continues another text, so no space is put in front of it.
+    """Encode `text` as ids. With `start=False`, `text` continues an earlier text, so no space is put in front of it.
 
     >>> a, b, c = Piece(256, -4.0), Piece(257, -4.0), Piece(258, -4.0)
     >>> pieces = {"a": a, "b": b, "c": c, "ab": Piece(259, -1.0), "bc": Piece(260, -2.0), "▁": Piece(261, -3.0)}
@@ -73,7 +73,7 @@ def merge(parts: Sequence[str], pieces: Mapping[str, Piece]) -> list[str]:
 
 
 def decode(ids: Sequence[int], vocabulary: Vocabulary, *, start: bool = True) -> str:
-    """Decode `ids` to text. With `start=False`, the ids continue another text, so no leading space is removed.
+    """Decode `ids` to text. With `start=False`, the ids continue an earlier text, so no leading space is removed.
 
     Control tokens give no text, invalid UTF-8 becomes U+FFFD, and the unknown token becomes " ⁇ ".
 

@@ -41,7 +41,7 @@ class Running(NamedTuple):
 
 
 def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Running:
-    """Update the state with a block of scores. Start from `Running(-inf, 0)`: a maximum of 0 is a classic bug.
+    """Update the state with a block of scores. The first state is `Running(-inf, 0)`; a maximum of 0 is a classic bug.
 
     >>> start = Running(np.array(-np.inf), np.array(0.0))
     >>> running_update(running_update(start, np.array([1.0, 5.0])), np.array([5.0, 5.0]))  # the sum: exp(-4) + 3
@@ -55,7 +55,7 @@ def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Ru
 
 
 def softmax_online(x: Float[np.ndarray, "*batch n"], *, block: int) -> Float[np.ndarray, "*batch n"]:
-    """Compute `softmax`, with maximum and sum computed from `block` scores at a time.
+    """Compute `softmax` with the maximum and the sum of `running_update`, from `block` scores at a time.
 
     >>> softmax_online(np.array([0.0, np.log(3.0), -np.inf]), block=2)
     array([0.25, 0.75, 0.  ])

@@ -1,13 +1,12 @@
-r"""Threefry (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405): random bits computed from a key and a
-counter.
+r"""Threefry: random bits from a key and a counter (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405).
 
 An ordinary generator keeps a state, and its millionth number needs the 999,999 before it. Threefry has no state. It
-scrambles a counter with a key, so every number can be computed by itself, anywhere and in any order:
+scrambles a counter with a key, so every number can be computed without the others, anywhere and in any order:
 
     random number i of key k  =  threefry(k, i)
 
-The key has two words of 32 bits, and so has the counter. We add a word of the key to each word of the counter, then
-four rounds mix the two words, and so on:
+The key and the counter have two words of 32 bits each. We add a word of the key to each word of the counter, then four
+rounds mix the two words, and so on:
 
     round:  x_0 <- x_0 + x_1        x_1 <- (x_1 rotated left by r bits) xor x_0        all modulo 2^32
     after rounds 4, 8, ..., 20:  x_0 <- x_0 + k_(i mod 3)        x_1 <- x_1 + k_(i + 1 mod 3) + i        i = 1, ..., 5
@@ -77,7 +76,7 @@ def random_bits(key: UInt32[np.ndarray, "*batch 2"], count: int) -> UInt32[np.nd
 
 
 def uniform(bits: UInt32[np.ndarray, "*batch"]) -> Float32[np.ndarray, "*batch"]:
-    """Turn random words into float32 numbers from 0 to 1, without 1: 23 bits become the digits after "1.", minus 1.
+    """Turn random words into float32 numbers in [0, 1): 23 bits become the digits after "1.", and we subtract 1.
 
     >>> uniform(np.array([0, 2**31, 2**32 - 1], np.uint32))
     array([0.       , 0.5      , 0.9999999], dtype=float32)

@@ -390,9 +390,7 @@ def _stop_texts(body: SampledRequest) -> list[str]:
 
 
 def _check_ends(body: SampledRequest, param: str) -> None:
-    """Raise Refusal if `ignore_eos` is combined with `param`, which needs a grammar: a grammar ends the answer
-    itself.
-    """
+    """Raise Refusal if `ignore_eos` is combined with `param`, because a grammar then decides where the answer ends."""
     if body.ignore_eos:
         raise Refusal(f"ignore_eos cannot be combined with {param}", param="ignore_eos")
 

@@ -97,7 +97,7 @@ class BatchingEngine:
         check_ids([*request.stop_ids, *request.logit_bias], self.vocab)
         if len(ending_ids(request, self._eos)) > MOST_STOPS:
             raise ValueError(
-                f"stop_token_ids: expected at most {MOST_STOPS} ids including the model's own, got "
+                f"stop_token_ids: expected at most {MOST_STOPS} ids (including the model's own), got "
                 f"{len(ending_ids(request, self._eos))}"
             )
         if request.adapter and request.adapter not in self._adapters:

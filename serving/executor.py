@@ -71,11 +71,11 @@ class JaxExecutor:
         state: State | None = None,
         adapters: Mapping[str, int] = MappingProxyType({}),
     ):
-        """Run `programs`, compiled for `sizes`, with `params`. `eos` are the ids with which the model ends a text.
+        """Run `programs`, which were compiled for `sizes`, on the weights `params`.
 
-        `adapters` maps the name of each LoRA adapter to its rank, in the order in which the adapters are joined along
-        the rank axis. `state` is an empty state that is already on several devices. None makes an empty state on the
-        default device.
+        `eos` are the ids with which the model ends a text. `adapters` maps the name of each LoRA adapter to its rank,
+        in the order in which the adapters are joined along the rank axis. `state` is an empty state that is already on
+        several devices. None makes an empty state on the default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos

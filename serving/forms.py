@@ -202,7 +202,7 @@ class ChatForm:
         return TextAndCalls(parsed.text + end.text, parsed.calls + end.calls)
 
     def _reason(self, choice: Choice) -> FinishReason | None:
-        """Return the finish reason. It is `tool_calls` if the answer stopped by itself after complete tool calls."""
+        """Return the finish reason: `tool_calls` if the model ended its answer after complete tool calls."""
         reader = self._readers.get(choice.index)
         waits = reader.is_complete if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
@@ -246,7 +246,7 @@ def _call_id() -> str:
 
 
 def spell(tokenizer: Tokenizer, token: int, *, first: bool = False) -> str:
-    """Spell a token: its text, the name of a special token, or, as OpenAI does, the bytes of an incomplete character.
+    """Spell a token: its text, its name if it is special, or its bytes if a character is incomplete (as OpenAI does).
 
     `first` says that the token begins a text, so that its leading space is dropped.
     """

@@ -252,8 +252,8 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
     """Return whether every text that a grammar allows is in `texts`.
 
-    Recursive: each first byte that the grammar allows must begin one of `texts`, and the same must be true of the
-    remaining bytes.
+    We check this recursively: each first byte that the grammar allows must begin one of `texts`, and the same must be
+    true of the remaining bytes.
     """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = {int(byte) for byte in np.flatnonzero(np.unpackbits(bits, bitorder="little")[:END])}

@@ -291,7 +291,7 @@ class Site:
         return in_json(answer.form.answer(texts, answer.answering.usage))
 
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Stream pieces as they arrive. An error before the first piece still gets its own HTTP status."""
+        """Stream pieces as they arrive. An error before the first piece still decides the HTTP status."""
         response = web.StreamResponse(headers=SAFETY | self._cross_origin(request))
         response.content_type, response.charset = "text/event-stream", "utf-8"
         if request.version < HttpVersion11:

@@ -61,7 +61,7 @@ def load_engine(
     - `options` has the options of `model.llama.load_backend`. The engine uses the fields `context`, `dtype`, `kernels`,
       `quantize`, `cache` and `devices`. Several devices share the model by tensor parallelism.
     - `width` is the number of requests that decode at once. For a given request, seed and model, all engines with the
-      same width on the same kind of machine give the same text. An engine with another width may round differently.
+      same width on the same kind of machine give the same text. An engine with a different width may round differently.
     - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
       `width` times the context, or less if this needs more than half of the memory that the weights leave free.
     - `waiting` is the number of requests that may wait; `submit` refuses more.

@@ -70,13 +70,13 @@ class PagePool:
     def publish(self, page: int, *, before: int, tokens: Sequence[int], owner: Owner) -> None:
         """Put a held page into the tree, after the page `before`. Does nothing if `page` is in the tree already.
 
-        Raises ValueError if the page is not full, or if another page with these tokens comes after `before`.
+        Raises ValueError if the page is not full, or if a different page with these tokens comes after `before`.
         """
         node = (before, owner, tuple(tokens))
         if len(tokens) != self.size or self.tree.setdefault(node, page) != page:
             raise ValueError(
-                f"page {page} must be full and new: expected {self.size} tokens, got {len(tokens)}, "
-                "or the tree already has another page with these tokens"
+                f"page {page} must be full and new, but it has {len(tokens)} of {self.size} tokens, "
+                "or the tree already has a different page with these tokens"
             )
         self.nodes[page] = node
 

@@ -122,8 +122,8 @@ def prefill(
 ) -> tuple[State, Prefilled]:
     """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
-    If `reports` is set, also computes the log-probabilities of `targets`, the token after each of `tokens`. If `embeds`
-    is set, also pools the hidden states of the chunk. `adapter` has the ranks of the request's adapter.
+    If `reports` is set, also computes the log-probabilities of `targets` (the token after each of `tokens`). If
+    `embeds` is set, also pools the hidden states of the chunk. `adapter` has the ranks of the request's adapter.
     """
     params = with_chosen(params, adapter)
     layers = [LayerPages(k, v, table) for k, v in state.pages]
@@ -151,7 +151,7 @@ def decode(
     config: Config,
     ops: Ops,
 ) -> tuple[State, Decoded]:
-    """Feed each row its known tokens, one per step, and after them the token that the row drew in the previous step.
+    """Feed each row one token per step: first its known tokens, then the token that it drew in the previous step.
 
     A row ends early if it draws one of its stop tokens, or if its logits are NaN. For NaN, the result has the number
     `vocab` in place of a token id. The loop ends once every row has ended.
@@ -264,8 +264,8 @@ def compile_serving(
     """Compile the programs for JAX's default device, or for several devices.
 
     `params` are arrays or shapes. For several devices, `params` and `config` describe the share of one device, and
-    `spread` turns each program into one for all devices. We turn autotuning off: otherwise two servers might choose
-    different algorithms for a product, but servers with equal fingerprints must compute equal bits.
+    `spread` turns each program into a program for all devices. We turn autotuning off: otherwise two servers might
+    choose different algorithms for a product, but servers with equal fingerprints must compute equal bits.
     """
     state = jax.eval_shape(partial(empty_state, config, sizes))
     options = untuned_options(platform)

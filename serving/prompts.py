@@ -129,8 +129,8 @@ class Prompts:
 
         The answer may call `tools`. If `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
         restricts the answer, so a model that reasons must not write its reasoning. `options` are additional variables
-        of the template. Raises Refusal if the model has no template, or if the template refuses the conversation or
-        does not support tools or an option.
+        of the template. Raises Refusal if the model has no template, or if the template does not accept the
+        conversation, the tools or an option.
         """
         self._check_options(options)
         calls = self._calls() if tools else None

@@ -61,7 +61,7 @@ class Request(SamplingOptions):
 
     @property
     def cache_owner(self) -> tuple[str, str]:
-        """The tenant and the adapter: the keys and values of a prompt depend on the adapter."""
+        """The tenant and the adapter, because the keys and values of a prompt depend on the adapter."""
         return self.tenant, self.adapter
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ The scheduler is a state machine without a clock, a thread or a device. `submit`
    is free, and when there are enough pages for its prompt and for one burst (the decoding steps of one plan). Pages
    that running requests hold, or that are reserved for them, do not count.
 3. If the first waiting request comes before the last running one in the order and has a better priority, the last
-   running request is preempted. A request never preempts one of its own priority.
+   running request is preempted. A request never preempts one of the same priority.
 4. A row that needs a page takes an available one. If there is none, the last running request is preempted, which may be
    this row itself. The first request is never preempted, and all pages together hold a context, so there is always
    progress.
@@ -61,7 +61,7 @@ class Limits:
             raise ValueError(f"Limits.{small[0]}: expected 1 or more, got {sizes[small[0]]}")
         if (self.pages - 1) * self.page < self.context + self.burst:
             raise ValueError(
-                f"Limits: {self.pages} pages of {self.page} tokens, one of them always empty, hold fewer tokens than "
+                f"Limits: {self.pages} pages of {self.page} tokens (one page is always empty) hold fewer tokens than "
                 f"context {self.context} + burst {self.burst}"
             )
 

@@ -4,7 +4,7 @@ llguidance makes answers match a schema, with a few exceptions. In these cases, 
 answer still matches the original schema, or we refuse the schema:
 
 - llguidance reads numbers as float64, which cannot represent every integer beyond 2^53. It also reads many numbers with
-  more than 15 digits as one of the two float64 next to the right one.
+  more than 15 digits as a neighbor of the right float64.
 - It resolves references by `$id`, and therefore confuses two tools that use the same `$id`.
 - It counts a name that occurs twice in an object as two properties.
 - It accepts schemas that no finite text matches, and then fails after some tokens.
@@ -166,13 +166,12 @@ def _check_values(schema: dict[str, Any]) -> None:
         for number in _numbers(schema.get(name)):
             if abs(number) > LARGEST_EXACT:
                 raise ValueError(
-                    f"{name}: expected numbers up to 2^53, because larger ones are not exact, got {number}: use a "
-                    "string"
+                    f"{name}: expected numbers up to 2^53 (larger ones are not exact), got {number}: use a string"
                 )
             if not _is_exact(number):
                 raise ValueError(
-                    f"{name}: expected at most {DIGITS} digits, at most {LARGEST_POWER} of them after the point, "
-                    f"because other numbers are not exact, got {number}: use a string"
+                    f"{name}: expected at most {DIGITS} digits, with at most {LARGEST_POWER} of them after the point "
+                    f"(other numbers are not exact), got {number}: use a string"
                 )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
@@ -255,7 +254,7 @@ def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], b
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Raise ValueError for a schema that no finite text matches: every value must contain another such value."""
+    """Raise ValueError for a schema that no finite text matches, since a match would have to contain a second match."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:
@@ -279,7 +278,9 @@ def _check_finite(root: dict[str, Any]) -> None:
     for key, schema in reached.items():
         if key not in finite:
             about = f" of {schema['$ref']}" if _is_text(schema.get("$ref")) else ""
-            raise ValueError(f"the schema{about} requires itself inside itself, so no answer could ever end")
+            raise ValueError(
+                f"the schema{about} requires a value inside itself without end, so no answer could ever end"
+            )
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:

@@ -53,7 +53,7 @@ class TextReader:
     """Turns the tokens of one answer into text that will not change any more.
 
     We hold text back while its last character is incomplete, and while its end may be the beginning of a stop string.
-    The text's tokens are held back with it. Tokens of a stop string are never returned. Reasoning and tool calls have
+    We also hold back the tokens of this text. Tokens of a stop string are never returned. Reasoning and tool calls have
     no tokens, and stop strings do not apply to them.
     """
 
@@ -69,7 +69,7 @@ class TextReader:
         spelled: Mapping[int, str] | None = None,
         channels: Channels | None = None,
     ):
-        """Start an answer. If `begins`, the answer is a text of its own; otherwise it continues the prompt's text.
+        """Start an answer. If `begins`, the answer is a separate text; otherwise it continues the prompt's text.
 
         `begun` are the first tokens of the answer, if the prompt already ends with them. `stops` are ids that end the
         answer and have no text. If `shows_end`, the tokens of the answer include the token that ended it. `spelled`

@@ -1,4 +1,4 @@
-"""Detects a device that hangs: a step that never ends, and raises no exception."""
+"""Detects a device that hangs, which means that a step never ends and raises no exception."""
 
 from dataclasses import dataclass
 

@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Add the mark `slow` to the test cases that their mark `sampled` leaves out.
+    """Add the mark `slow` to the test cases that a mark `sampled` leaves out.
 
     In the test files, a comment after a mark `sampled` or `slow` states the processor time in seconds.
     """
@@ -176,7 +176,7 @@ def data() -> Path:
 def tmp_path(tmp_path_factory) -> Path:
     """Return an empty folder with a name that does not contain the name of the test.
 
-    Error messages begin with a file's path. pytest's own folder is named after the test and its case, and so often
+    Error messages begin with a file's path. pytest's own folder is named after the test and its case, so it often
     contains the words that the test expects in the message. The test would then pass even if the message itself lacks
     them.
     """
@@ -185,7 +185,10 @@ def tmp_path(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def unchecked(monkeypatch) -> None:
-    """Turn off run-time checks of shapes, which users do not have, so that our own code must refuse an argument."""
+    """Turn off run-time checks of shapes, so that our own code must refuse an argument.
+
+    Users do not have these checks.
+    """
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 

@@ -13,8 +13,8 @@ PACKAGES = ("reference", "pallas_kernels", "model", "verify", "serving", "traini
 def check_shapes() -> None:
     """Check every function of the modules that state shapes. Must be called before these modules are imported.
 
-    We leave the other modules out. A check takes longer than most functions that are called often: with a check of each
-    call, telling the stories of a test took ten times as long. pyright checks those modules.
+    Only pyright checks the other modules, because a check at run time takes longer than most functions that are called
+    often. With such checks, a test that generates stories took ten times as long.
     """
     modules = [
         ".".join(("llamaspec", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")

@@ -1,6 +1,6 @@
 """Constraints on trained weights: rounding while they learn (QAT), and masks that keep pruned weights at 0.
 
-`reference.quantizers` defines both: `symmetric` and `qat` the rounding and its gradient, `pruning` the masks.
+In `reference.quantizers`, `symmetric` and `qat` define the rounding and its gradient, and `pruning` defines the masks.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ FREE = Constraint(None, lambda name, weight, arrays: weight)
 
 
 def rounding(checkpoint: Checkpoint, scheme: str) -> Constraint:
-    """Make the constraint that rounds the matrices of a model by a scheme of integers.
+    """Make the constraint that rounds the matrices of a model by an integer scheme.
 
     The gradient of the loss with respect to a rounded weight is used unchanged for the weight itself.
     """
@@ -42,8 +42,9 @@ def rounding(checkpoint: Checkpoint, scheme: str) -> Constraint:
 def rounded(weight: Float[Array, "rows cols"], group: int | None, largest: int) -> Float[Array, "rows cols"]:
     """Round a matrix to multiples of a scale. The multipliers are the integers from -`largest` to `largest`.
 
-    Each group of `group` columns of a row has its own scale; None: each row has one scale. The scale of a group is the
-    largest magnitude of its weights, divided by `largest`. So no weight is clipped, and every weight gets its gradient.
+    Each group of `group` columns of a row has its own scale. If `group` is None, each row has one scale. The scale of a
+    group is the largest magnitude of its weights, divided by `largest`. So no weight is clipped, and every weight gets
+    its gradient.
 
     >>> rounded(jnp.array([[0.5, -1.75, 0.1]]), None, 7)
     Array([[ 0.5 , -1.75,  0.  ]], dtype=float32)
@@ -61,7 +62,7 @@ def pruning(checkpoint: Checkpoint, remaining: float | tuple[int, int]) -> Const
     """Make the constraint that sets the smallest weights of each matrix in the blocks to 0, at each training step.
 
     `remaining` is the share of weights to keep, or a pair (n, m): keep n of every m weights. The masks depend only on
-    the weights at the start. Raises CheckpointError if the number of columns of a matrix is no multiple of m.
+    the weights at the start. Raises CheckpointError if the number of columns of a matrix is not a multiple of m.
     """
     masks = {}
     for weight in weights(checkpoint.config):

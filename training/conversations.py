@@ -1,4 +1,4 @@
-"""Data for fine-tuning: JSON lines as TRL documents them, and which tokens of a conversation the loss counts.
+"""Reads data for fine-tuning from JSON lines in TRL's formats, and decides which tokens count in the loss.
 
     {"text": "..."}                                              every token counts
     {"prompt": "...", "completion": "..."}                       the completion counts
@@ -7,11 +7,11 @@
     {"prompt": ..., "chosen": ..., "rejected": ...}              a preference: two completions of one prompt
     {"prompt": ..., "answer": "..."}                             a question, and the answer that earns the reward
 
-A chat template says which characters of a conversation are the assistant's. Some templates have `{% generation %}` tags
-around them. For other templates, we render the conversation twice for each answer: up to the answer, and with it. The
-text that the second rendering adds is the answer. This is right only if each rendering begins with the rendering before
-it. We refuse a template that breaks this rule (some drop earlier thoughts), so no other text counts by mistake. An
-answer ends with the token that ends a turn, since the model must learn to stop.
+A chat template says which characters of a conversation belong to the assistant. Some templates have `{% generation %}`
+tags around them. For other templates, we render the conversation twice for each answer: up to the answer, and with it.
+The text that the second rendering adds is the answer. This is right only if each rendering begins with the rendering
+before it. We refuse a template that breaks this rule (some drop earlier thoughts), so no other text counts by mistake.
+An answer ends with the token that ends a turn, since the model must learn to stop.
 """
 
 import json
@@ -72,7 +72,10 @@ class Reader:
         return turn_stops(self.tokenizer, self.template)
 
     def example(self, line: dict[str, Any]) -> Example:
-        """Make an example of a line with text, prompt and completion, or messages. Other lines raise ValueError."""
+        """Make an example from a line with text, with prompt and completion, or with messages.
+
+        Raises ValueError if the line has none of these.
+        """
         match line:
             case {"messages": messages}:
                 return self.conversation(_messages(messages))
@@ -86,7 +89,11 @@ class Reader:
         raise ValueError(f"expected messages, or prompt and completion, or text; got {_keys(line)}")
 
     def preference(self, line: dict[str, Any]) -> Preference:
-        """Make the two examples of a line with prompt, chosen and rejected. Raises ValueError for another line."""
+        """Make two examples from a line with prompt, chosen and rejected.
+
+        The prompt may be missing if chosen and rejected are whole conversations. Raises ValueError if anything else is
+        missing.
+        """
         match line:
             case {"prompt": list(), "chosen": chosen, "rejected": rejected} | {
                 "prompt": str(),
@@ -100,11 +107,13 @@ class Reader:
         raise ValueError(f"expected prompt, chosen and rejected; got {_keys(line)}")
 
     def question(self, line: dict[str, Any]) -> Question:
-        """Make the question of a line with prompt and answer. Raises ValueError for another line."""
+        """Make the question from a line with prompt and answer. Raises ValueError if the line lacks one of them."""
         match line:
             case {"prompt": list() as prompt, "answer": answer}:
                 if self.template is None:
-                    raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+                    raise ValueError(
+                        "holds a conversation, but the model has no chat template: choose one with --template"
+                    )
                 text = self._render(_messages(prompt), prompt=True)
                 return Question(self._special.encode(text), _text("answer", answer).strip())
             case {"prompt": prompt, "answer": answer}:
@@ -115,7 +124,7 @@ class Reader:
         raise ValueError(f"expected prompt and answer; got {_keys(line)}")
 
     def completion(self, prompt: str, text: str) -> Example:
-        """Make an example of plain text: BOS and the prompt do not count; the text, and the token that ends it, do."""
+        """Make an example of plain text. The loss counts the text and its end token, but not BOS and the prompt."""
         before = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
         before += self.tokenizer.encode(prompt) if prompt else []
         ids = self.tokenizer.encode(text, start=not prompt) + ([] if self.end is None else [self.end])
@@ -128,11 +137,11 @@ class Reader:
         answer.
         """
         if self.template is None:
-            raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+            raise ValueError("holds a conversation, but the model has no chat template: choose one with --template")
         first = len(messages) - 1 if last else first
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if not answers:
-            raise ValueError("has no message of the assistant to learn")
+            raise ValueError("has no message of the assistant to learn from")
         if not TAG.search(self.template.source):
             return self._encoded(self._by_prefixes(messages, answers))
         every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -161,7 +170,7 @@ class Reader:
                 if not plain(longer).startswith(plain(shorter)):
                     what = f"renders the messages before message {i + 1} differently if this message follows them"
                     raise ValueError(
-                        f"{self.template.name}: {what}, so we cannot tell which tokens are the answer's: "
+                        f"{self.template.name}: {what}, so we cannot tell which tokens belong to the answer: "
                         "use a template with {% generation %}, or one answer per line"
                     )
             answer = after[len(before) :]
@@ -181,7 +190,7 @@ class Reader:
         assert self.template
         expected = self._render(messages)
         if BEGIN in plain(expected) or END in plain(expected):
-            raise ValueError(f"holds {BEGIN!r} or {END!r}, which are not allowed in a conversation to learn")
+            raise ValueError(f"holds {BEGIN!r} or {END!r}: a conversation to learn from must not contain them")
         template = replace(self.template, source=_with_marks(self.template.source))
         text, pieces, counts = template.render(messages, add_generation_prompt=False), [], False
         while True:
@@ -193,11 +202,11 @@ class Reader:
                 break
             counts, text = plain(text)[at] == BEGIN, text[at + 1 :]
         if "".join(plain(piece) for piece, _ in pieces) != plain(expected):
-            raise ValueError(f"{self.template.name}: writes a different text with marks at its {{% generation %}} tags")
+            raise ValueError(f"{self.template.name}: its text changes if we print marks at its {{% generation %}} tags")
         return pieces
 
     def _encoded(self, pieces: Sequence[tuple[MarkedText, bool]]) -> Example:
-        """Encode the pieces as one text. In an answer, the tokens up to the last one that ends a turn count."""
+        """Encode the pieces as one text. In an answer, tokens after the last token that ends a turn do not count."""
         ids: list[int] = []
         weights: list[float] = []
         done = marked("")
@@ -212,7 +221,7 @@ class Reader:
 
 
 def _with_marks(source: str) -> str:
-    """Insert code into a template that prints a mark at each generation tag. Each tag strips white space as before."""
+    """Add code to a template, to print a mark at each generation tag. Each tag strips white space as before."""
 
     def with_mark(tag: re.Match[str]) -> str:
         mark = END if tag[1] else BEGIN
@@ -237,7 +246,7 @@ def _messages(value: Any) -> Messages:
         if not isinstance(content, str) and not calls:
             raise ValueError(f"message {i} has content {short(content)}, expected a string")
         if message["role"] == "assistant" and not calls and not str(content).strip():
-            raise ValueError(f"message {i}, an answer, is empty")
+            raise ValueError(f"message {i} is an answer, but it is empty")
     return value
 
 
@@ -254,9 +263,9 @@ def _keys(line: dict[str, Any]) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the object of each line of a JSON lines file, without empty lines.
+    """Yield the number and the JSON object of each line of a file. Skips empty lines.
 
-    Raises CheckpointError, which names the line, for a line that is not a JSON object.
+    Raises CheckpointError, with the line's number, for a line that is not a JSON object.
     """
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -284,8 +293,8 @@ def read_data[Read](
 ) -> list[Read]:
     """Read a JSON lines file. `read` converts each line, for example `Reader.example`.
 
-    `eos` is the id that ends a text; None: find it in the tokenizer. If `read` refuses a line, raises CheckpointError
-    with the line's number.
+    `eos` is the id that ends a text. If it is None, we use the tokenizer's. If `read` refuses a line, raises
+    CheckpointError with the line's number.
     """
     end = end_of_text(tokenizer, {}) if eos is None else eos
     examples: list[Read] = []

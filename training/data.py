@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[np.ndarray, "batch predicted"]:
-        """A mask of the predictions that the loss counts. It begins with the second id, the first that is predicted."""
+        """A mask of the predictions that the loss counts, from the second id on. (The first id is not predicted.)"""
         return self.weights[:, 1:] > 0
 
 
@@ -135,9 +135,9 @@ class Text:
 
 
 def end_of_text(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> int | None:
-    """Return the id that ends a document: the first of `ENDS` in the vocabulary, else the stated eos_token, else None.
+    """Return the id that ends a document: the first of `ENDS` in the vocabulary, or the eos_token in `files`, or None.
 
-    `files` are the files next to the tokenizer. tokenizer_config.json may state the eos_token.
+    `files` are the files next to the tokenizer. One of them, tokenizer_config.json, may name the eos_token.
     """
     try:
         stated = json.loads(files.get("tokenizer_config.json", b"{}")).get("eos_token")
@@ -224,7 +224,7 @@ def indices_of_step(count: int, step: int, *, batch: int, seed: int) -> list[int
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:
-    """Round a length up to one of `lengths`, or to a power of two if all of them are smaller.
+    """Round a length up to one of `lengths`, or to a power of two if all `lengths` are smaller.
 
     With few different lengths, few programs are compiled.
 

@@ -39,10 +39,10 @@ class HeldOutLoss(NamedTuple):
 
 
 def rows_at_once(platform: str) -> int:
-    """Return the number of documents per batch: 1 on a CPU, which fits into the caches and needs no padding.
+    """Return the number of documents per batch: 1 on a CPU, because one document fits into the caches without padding.
 
-    On a GPU it is 8. The batches are sorted by length, so the 8 shorter ones of 16 documents are padded to a smaller
-    length than the 8 longer ones, and take a quarter of their time.
+    On a GPU it is 8. Documents are sorted by length. Of 16 documents, the 8 shorter ones are padded to a smaller length
+    than the 8 longer ones, and take a quarter of their time.
     """
     return 1 if platform == "cpu" else 8
 

@@ -34,8 +34,8 @@ MOST_SKIPPED = 3  # steps in a row whose gradient is not finite
 def steps_ahead(platform: str) -> int:
     """Return how many steps we submit to the device before we read the loss of an earlier step.
 
-    If we read each loss at once, a GPU would wait in every step while the host makes batches and starts programs. On a
-    CPU the host is the device, so submitting early gains nothing.
+    If we read each loss immediately, a GPU would wait in every step while the host makes batches and starts programs.
+    On a CPU the host is the device, so submitting early gains nothing.
     """
     return 0 if platform == "cpu" else 1
 
@@ -129,7 +129,7 @@ def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, f
     state = task.transform.init(tensors)
     saved = checkpoints(out)
     if saved and not resume:
-        raise refused(out, "already contains a training run: continue it with --resume, or choose another --out")
+        raise refused(out, "already contains a training run: continue it with --resume, or choose a different --out")
     if resume and not saved:
         raise refused(out, "contains no checkpoint that --resume could continue")
     if saved:
@@ -186,7 +186,7 @@ class _Loop:
         return work
 
     def _add_up(self, batches: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensors, Sums]:
-        """Add the gradients, and the sums to report, of several batches."""
+        """Add up the gradients of several batches, and the sums to report."""
         task, totals = self._task, self._zeros()
         for batch in batches:
             arrays = map(task.over.documents if task.over else np.asarray, batch)
@@ -196,7 +196,7 @@ class _Loop:
     def finish(self, *, everything: bool) -> StepReport | None:
         """Wait for submitted steps, and report each. Returns the last report.
 
-        Unless `everything` is set, the latest steps, up to `steps_ahead`, may still run.
+        Unless `everything` is set, up to `steps_ahead` of the latest steps may still be running.
         """
         latest = None
         while len(self._waiting) > (0 if everything else self._ahead):
@@ -216,7 +216,7 @@ class _Loop:
         if self.skipped == MOST_SKIPPED:
             first = submitted.step - MOST_SKIPPED + 1
             what = f"the gradients of steps {first} to {submitted.step} are not finite"
-            raise FloatingPointError(f"{what}: begin again with another --out and a smaller --lr")
+            raise FloatingPointError(f"{what}: start again with a different --out and a smaller --lr")
         return step_report
 
     def save(self, out: Path, step: int) -> None:

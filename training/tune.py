@@ -89,7 +89,7 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
             raise ValueError(f"{name} must be positive, got {value}")
     if recipe.keep_layers is not None and (recipe.method != "distill" or not recipe.keep_layers):
         raise ValueError(
-            "keep_layers works only with the method distill: it names the layers that the student keeps, at least one"
+            "keep_layers works only with the method distill: it names at least one layer that the student keeps"
         )
     if recipe.schedule not in SCHEDULES:
         raise ValueError(f"schedule is {recipe.schedule!r}, expected one of {', '.join(SCHEDULES)}")
@@ -102,7 +102,7 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
     if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
         raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
     if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
-        raise ValueError("prune is for training all weights, without lora and quantize")
+        raise ValueError("prune does not work with lora or quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
         raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
@@ -185,8 +185,8 @@ def tune(
 ) -> Tuning:
     """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
 
-    `base` is the name of the model, for the adapter's files. `teacher` is for the method distill; None: the model
-    itself. Calls `note` with a line about examples that are cut. Calls `report` and raises exceptions as `loop.run`
+    `base` is the name of the model, for the adapter's files. `teacher` is for the method distill (None: the model
+    itself). Calls `note` with a line about examples that are cut. Calls `report` and raises exceptions as `loop.run`
     does. Also raises ValueError for an invalid recipe, and CheckpointError for a file that cannot be used.
     """
     out = Path(out)
@@ -326,8 +326,8 @@ class Lesson(NamedTuple):
 def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
     """Choose the number of rows per batch.
 
-    If `recipe.accumulate` is set, a step has this many batches. Otherwise a batch has 1 row on a CPU, and up to 8 rows
-    on other devices.
+    If `recipe.accumulate` is set, it is the number of batches of a step. Otherwise a batch has 1 row on a CPU, and up
+    to 8 rows on other devices.
     """
     if recipe.accumulate is not None:
         return -(-recipe.batch // recipe.accumulate)
@@ -360,7 +360,7 @@ def make_trainable(
 
 
 def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
-    """Raise CheckpointError for a model that training, or the recipe, does not support."""
+    """Raise CheckpointError if training in general, or with this recipe, does not support the model."""
     if recipe.lora is not None and not adaptable(checkpoint.config, recipe.lora_on):
         raise refused(checkpoint.path, f"has no matrix {', '.join(recipe.lora_on)} that LoRA can change")
     if checkpoint.config.sinks:
@@ -368,10 +368,13 @@ def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
 
 
 def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:
-    """Raise CheckpointError for a teacher with another vocabulary than the student's."""
+    """Raise CheckpointError if the vocabularies of teacher and student differ."""
     if teacher.config.vocab != student.config.vocab:
-        ids = f"a vocabulary of {teacher.config.vocab}, but the student {student.path} has {student.config.vocab}"
-        raise refused(teacher.path, f"has {ids}: a teacher needs the student's tokens")
+        raise refused(
+            teacher.path,
+            f"has {teacher.config.vocab} tokens, but the student {student.path} has {student.config.vocab}: "
+            "a teacher needs the student's tokens",
+        )
 
 
 def identity(

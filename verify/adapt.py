@@ -1,4 +1,4 @@
-"""Adapters: wrap a kernel with another signature, so that we can call it with the arguments of the definition.
+"""Adapters: wrap a kernel with a different signature, so that we can call it with the arguments of the definition.
 
     @adapt("attention_prefill", "out: q", "q: b t h d -> b h t d", "k: b s g d -> b g s d", "v: b s g d -> b g s d",
            "start=offsets", "window=window", returns="b h t d -> b t h d")
@@ -20,9 +20,9 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
     """Decorate a kernel of `op`. Each string of `takes` describes one argument of the kernel, in order:
 
         x                       the argument x of the definition
-        x: a b c -> c a b       the argument x with its axes in another order
+        x: a b c -> c a b       the argument x with its axes in a different order
         eps=epsilon             the definition's argument epsilon, passed as the keyword eps
-        out: x                  an array like x, full of NaN, which the kernel writes its result to
+        out: x                  an array of NaN with the shape and dtype of x, for the kernel's result
         over: x                 a copy of x, which the kernel overwrites with its result
 
     `returns` ("a b c -> c a b") reorders the axes of the kernel's result. Raises ValueError for an argument that the

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from llamaspec.verify.algebra.separate import Task, compare
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import NoVerdict, Worker, check_seconds
 from llamaspec.verify.candidates.process import ENDING, kill_all
@@ -22,6 +23,8 @@ from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import narrowed
 from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging.examination import Examination, examine, takes
+from llamaspec.verify.judging.formula import ALGEBRA, DIFFERENT
+from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Progress, Report, unseen, verify
 from llamaspec.verify.judging.timing import ROUNDS, timed
 from llamaspec.verify.loose import dtypes_for, loosened
@@ -31,6 +34,7 @@ from llamaspec.verify.reports.report import counterexample
 
 SHAPES = 64  # most different shapes for jax, which compiles each
 RETRIES = 16  # draws that we try with a dtype if all calls raised
+COMPARING = 1 / 3  # share of the seconds for the comparison of formulas
 LINES = 10  # most lines of a candidate's output that we show
 
 
@@ -64,12 +68,13 @@ class Campaign:
     loose: str | None = None  # rounding of a weaker contract, such as bfloat16 or tf32x3
     timed: bool = False  # time a candidate if its contract holds
     against: str | None = None  # another candidate, to time for comparison
+    algebra: bool = False  # also compare formulas, without rounding
     at: Mapping[str, Sequence[Any]] = field(
         default_factory=dict
     )  # sizes for timing; by default the largest that are drawn
 
     def fewer(self) -> "Campaign":
-        """Return this campaign with a third of its draws and of its time, for an extra dtype."""
+        """Return this campaign with a third of its draws and its time. We use it for extra dtypes."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
@@ -141,7 +146,7 @@ class Listed(Protocol):
 
 
 def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
-    """Make jobs for the candidate MODULE:FUNCTION, or for the functions of MODULE that are named like `ops`.
+    """Make jobs for the candidate MODULE:FUNCTION, or for the functions of MODULE with the names `ops`.
 
     MODULE may also be the path of a file. Raises ValueError if one function is named for several ops.
 
@@ -151,7 +156,7 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
     if ":" not in candidate:
         return [CandidateJob(op, f"{candidate}:{op}") for op in ops]
     if len(ops) != 1:
-        raise ValueError("--candidate names one function: name one op, or for several ops give only the module")
+        raise ValueError("--candidate names one function: name one op. For several ops, give only the module")
     return [CandidateJob(ops[0], candidate)]
 
 
@@ -243,7 +248,7 @@ def _check(jobs: Sequence[CandidateJob], campaign: Campaign) -> None:
         narrowed(campaign.contract(job.op), {**job.within(campaign).only, **campaign.at})
     if campaign.against:
         if any(job.candidate == campaign.against for job in jobs):
-            raise ValueError(f"--against {campaign.against} is the candidate itself: name another candidate")
+            raise ValueError(f"--against {campaign.against} is the candidate itself: name a different candidate")
         with campaign.worker(campaign.against) as rival:
             rival.start()
 
@@ -262,8 +267,11 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
         worker.start()
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
+            replay = _save(contract, report, campaign)
+            if campaign.algebra and report.outcome != "not judged":
+                report = _compared(report, job, campaign)
             violated = violated or report.outcome == "violated"
-            printed = _lines(report, contract, replay=_save(contract, report, campaign))
+            printed = _lines(report, contract, replay=replay)
             if campaign.timed and report.outcome == "within bounds":
                 report, lines = _timed(contract, worker, report, campaign, progress)
                 printed += lines
@@ -298,8 +306,29 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
     return replace(report, output_lines=worker.output_lines, contiguous=campaign.contiguous)
 
 
+def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
+    """Compare the candidate's formula with the definition. A difference is a violation, even within the bounds."""
+    task = Task(
+        op=job.op,
+        candidate=job.candidate,
+        dtype=report.dtype,
+        seed=campaign.seed,
+        seconds=campaign.seconds * COMPARING,
+        contract_file=campaign.contract_file,
+        only=campaign.only,
+    )
+    formula = compare(task)
+    report = replace(report, formula=formula)
+    if formula.outcome != DIFFERENT or report.outcome == "violated":
+        return report
+    hidden = "all results are within their bounds: rounding hides the difference"
+    condition = hidden if report.outcome == "within bounds" else "the results are suspicious, too"
+    finding = Finding(ALGEBRA, formula.message, condition)
+    return replace(report, worst=Examination(formula.draw, report.worst.hard, report.worst.alarm, finding))
+
+
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:
-    """Time the candidate, and the one that --against names. If timing fails, keep the verdict and add the reason."""
+    """Time the candidate, and also the candidate of --against. If timing fails, keep the verdict and add the reason."""
     with ExitStack() as stack:
         rivals = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
         try:
@@ -335,7 +364,7 @@ def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[st
 
 
 def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Answer:
-    """Repeat the call that a replay file describes, or make the same call with another candidate or array library.
+    """Repeat the call that a replay file describes, or make the same call with a different candidate or array library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError like `run`.
     """

@@ -61,13 +61,13 @@ def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Co
         bare = {op.replace("_", ""): op for op in contracts}  # rope is part of rope_halves, and rms_norm is rmsnorm
         part = [op for spelt, op in bare.items() if name and name.replace("_", "").lower() in spelt]
         meant = " or ".join(part[:5] or get_close_matches(name, contracts))
-        known = f"did you mean {meant}? --list shows all" if meant else f"expected one of {', '.join(contracts)}"
-        raise ValueError(f"no contract is named {name}: {known}")
+        hint = f"did you mean {meant}? --list shows all" if meant else f"expected one of {', '.join(contracts)}"
+        raise ValueError(f"there is no contract {name}: {hint}")
     return contracts[name]
 
 
 def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
-    """Collect the contracts, and the implementations with mutants, of the Python file at `path`.
+    """Collect the contracts, and the implementations with mutants, that the Python file at `path` defines.
 
     Raises ImportError, in one line, for a file that cannot be imported, and ValueError for a file without a contract.
     """

@@ -138,7 +138,7 @@ class Large:
         return {**self.beside, **self.closer.get(name, {}), **only, name: [size]}
 
     def empty_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
-        """List one narrowing to the size 0 for each variable in `empty`. Leave out the variables in `only`."""
+        """For each variable in `empty`, list a narrowing that sets it to 0. Leave out the variables in `only`."""
         return [{**self.beside, **only, name: [0]} for name in self.empty if name not in only]
 
     def widest_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
@@ -178,7 +178,7 @@ class Contract:
     def makes(self, names: Iterable[str]) -> bool:
         """Tell whether a draw with exactly these variables suffices to make the arguments.
 
-        All of them must be in the contract. A variable may be missing if `arguments` has a default for it.
+        All `names` must be in the contract. A variable may be missing if `arguments` has a default for it.
         """
         parameters = inspect.signature(self.arguments).parameters
         optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}

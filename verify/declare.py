@@ -115,7 +115,7 @@ def declare(
     dimensions = {name: [_Dimension(text) for text in _shape_of(shape).split()] for name, shape in arrays.items()}
     used = {size for axes in dimensions.values() for axis in axes for size in axis.names}
     if used - {*sizes}:
-        raise ValueError(f"`arrays` has shapes with {', '.join(sorted(used - {*sizes}))}: not in `sizes`")
+        raise ValueError(f"`arrays` uses dimensions that `sizes` lacks: {', '.join(sorted(used - {*sizes}))}")
     shapes = {
         name: size if isinstance(size, st.SearchStrategy) else st.sampled_from(list(size))
         for name, size in sizes.items()

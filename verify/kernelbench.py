@@ -56,12 +56,12 @@ class Adapter:
         return Law(law.name, check)
 
     def job(self, path: str, name: str) -> CandidateJob:
-        """Make a job with the class called `name` of the problem at `path` as the candidate."""
+        """Make a job for the problem at `path`. The candidate is the problem's class `name`."""
         return CandidateJob(self.op, f"kernelbench:{self.call}:{path}:{name}", only=self.only)
 
 
 class _NotTaken(Exception):
-    """Signals that a law calls the op with another value of an argument that the problem's class does not take."""
+    """Signals that a law changes the value of an argument, but the problem's class does not take this argument."""
 
 
 # Multiplying by a weight or by `up` after the call rounds once more, which only float32 kernels do as well.

@@ -28,7 +28,7 @@ NARROW = (*(name for name, limits in PRECISIONS.items() if limits.unit), *PARTS)
 
 
 def unit_of(text: str) -> str:
-    """Parse the value of `--loose`. Raises ValueError.
+    """Parse the value of `--loose`. Raises ValueError for an unknown value.
 
     >>> unit_of("u=bfloat16")
     'bfloat16'
@@ -42,7 +42,7 @@ def unit_of(text: str) -> str:
 def dtypes_for(unit: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return a tuple with the only dtype that arrays of a weaker contract may have.
 
-    Raises ValueError if `names` has others.
+    Raises ValueError if `names` has a different dtype.
 
     >>> dtypes_for("bfloat16", []), dtypes_for("tf32x3", [])
     (('bfloat16',), ('float32',))
@@ -90,7 +90,7 @@ def _rounding_each(contract: Contract, dtype: str, rounding: Rounding) -> Contra
 def _in_parts(contract: Contract, wide: Contract, plain: Contract, unit: str, rounding: Rounding) -> Contract:
     """Weaken `contract` for a candidate that multiplies matrices by three products of their parts.
 
-    The bound is the derived one, from `wide`. `plain` has the derived bound of a float32 kernel. If `contract` allows a
+    We take the derived bound of `wide`. `plain` has the derived bound of a float32 kernel. If `contract` allows a
     larger error than `plain`, for example for an online softmax, we add the difference.
     """
 

@@ -79,7 +79,7 @@ def implementation(
 ) -> Implementation:
     """Parse `changes`, which lists mutants of `function`.
 
-    It implements `op`, by default the op with the function's name.
+    The function implements `op`, by default the op with the function's name.
 
     `changes` has the names of mutants; under each name, old lines begin with "-" and new lines with "+".
 

@@ -1,8 +1,8 @@
 """Proves the text of a model: evaluates the definition in ball arithmetic, so that each logit is a proven interval.
 
-The text of a model is what its weights and the definition in `reference` say as mathematics: each token has the largest
-logit, computed without rounding. If the interval of one token is above all others, this token is proven. Otherwise we
-compute again with twice as many bits. A token that `MOST_BITS` do not decide ends the text.
+The text of a model follows from its weights and the definition in `reference`, read as mathematics: each token has the
+largest logit, computed without rounding. If the interval of one token is above all others, this token is proven.
+Otherwise we compute again with twice as many bits. If `MOST_BITS` bits do not decide a token, the text ends there.
 
 The weights are exact, as `load_reference_params` reads them. It decodes codes without rounding, except in layouts whose
 scales are quotients or products of stored numbers (NVFP4, BitNet, HQQ, and double quantization of bitsandbytes): these
@@ -68,9 +68,9 @@ class ExactConfig(Config):
 def prove(
     params: Params, prompt: Sequence[int], *, config: Config, stops: frozenset[int], max_new_tokens: int
 ) -> Iterator[ProvenToken]:
-    """Yield the tokens that follow `prompt`, until a token in `stops`, or one that cannot be decided.
+    """Yield the tokens that follow `prompt`, until a token in `stops`, or until a token cannot be decided.
 
-    If `MOST_BITS` do not even decide a comparison on the way to the logits, the text ends without an undecided token.
+    If `MOST_BITS` bits do not decide a comparison that the logits depend on, the text ends without an undecided token.
 
     Raises ValueError for a prompt without tokens, and UnsupportedError for a model with a switch that is not supported.
     """
@@ -165,7 +165,7 @@ def digest(params: Params) -> str:
 
 
 def needed_bytes(config: Config, weights: int, *, prompt: int) -> int:
-    """Estimate the main memory for a proof with a model of `weights` weights and `prompt` tokens of prompt."""
+    """Estimate the main memory for a proof with a model of `weights` weights and a prompt of `prompt` tokens."""
     scores = 4 * config.heads * prompt**2  # scores, masked scores, exponentials and probabilities of a layer
     cached = 2 * config.layers * config.kv_heads * config.head_dim * prompt
     return BYTES_PER_WEIGHT * (weights + scores + cached) + (300 << 20)

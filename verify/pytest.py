@@ -54,16 +54,16 @@ def contract(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
-    `op` is a contract, or the name of one of ours or of one in `file`. The test judges every `dtype` (default: float32)
-    and fails with the counterexamples of all dtypes with a violation. `loose="u=bfloat16"` declares a weaker contract;
-    see `verify.loose`.
+    `op` is a contract, or the name of a contract in this package or in `file`. The test judges every `dtype` (default:
+    float32) and fails with the counterexamples of all dtypes with a violation. `loose="u=bfloat16"` declares a weaker
+    contract; see `verify.loose`.
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
     `examples` or `seed`. `only` limits variables of the draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`,
     suspicious results fail too. With `contiguous`, all arrays are contiguous. The test fails with NoVerdict if no
     number was compared. Raises ValueError for an op without a contract, an unknown dtype, an invalid number of
-    examples, shapes or seconds, and a variable or value that the contract does not have; ImportError for a file that
-    cannot be imported.
+    examples, shapes or seconds, and a variable or value that the contract does not have. Raises ImportError for a file
+    that cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)

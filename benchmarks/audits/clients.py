@@ -38,10 +38,10 @@ TEMPLATE = """\
 
 
 @click.command()
-@click.option("--python", type=click.Path(exists=True, dir_okay=False), help="A Python with the clients for Python.")
-@click.option("--node", type=click.Path(exists=True, file_okay=False), help="A folder with the clients for JavaScript.")
+@click.option("--python", type=click.Path(exists=True, dir_okay=False), help="A Python that has the Python clients.")
+@click.option("--node", type=click.Path(exists=True, file_okay=False), help="A folder that has the JavaScript clients.")
 def main(python: str | None, node: str | None):
-    """Start a server, run all clients that were named, and print a table."""
+    """Start a server, run all named clients, and print a table."""
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "tools.jinja"

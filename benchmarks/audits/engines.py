@@ -1,10 +1,11 @@
-"""Examines servers over other engines with `llamaspec conform`: honest servers must conform.
+"""Runs `llamaspec conform` on servers that use other engines. Honest servers must conform.
 
 python -m llamaspec.benchmarks.audits.engines [--llama-cpp-python PYTHON] [--transformers-python PYTHON]
 
-The options name a Python that has the library. All serve the built-in model: llama.cpp from GGUF files that `convert`
-writes, transformers from a folder. The servers are in `engine_workers`; llama.cpp's part is its own Python functions
-for OpenAI's API. Prints a Markdown table, and exits with 1 if a server does not conform.
+Each option names a Python that has the library. All servers serve the built-in model: llama.cpp reads GGUF files that
+`convert` writes, and transformers reads a folder. The servers are in `engine_workers`. The llama.cpp server calls
+llama-cpp-python's own functions for OpenAI's API. Prints a Markdown table, and exits with 1 if a server does not
+conform.
 """
 
 import json
@@ -35,7 +36,7 @@ COLUMNS = (
 
 
 class Engine(NamedTuple):
-    """A server to examine: its name, its command, the model's files, and the arithmetic that it claims."""
+    """A server to examine: its name, its command, the model's files, and the arithmetic that it claims to use."""
 
     name: str
     command: list[str]

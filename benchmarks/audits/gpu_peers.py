@@ -4,10 +4,11 @@
         [--type NAME] [--scheme NAME] [--decode-only] [--seconds N]
 
 FOLDER is the `bin` folder of a llama.cpp build with CUDA. Its `llama-quantize` writes the files, and its `llama-bench`
-times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model
-with random weights. Our engine runs in a separate process, as `generate` does, and uses bfloat16 for all arrays that
-the file does not store in another dtype. Prints a line of JSON for each file and engine: tokens per second, as medians
-of the rounds. The next file is quantized while our engine starts; nothing else runs while an engine answers.
+times prompts and decoding, with flash attention and all layers on the GPU. All engines read the same model with random
+weights. Our engine runs in a separate process, and decodes as `generate` does. It uses bfloat16 for all arrays, except
+for those that the file stores in a different dtype. Prints a line of JSON for each file and engine, with the median of
+the rounds' tokens per second. The next file is quantized while our engine starts; nothing else runs while an engine
+answers.
 """
 
 import json
@@ -108,7 +109,7 @@ def compared(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Write the model, and yield a row for each file and engine.
 
-    After `over`, a time of `time.monotonic`, no other engine starts.
+    No further engine starts once `time.monotonic()` exceeds `over`.
     """
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
@@ -169,7 +170,7 @@ def compared(
 
 @click.command(help=__doc__)
 @click.option("--llama-cpp", type=click.Path(exists=True, path_type=Path), required=True, metavar="FOLDER")
-@click.option("--transformers", is_flag=True, help="Also measure transformers, which this Python must have.")
+@click.option("--transformers", is_flag=True, help="Also measure transformers (must be installed).")
 @click.option("--shape", "shapes", multiple=True, type=click.Choice([*SHAPES, "tiny"]), default=["tinyllama-1.1b"])
 @click.option(
     "--type", "types", multiple=True, type=click.Choice(TYPES), help="Measure only this GGUF type. May be repeated."
@@ -179,7 +180,7 @@ def compared(
     "schemes",
     multiple=True,
     type=click.Choice(SCHEMES),
-    help="Measure only this scheme of ours, which GGUF files lack.",
+    help="Measure only this one of our schemes, for which GGUF has no type.",
 )
 @click.option("--decode-only", is_flag=True, help="Time only decoding, and no prompts.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)

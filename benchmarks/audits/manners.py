@@ -2,9 +2,9 @@
 
 python -m llamaspec.benchmarks.audits.manners [--shape tinyllama-1.1b] [--json FILE]
 
-Runs commands as a user does, with their own empty cache folder: one at a time, with `--debug`, two at once, while
-another process holds most of a GPU or nearly all of it, and with Ctrl-C at several moments. Prints the result of each
-check. The exit status is 1 if any check fails.
+Runs commands as a user does, but with an empty cache folder. The commands run one at a time, with `--debug`, two at
+once, while another process holds most of a GPU or nearly all of it, and with Ctrl-C at several moments. Prints the
+result of each check. The exit status is 1 if any check fails.
 """
 
 import json
@@ -138,7 +138,7 @@ def holding(share: float) -> Iterator[None]:
         answer = holder.stdout.readline()
         try:
             if not answer:
-                raise ValueError(f"a process could not hold {share:.0%} of the GPU")
+                raise ValueError(f"a process could not hold {share:.0%} of the GPU's memory")
             yield
         finally:
             holder.communicate("\n", timeout=PATIENCE)
@@ -208,7 +208,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
     """Run commands while another process holds most of the GPU, and while it holds nearly all of it.
 
     Yields the row of each check. In the second case, `generate` must run if `inspect --plan` says that the model fits
-    in the rest of the memory, as a small model does on a large GPU. Otherwise it must be refused.
+    in the rest of the memory (a small model on a large GPU does). Otherwise `generate` must refuse to run.
     """
     with holding(MOST):
         yield quiet(f"story while a process holds {MOST:.0%} of the GPU", runner.run("story", "--seed", "7"))
@@ -223,7 +223,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
-    """Start a command with an empty cache for each of `MOMENTS`, and send Ctrl-C that many seconds later.
+    """For each of `MOMENTS`, start a command with an empty cache, and send Ctrl-C that many seconds later.
 
     Yields the row of each check.
     """

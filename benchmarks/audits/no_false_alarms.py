@@ -113,10 +113,10 @@ def versions(python: str) -> dict[str, str]:
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Return the pairs of candidate and dtype that need no other run.
+    """Return the pairs of candidate and dtype that need no further run.
 
-    For such a pair, the log already has a run with at least `examples` random inputs, all of them within bounds.
-    If `examples` is None, the number for the row's group counts.
+    For such a pair, the log already has a run with at least `examples` random inputs, all of them within bounds. If
+    `examples` is None, the minimum is the number for the row's group.
     """
     if not log.exists():
         return set()

@@ -3,11 +3,12 @@
 python -m llamaspec.benchmarks.audits.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
 python -m llamaspec.benchmarks.audits.peers --llama-server PROGRAM
 
-The first two options name a Python that has the library; our extra `peers` installs llama-cpp-python into this Python.
-All engines get the same random Llama: dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied. llama.cpp quantizes
-its own files and has its default float16 cache; our cache has the dtype of the weights. Prints Markdown tables, and
-writes all numbers to benchmarks/results/raw/peers.json. With `--llama-server`, we instead compare llama.cpp's server
-with ours: both serve the built-in model and get the same requests at the same times (`benchmarks.common.load`).
+Each of the first two options names a Python that has the library; our extra `peers` installs llama-cpp-python into this
+Python. All engines get the same random Llama: dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied. llama.cpp
+quantizes its own files and has its default float16 cache; our cache has the dtype of the weights. Prints Markdown
+tables, and writes all numbers to benchmarks/results/raw/peers.json. With `--llama-server`, we instead compare
+llama.cpp's server with ours: both serve the built-in model and get the same requests at the same times
+(`benchmarks.common.load`).
 """
 
 import json
@@ -84,8 +85,8 @@ def compare_servers(
 ) -> list[dict[str, Any]]:
     """Send load to our server and llama.cpp's, with the built-in model in float32. Returns a row per server and rate.
 
-    `rates` are in requests per second. Without `rates`, we use shares of the rate that our server reaches with all
-    requests at once. llama.cpp's cache is in float16.
+    `rates` are in requests per second. Without `rates`, we use fractions of the rate that our server reaches if all
+    requests come at once. llama.cpp's cache is in float16.
     """
     checkpoint = open_checkpoint("stories")
     config, file = checkpoint.config, str(folder / "stories.gguf")
@@ -121,7 +122,7 @@ def engine(*command: str, threads: int) -> Iterator[EngineProcess]:
 
         def answer() -> dict[str, Any]:
             if not (line := answers.readline()):
-                raise ValueError(f"{' '.join(command)} ended with {process.wait()}")
+                raise ValueError(f"{' '.join(command)} ended with exit status {process.wait()}")
             return json.loads(line)
 
         def ask(request: str, count: int) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def measure(engines: Mapping[str, EngineProcess], *, rounds: int, tell: Callable
 
 
 def ratios(rates: Rates) -> list[dict[str, Any]]:
-    """Compare pairs of engines: the ratio of their speeds in each round, as median, minimum and maximum.
+    """Compute the ratio of two engines' speeds in each round. Returns median, minimum and maximum per pair.
 
     >>> rates = {"ours q4": {"decode": [6.0, 9.0]}, "ours float32": {"decode": [2.0, 3.0]}}
     >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
@@ -199,7 +200,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
-    """Count, for each engine, the leading tokens equal to our float32 tokens. Rounding causes later differences.
+    """Count how many of each engine's first tokens equal our float32 engine's. Rounding causes later differences.
 
     >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
@@ -262,7 +263,7 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option(
     "--llama-server",
     metavar="PROGRAM",
-    help="Path of llama.cpp's server program. Only compares this server with llamaspec's, under load.",
+    help="Path of llama.cpp's server program. If given, only this server and llamaspec's are compared, under load.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--tiny", is_flag=True, help="Use a model of 2 layers to test this program; the numbers mean nothing.")

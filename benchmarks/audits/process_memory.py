@@ -1,4 +1,4 @@
-"""Measures the memory of a process beyond its arrays on a CPU, while it compiles a model and while it runs the model.
+"""Measures how much memory a process on a CPU needs in addition to its arrays, to compile and to run a model.
 
     python -m llamaspec.benchmarks.audits.process_memory --json benchmarks/results/raw/process-memory.json
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def measured(layers: int, quantize: str | None) -> Row:
-    """Measure the memory of this process in bytes: after JAX has started, and how much compiling and running add.
+    """Measure this process's memory after JAX has started, and how much compiling and running add, in bytes.
 
     `compiling` and `running` are peaks minus `started`. `running` does not count the model's arrays.
     """
@@ -77,7 +77,7 @@ def measured(layers: int, quantize: str | None) -> Row:
 
 
 def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """Fit a line to the bytes `key` of rows by least squares. Returns the bytes for 0 layers, and the bytes per layer.
+    """Fit a line by least squares to the bytes `key` of the rows. Returns the bytes for 0 layers and per layer.
 
     >>> fitted([{"layers": 2, "running": 9.0}, {"layers": 4, "running": 13.0}], "running")
     (5.0, 2.0)

@@ -33,7 +33,7 @@ class SchemeForm(NamedTuple):
 
 
 def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[SchemeForm]:
-    """Yield all forms of `base`, a model with float matrices: float32, bfloat16, and quantized in each way.
+    """Yield all forms of `base`, a model with float matrices. They are float32, bfloat16, and each quantized form.
 
     AWQ, GPTQ and SmoothQuant are calibrated on `windows`.
     """
@@ -55,7 +55,7 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Select the matrices of a model that schemes quantize."""
+    """Select the matrices that schemes quantize in a model."""
     names = quantizable(checkpoint.config)
     return {name: tensor for name, tensor in checkpoint.tensors.items() if name in names}
 
@@ -75,7 +75,7 @@ def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
 
 
 def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
-    """Apply `change` to each matrix of a model. The result may have another dtype."""
+    """Apply `change` to each matrix of a model. The result may have a different dtype."""
 
     def tensor(old: Tensor) -> Tensor:
         new = change(old.read())
@@ -97,7 +97,7 @@ def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
 def in_memory(checkpoint: Checkpoint) -> Checkpoint:
     """Read all tensors of a calibrated model into memory, in the order of the model.
 
-    Reading them in another order would repeat the calibration.
+    Reading them in a different order would repeat the calibration.
     """
 
     def tensor(old: Tensor) -> Tensor:

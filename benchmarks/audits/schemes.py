@@ -2,10 +2,10 @@
 
 python -m llamaspec.benchmarks.audits.schemes [--tokens 4096] [--rounds 5]
 
-A model predicts stories that it generated in float32 at temperature 1, each from beginning to end. AWQ, GPTQ and
+A model generates stories in float32 at temperature 1, and then predicts each story from beginning to end. AWQ, GPTQ and
 SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, for which
-it was designed. For GGUF's types, hidden vectors are padded with zeros to whole blocks. The models are the built-in
-one and, with LLAMASPEC_DATA, stories260K. We time decoding with random weights; each round times all schemes in turn.
+it was designed. For GGUF's types, hidden vectors are padded with zeros to whole blocks. The models are the built-in one
+and, with LLAMASPEC_DATA, stories260K. We time decoding with random weights; each round times all schemes in turn.
 Prints a Markdown table, and writes all numbers to benchmarks/results/raw/schemes.json.
 """
 
@@ -146,7 +146,7 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
 
 
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
-    """Return the shapes of a model with matrices in the form `stored`, and RoPE tables for `positions`."""
+    """Return the shapes of a model that has matrices in the form `stored` and RoPE tables for `positions`."""
 
     matrices = quantizable(config)
 
@@ -208,7 +208,7 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
     help="Minimum number of tokens to predict with each model.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding; 0: do not time."
+    "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding (0: none)."
 )
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
 @click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)

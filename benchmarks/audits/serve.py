@@ -41,7 +41,7 @@ BURST = 16
 
 
 def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtype) -> Callable[[], float]:
-    """Make a function that times one greedy call of `BURST` tokens, as `generate` decodes them after `AFTER` tokens.
+    """Make a function that times a greedy call that draws `BURST` tokens after `AFTER` tokens, as `generate` does.
 
     The function returns the seconds per token.
     """

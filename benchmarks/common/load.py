@@ -70,7 +70,7 @@ def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
 
 
 def arrivals(count: int, rate: float | None, *, seed: int) -> Float[np.ndarray, " count"]:
-    """Draw the planned times of requests, with `rate` requests per second on average. None: all at time 0."""
+    """Draw the planned times of `count` requests, `rate` per second on average. If `rate` is None, all are 0."""
     if rate is None:
         return np.zeros(count)
     gaps = np.random.default_rng(seed).exponential(1 / rate, count)
@@ -85,10 +85,10 @@ def send(
     extra: Mapping[str, Any],
     done: Callable[[int], object] = lambda count: None,
 ) -> list[Answered]:
-    """Send each request to the server at `url` at its planned time, with the fields `extra`, and wait for all answers.
+    """Send each request to the server at `url` at its planned time, and wait for all answers.
 
-    After every answer, we call `done` with the number of answers so far. A request that fails has an error in place of
-    its text.
+    Requests also have the fields `extra`. After every answer, we call `done` with the number of answers so far. A
+    request that fails has an error in place of its text.
     """
 
     async def all_of_them() -> list[Answered]:
@@ -150,7 +150,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
     - `longest_pause`: the longest time between two pieces of a text
     - `whole`: from the planned time of a request to the end of its answer
 
-    If `texts` has an expected text for each answer, `different` counts the answers with another text.
+    If `texts` has an expected text for each answer, `different` counts the answers that differ from it.
     """
     good = [answer for answer in answers if answer.error is None]
     several = [answer for answer in good if len(answer.pieces) > 1]
@@ -176,7 +176,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
 
 
 def between_tokens(pieces: Sequence[float], tokens: int) -> float:
-    """Compute the mean time between tokens, if `pieces` are the arrival times of two or more equal pieces of text.
+    """Compute the mean time between tokens from the arrival times of two or more pieces of text of equal length.
 
     >>> between_tokens([1.0, 2.0, 3.0], 3), between_tokens([1.0, 2.0, 3.0], 12)
     (1.0, 0.25)

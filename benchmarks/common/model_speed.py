@@ -90,7 +90,7 @@ def compile_programs(
 
 
 def _no_prompts(*_: Any) -> Cache:
-    raise ValueError("cannot read a prompt: the programs were compiled with a chunk of 0")
+    raise ValueError("cannot read a prompt: the programs were compiled without prefill (chunk 0)")
 
 
 def decoding(
@@ -109,7 +109,7 @@ def decoding(
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:
         raise ValueError(
-            f"a cache of {programs.capacity} positions has no room for {context} + {programs.burst} decoded tokens"
+            f"a cache of {programs.capacity} positions has no room for {context} tokens and a burst of {programs.burst}"
         )
     program = programs.decode(options.greedy)
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)

@@ -43,10 +43,11 @@ def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
 
 
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
-    """Add speeds to a timed row: bytes and operations per second, also compared with the machine's measured rates.
+    """Add to a timed row its bytes and operations per second, and compare them with the machine's measured rates.
 
     `share` is bytes per second relative to the copy bandwidth. `floor` is the least time that the machine's bandwidth
-    and matrix rate allow, and `of_floor` is this time relative to the median time. Other rows are returned unchanged.
+    and matrix rate allow, and `of_floor` is this time relative to the median time. A row without a time or without
+    bytes is returned unchanged.
     """
     if "median" not in row or "bytes" not in row:
         return row

@@ -18,10 +18,10 @@ Point = tuple[float, float]
 def bars(
     title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0, names: Sequence[str] | None = None
 ) -> str:
-    """Draw a bar for each row and series. The length is the value as a share of `full`, labeled in percent.
+    """Draw a bar for each row and series. Its length and its label show the value in percent of `full`.
 
-    `names` gives the order of the series, and so their colors; by default, series keep the order of the rows. A bar
-    much longer than `full` is cut, and its label is in the bar.
+    `names` gives the order of the series, which decides their colors; by default, series keep the order of the rows. A
+    bar much longer than `full` is cut, and its label is in the bar.
     """
     if names is None:
         names = list(dict.fromkeys(name for series in rows.values() for name in series))
@@ -62,7 +62,7 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: st
 def scatter(
     title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: str, y: str, level: float | None = None
 ) -> str:
-    """Draw a dot for each point on logarithmic axes, and a horizontal line at y = `level`, unless it is None.
+    """Draw a dot for each point on logarithmic axes. If `level` is given, draw a horizontal line at y = `level`.
 
     There must be at least one point, and all numbers must be above 0.
     """

@@ -41,7 +41,7 @@ Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(card: str, only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases that have `only` in their name, from the sample or from the table.
+    """Compile the cases of the table, or only of the sample, that have `only` in their names.
 
     Yields the name, the rows for the report, and the broken gates of each case.
     """
@@ -63,7 +63,7 @@ def kernel_table(card: str, only: str, sample: bool, compile: Compile) -> Iterat
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile decode steps, like `kernel_table`. `only` must occur in "decode step NAME"."""
+    """Compile decode steps, and yield what `kernel_table` yields. `only` must occur in "decode step NAME"."""
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
@@ -79,7 +79,7 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 @click.command()
 @click.option(
     "--card", type=click.Choice(list(SHEETS)), default="h200", show_default=True,
-    help="Compile for this card. For any card but the H200, only kernels are compiled.",
+    help="Compile for this card. For cards other than the H200, only kernels are compiled.",
 )  # fmt: skip
 @click.option("--only", default="", help="Compile only the cases and steps with this text in their names.")
 @click.option(

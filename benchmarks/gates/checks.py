@@ -15,7 +15,7 @@ GRAPH = "kCommandBuffer"  # XLA's name of a CUDA graph
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
-    """Compute how many instructions of the main loop a thread runs per weight. None: no loop reads weights."""
+    """Compute how many instructions of the main loop a thread runs per weight; None if no loop reads weights."""
     if not (bits and kernel.refilled and kernel.loop):
         return None
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
@@ -65,7 +65,7 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
 
 
 def lacks(case: Case, card: Card) -> str | None:
-    """Return the property of `Card` that a case needs and the card does not have; None if it has all."""
+    """Return the property of `Card` that a case needs and the card does not have; None if the card has all."""
     if case.op.startswith(("attention_prefill", "coded_gemm")) and not card.wgmma:
         return "wgmma"
     return None
@@ -75,8 +75,8 @@ def least_load(case: Case) -> int:
     """Return the least width in bits of a load of weights, keys or values to registers; 0 for a case without these.
 
     It is 128 for floats, or 64 if a thread's registers hold the sums of more than four vectors. It is 32 for quantized
-    weights: the scales need narrower loads than the codes, and a load of e4m3 floats has as many of them as a load of x
-    has numbers.
+    weights: the scales need narrower loads than the codes, and one load of e4m3 floats reads as many floats as one load
+    of x reads numbers.
     """
     if case.op.startswith("attention"):
         return 128

@@ -1,6 +1,7 @@
 """Compiles a chunk of a prompt without a GPU, with llamaspec's options, and checks that cuBLASLt computes its products.
 
-We compile without autotuning, and without it XLA's own kernels for products are slow (`model.running.compile`).
+We compile without autotuning. XLA's own kernels for products are slow without it (`model.running.compile`), so cuBLASLt
+must compute the products.
 """
 
 from dataclasses import replace
@@ -34,7 +35,7 @@ class ChunkFacts(NamedTuple):
 
 
 def compile_chunk(name: str) -> ChunkFacts:
-    """Compile the prompt chunk `name`, one of `CHUNKS`, for a model of `FEW_LAYERS` layers."""
+    """Compile the prompt chunk `name` for a model of `FEW_LAYERS` layers. `name` must be in `CHUNKS`."""
     model, dtype, *scheme = name.split()
     config = replace(SHAPES[model], layers=FEW_LAYERS)
     layout = Layout(1, CAPACITY, MIDDLE, 128, DTYPES[dtype])

@@ -47,7 +47,7 @@ def mesh(card: str = "h200", *, devices: int = 1, axis: str = "device") -> Mesh:
 def kernels_for(card: str) -> Iterator[None]:
     """Build kernels for a card in this context. A process may compile for cards of one compute capability only.
 
-    Mosaic asks JAX's default device for its capability, and takes 9.0 for a CPU. Its passes keep the first answer.
+    Mosaic asks JAX's default device for its capability, and assumes 9.0 for a CPU. Its passes keep the first answer.
     """
     answer = utils._infer_arch
     utils._infer_arch = lambda: SHEETS[card].card.capability
@@ -59,7 +59,10 @@ def kernels_for(card: str) -> Iterator[None]:
 
 
 def compile_for(card: str, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> ProgramFacts:
-    """Lower and compile `function` for a card and the shapes of `arguments`, pytrees of arrays or of shapes."""
+    """Lower and compile `function` for a card and the shapes of `arguments`.
+
+    `arguments` are pytrees of arrays or of shapes.
+    """
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         start = sum(os.times()[:4])  # processor time of all threads, and of the assembler's processes
         options = LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED}
@@ -89,7 +92,7 @@ def _thunks(folder: Path) -> Path:
 def hlo_for_h200(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = (), options: dict[str, Any]
 ) -> str:
-    """Compile for an H200 like `compile_for`, with other `options` of XLA, and return the program's HLO."""
+    """Compile for an H200 as `compile_for` does, but with XLA's options `options`; return the program's HLO."""
     hlo = _compiled(function, arguments, donate, options).as_text()
     assert hlo
     return hlo
@@ -109,7 +112,7 @@ def _compiled(
 
 
 def placed(arguments: Any, card: str = "h200") -> Any:
-    """Return the shapes of `arguments`, a pytree, with a sharding on the card."""
+    """Return the shapes of the pytree `arguments`, with a sharding on the card."""
     there = NamedSharding(mesh(card), PartitionSpec())
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments)
 
@@ -127,7 +130,7 @@ def compile_case(name: str, card: str = "h200") -> tuple[ProgramFacts, list[Kern
 
 
 def compile_step(name: str) -> tuple[ProgramFacts, ProgramFacts]:
-    """Compile a decode step twice: with few of its layers, and with all."""
+    """Compile a decode step twice: once with a few of the model's layers, and once with all."""
 
     def compile(layers: int | None) -> ProgramFacts:
         step = decode_step(name, layers=layers)

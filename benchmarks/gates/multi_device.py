@@ -42,7 +42,7 @@ class SharedStep(NamedTuple):
 
 
 def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
-    """Compile the greedy decode step `name`, one of `STEPS`, in bfloat16 with `layers` of the model's layers."""
+    """Compile the greedy decode step `STEPS[name]` in bfloat16, with `layers` of the model's layers."""
     model, devices = STEPS[name]
     config, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
     config = share(config, devices)

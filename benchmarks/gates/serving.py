@@ -32,7 +32,7 @@ class Serving(NamedTuple):
 
 
 def compile_served(name: str) -> Serving:
-    """Compile the programs that serve `name`, one of `SERVED`, with `FEW_LAYERS` of the model's layers."""
+    """Compile the programs that serve `name`, with `FEW_LAYERS` of the model's layers. `name` must be in `SERVED`."""
     model, dtype = name.split()
     config, number = replace(SHAPES[model], layers=FEW_LAYERS), DTYPES[dtype]
     blocks = CAPACITY // PAGE

@@ -25,7 +25,9 @@ BATCH = (16, 256)  # documents, tokens of each
 
 
 def compile_training(name: str) -> dict[str, int]:
-    """Compile the functions of a training step of `name`, one of `TRAINED`, in float32, with `FEW_LAYERS` layers.
+    """Compile the functions of a training step in float32, with `FEW_LAYERS` layers.
+
+    `name` must be in `TRAINED`.
 
     Returns a number for each function, by name: how many of its writes happen in an order that depends on threads.
     """

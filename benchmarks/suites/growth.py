@@ -40,7 +40,7 @@ def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
     """Compute how much time one more unit of work takes in each series, such as one more token in a prompt.
 
     `seconds` is measured. `reading` and `computing` are the times to read the unit's bytes and to do its operations at
-    the machine's rates. A series needs two amounts of work, and is otherwise left out.
+    the machine's rates. A series with only one amount of work is left out.
     """
     slope_rows = []
     for name, series in SERIES.items():

@@ -32,7 +32,7 @@ def profiled(
     Returns the rows for both, sorted by time from the longest, and the trace. Of several runs, we report the one with
     the median time. The times of a step are averages over all steps of one call. `model.insight.profile.named` must
     have named the ops of the programs. On a GPU, CUDA graphs hide the names of kernels, so we take the names from a run
-    of `without_graphs`, the same programs without CUDA graphs.
+    of `without_graphs`, which has the same programs without CUDA graphs.
     """
     trace = _traced(programs, params, context=context, runs=RUNS)
     named = without_graphs or programs
@@ -76,8 +76,9 @@ def _rows(
 ) -> list[Row]:
     """Divide the time of a span among the parts of the model.
 
-    `names` is a trace with the names of kernels; None: `trace` has them. `program` is the compiled program that ran
-    in the trace with the names. `read` has the bytes that each part reads, and `steps` the number of steps in a span.
+    `names` is a trace with the names of kernels. If it is None, `trace` has these names. `program` is the compiled
+    program that ran in the trace with the names. `read` has the bytes that each part reads, and `steps` the number of
+    steps in a span.
     """
     runs = [events_of(trace, f"{span} {run}") for run in range(RUNS)]
     ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]

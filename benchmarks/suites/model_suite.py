@@ -120,12 +120,12 @@ def run_suite(
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
     In the suite decode, the timed prompt has `context` tokens, and decoding starts after `context` tokens. None means
-    512, or half of the model's context if that is less. In the suite growth, `context` is the largest such number,
-    by default 8192 or the model's context if that is less. Raises ValueError for a context that the model cannot hold,
-    and MemoryError for arrays that do not fit.
+    512, or half of the model's context if that is less. In the suite growth, these numbers grow up to `context`, by
+    default 8192 or the model's context if that is less. Raises ValueError for a context that the model cannot hold, and
+    MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
-        raise ValueError("the reference supports only the suite decode with a batch of 1")
+        raise ValueError("the reference supports only the suite decode, and only a batch of 1")
     subject = choose_model(**chosen)
     longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
     progress("measuring the machine", 0.0)
@@ -316,12 +316,14 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
     """
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} + {subject.burst} decoded tokens exceed the context of {subject.config.context}")
+        raise ValueError(
+            f"{context} tokens and a burst of {subject.burst} exceed the context of {subject.config.context} tokens"
+        )
     return context or min(PROMPT, max(1, most // 2))
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add speeds, also relative to the machine's rates, and the floor: the least time that the machine's rates allow.
+    """Add speeds, their ratios to the machine's rates, and the floor: the least time that these rates allow.
 
     `cache` is the size of the processor's cache in bytes. If the row's bytes come from this cache, the floor ignores
     memory bandwidth.

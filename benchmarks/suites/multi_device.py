@@ -164,9 +164,9 @@ def measure_several(
 ) -> dict[str, Any]:
     """Time all-reduces, for each number of devices in `numbers`. If `decoding`, also time the model of `choose_model`.
 
-    Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for
-    unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot
-    share the model.
+    Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for unknown
+    names, for a context that the model cannot hold, for more devices than JAX has, and for a number of devices that
+    cannot share the model.
     """
     report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
     subject = choose_model(**chosen) if decoding else None

@@ -1,7 +1,7 @@
-"""Cross entropy fused with the last product, so that no logits are stored: a bound composed of two pieces.
+"""Cross entropy fused with the last product, so that no logits are stored. Its bound is composed of two pieces.
 
-Kernels walk through the vocabulary in blocks, with a running maximum. The definition computes another formula, so its
-bound cannot be derived step by step. `projected` bounds the logits, and `softmaxed` the rest.
+Kernels walk through the vocabulary in blocks, with a running maximum. The definition uses a different formula, so the
+bound cannot be derived from it step by step. `projected` bounds the logits, and `softmaxed` the rest.
 """
 
 import numpy as np

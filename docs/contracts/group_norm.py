@@ -1,4 +1,4 @@
-"""GroupNorm (Wu & He, 2018, https://arxiv.org/abs/1803.08494): the number of channels is a multiple of the groups."""
+"""GroupNorm (Wu & He, 2018, https://arxiv.org/abs/1803.08494): the number of channels must be divisible by `groups`."""
 
 import numpy as np
 

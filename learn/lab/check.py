@@ -38,12 +38,12 @@ class CheckResult(NamedTuple):
 
 
 def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> CheckResult:
-    """Check the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for one that cannot be
-    imported.
+    """Check the kernel in a folder, and return the verdict.
 
-    If the kernel is right, writes a file into the folder. `is_solved` looks for
-    this file. Calls `progress` with the number of examples that are done, out
-    of `EXAMPLES`.
+    If the kernel is right, writes a file into the folder. `is_solved` looks
+    for this file. Calls `progress` with the number of examples that are done,
+    out of `EXAMPLES`. Raises FileNotFoundError for a missing kernel, and
+    ImportError for a kernel that cannot be imported.
     """
     file = folder / KERNEL
     if not file.is_file():

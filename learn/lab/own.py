@@ -150,7 +150,7 @@ _JUDGES = {"encode": _judge_bpe, "forward": _judge_llama}
 
 
 def exercises(first: int) -> list[LayerToWrite]:
-    """Return the exercises to write a layer. The first one has the number `first`."""
+    """Return the exercises to write layers, numbered from `first`."""
     return [
         LayerToWrite(
             number,

@@ -15,9 +15,7 @@ Inputs = Float64[np.ndarray, "tokens cols"]
 
 
 class CalibratedQuantizer(NamedTuple):
-    """A quantizer: the file that defines it, its stored bits per weight, a short form of its guarantee, and its
-    function.
-    """
+    """A quantizer: the file that defines it, its bits per weight, its guarantee in short, and its function."""
 
     page: str
     bits: float

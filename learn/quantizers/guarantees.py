@@ -49,7 +49,7 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
     """Bound the error of rounding each weight to the nearest level.
 
     Between two levels, the bound is half their gap. For a weight above the largest or below the smallest level, it is
-    the distance to this level, or half the gap next to this level if that is larger.
+    the larger of two numbers: the distance to this level, and half the gap next to this level.
 
     >>> nearest(np.array([[0.1, 1.5, 4.0]]), np.array([[[0.0, 1.0, 3.0]]]))
     array([[0.5, 1. , 1. ]])
@@ -95,7 +95,7 @@ def hqq(w: Matrix, q: Hqq, *, bits: int) -> WeightDetails:
 
 
 def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
-    """Return the details of weights that are numbers of steps from the smallest weight of a group.
+    """Return the details of weights in torchao's int4: a code counts steps from the smallest weight of its group.
 
     Each error is at most about half a step.
     """
@@ -104,9 +104,10 @@ def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
 
 
 def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
-    """Return the details of weights that MLX quantizes to numbers of steps from one weight of a group.
+    """Return the details of weights in MLX's format: a code counts steps from one weight of its group.
 
-    This is the smallest or the largest weight: the one with the larger magnitude. Each error is at most about one step.
+    This weight is the smallest or the largest one, whichever has the larger magnitude. Each error is at most about one
+    step.
     """
     s, b = of_weights(q.scales, w), of_weights(q.biases, w)
     return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
@@ -122,7 +123,7 @@ def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:
     """Return the details of minifloats with a power of two as scale.
 
-    A weight beyond the largest minifloat times the scale becomes that number.
+    A weight beyond the largest minifloat times the scale is rounded to this product.
     """
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]

@@ -46,9 +46,7 @@ class StoredMatrix(NamedTuple):
 
 
 class ExplainedScheme(NamedTuple):
-    """A quantizer: the file that defines it, its stored bits per weight, a short form of its guarantee, and its
-    functions.
-    """
+    """A quantizer: the file that defines it, its bits per weight, its guarantee in short, and its functions."""
 
     page: str
     bits: float

@@ -181,7 +181,7 @@ def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
 
 
 class Speeds(NamedTuple):
-    """Measured speeds: a line about the date and the machine, and for each scheme tokens/s relative to float32."""
+    """Measured speeds: a line with the date and the machine, and each scheme's tokens/s relative to float32."""
 
     measured: str
     relative: dict[str, str]

@@ -30,7 +30,7 @@ def line_of(source: str, text: str) -> int:
 
 
 def renumbered(document: Path, root: Path) -> str:
-    """Return the text of a document in which every link to a line has the number of the line that it means.
+    """Return the text of a document, after writing the current line number into every link to a line.
 
     Raises ValueError if a link's text is in no line of its file, and FileNotFoundError for a missing file.
     """

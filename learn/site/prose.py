@@ -44,7 +44,7 @@ def inline(text: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each block: a paragraph, an example, or indented lines, which may have blank lines between."""
+    """Yield the lines of each block: a paragraph, an example, or indented lines (including blank lines in them)."""
     block: list[str] = []
     for line in text.splitlines():
         example = bool(block) and block[0].startswith(">>>")

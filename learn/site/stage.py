@@ -1,6 +1,6 @@
 """Writes the source of the site: a folder of Markdown pages, from the documents and the files that they link to.
 
-The folder has the layout of the repository, so a link only gets another ending. A document keeps its name, and any
+The folder has the layout of the repository, so a link only gets a different ending. A document keeps its name, and any
 other file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
 """
 
@@ -44,7 +44,10 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
         "docs/found/kernels.md",
     ],
-    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/training.md"],
+    "Run": [
+        *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),
+        "docs/training.md",
+    ],
     "Speed": [
         *("docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"),
         *("docs/gpu-words.md", "docs/sass.md"),
@@ -85,7 +88,7 @@ def stage(root: Path, out: Path) -> list[str]:
 def reading_order(root: Path) -> list[str]:
     """Return the files of reference/ in the order of docs/reading.md.
 
-    A folder in that document means its files, sorted.
+    A folder in that document stands for its files, sorted.
     """
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
@@ -100,7 +103,7 @@ def reading_order(root: Path) -> list[str]:
 
 
 def target_of(path: str) -> str:
-    """Return the path of the page, within the site, that is made from a file or folder of the repository.
+    """Return the path, within the site, of the page for a file or folder of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
@@ -169,7 +172,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map the names by which docstrings refer to files of reference/ to the addresses of their pages.
+    """For each name that docstrings use for a file of reference/, return the address of the file's page.
 
     Addresses are relative to the page of `path`.
     """

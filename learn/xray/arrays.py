@@ -21,7 +21,7 @@ def packed(array: np.ndarray) -> str:
 def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
     """Describe an array for a heat map: name, axes, shape, norm, and the first `CELLS` values.
 
-    `beside` has other arrays of the same shape by name, such as errors. Their first `CELLS` values are added.
+    `beside` contains more arrays of the same shape, such as errors, by name. We add their first `CELLS` values.
 
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]
@@ -39,7 +39,7 @@ def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.n
 
 
 def _columns(shape: tuple[int, ...]) -> int:
-    """Return the number of columns: the last dimension, or for a vector about twice the number of rows.
+    """Return the number of columns of the map: the last dimension. A vector gets about twice as many columns as rows.
 
     >>> _columns((4, 32)), _columns((128,)), _columns((3,))
     (32, 16, 3)

@@ -1,4 +1,4 @@
-"""The equation of each definition, with the letters of the definition's docstring."""
+"""The equation of each definition, written with the letters of the definition's docstring."""
 
 from llamaspec.learn.mathml import block
 

@@ -5,7 +5,8 @@
 
 A page that is opened as a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and
 `token-N.js` for each token, which the page loads when a reader chooses that token. All files except index.html are in a
-folder next to it. A new page gets another folder, and becomes visible when we write its index.html.
+folder next to it. A new page gets a different folder from the old page, and becomes visible when we write its
+index.html.
 """
 
 import json
@@ -34,7 +35,7 @@ def check_folder(folder: Path) -> None:
         return
     index = folder / "index.html"
     if not index.is_file() or MARK not in index.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{folder} contains files that xray did not write: name another folder")
+        raise FileExistsError(f"{folder} contains files that xray did not write: choose a different folder")
 
 
 def write_page(

@@ -1,4 +1,4 @@
-"""Describes a row of a matrix with each quantizer: the guaranteed error, and a text of the quantized model."""
+"""Describes the effect of each quantizer: on a row of each matrix, and on a text that the quantized model writes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -96,7 +96,7 @@ def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
 def schemes(
     layer: Any, config: Config, *, x: Mapping[str, np.ndarray] | None, text: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Describe all schemes: a row of each matrix, quantized separately, and the result of `text` for each scheme.
+    """Describe all schemes. For each, quantizes a row of each matrix, and adds the result of `text(name)`.
 
     `x` has the inputs of each matrix. Without `x`, we leave out the methods that need these inputs.
     """

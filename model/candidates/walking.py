@@ -47,7 +47,7 @@ OpsFor = Callable[
 
 
 def chosen_ops(kernels: str) -> OpsFor:
-    """Return a function that chooses a table of ops by the name `kernels`, as the option `--kernels` does.
+    """Return a function that chooses a table of ops. `kernels` is a name that the option `--kernels` accepts.
 
     The function raises the errors of `ops_for`.
     """
@@ -59,7 +59,7 @@ def chosen_ops(kernels: str) -> OpsFor:
 
 
 class Table(NamedTuple):
-    """A table of ops, or a function that makes one, and a context manager in which to call the ops."""
+    """A table of ops (or a function that makes one), and a context manager in which to call the ops."""
 
     ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]

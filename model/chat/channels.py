@@ -41,7 +41,7 @@ class Channels(Protocol):
 
     @property
     def is_marked(self) -> bool:
-        """True if the answer so far may have tokens that are neither part of its text nor the token that ended it."""
+        """True if the answer may contain tokens that are not part of its text (except the token that ended it)."""
         ...
 
     def ends_character(self, token: int) -> bool:
@@ -110,7 +110,8 @@ class HarmonyChannels:
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
         """Begin an answer.
 
-        Text before any channel belongs to the answer's text, and so do calls of tools that are not in `tools`.
+        Text before the first channel belongs to the answer's text. If the answer calls a tool that is not in `tools`,
+        this call also becomes part of the text.
         """
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}

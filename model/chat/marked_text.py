@@ -2,7 +2,7 @@
 
 A chat template writes control tokens and quotes messages, and a message may spell the name of a control token. After
 rendering, the marks tell whether the template or a message wrote a character. A template can use a marked string like
-any str: it equals, contains and splits as the str does. Slices, splits and concatenations keep each character's mark.
+any str: `==`, `in` and `split` give the usual results. Slices, splits and concatenations keep each character's mark.
 For any other operation, if an operand has a quoted character, we mark the whole result as quoted.
 """
 
@@ -41,7 +41,7 @@ class MarkedText(str):
         return text
 
     def _base(self) -> str:
-        """Return the string without marks: as a str, or for HTML as a markupsafe.Markup."""
+        """Return the string without marks, as a str, or as a markupsafe.Markup if it is HTML."""
         return plain(self)
 
     def __str__(self) -> Any:
@@ -103,7 +103,7 @@ class MarkedText(str):
     def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
         """Return consecutive parts of this string as marked strings, with the marks of their characters.
 
-        In this string, `sep` separates the parts, or white space if `sep` is None.
+        The parts are separated by `sep`, or by white space if `sep` is None.
         """
         text, at, marked = plain(self), 0, []
         for part in parts:
@@ -179,7 +179,7 @@ def _quoting(name: str) -> Callable[..., Any]:
 
 
 class MarkedMarkup(MarkedText, markupsafe.Markup):
-    """A marked string that is HTML, as Jinja's filters `escape` and `safe` make it.
+    """A marked string of HTML, for example from one of Jinja's filters `escape` and `safe`.
 
     A string that is joined with a `MarkedMarkup` is escaped first.
     """

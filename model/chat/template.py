@@ -102,7 +102,7 @@ class ChatTemplate:
         return marked(message["text"], marks)
 
     def rendered_source(self, *, tools: bool) -> str:
-        """Return the source of the template for conversations with `tools`, or for conversations without."""
+        """Return the source of the template for conversations with tools, or without tools if `tools` is False."""
         return self.named.get(WITH_TOOLS, self.source) if tools else self.source
 
     def reads(self, variable: str) -> bool:
@@ -191,9 +191,9 @@ class SpecialTokens:
         self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def encode(self, text: str, *, after: str = "") -> list[int]:
-        """Encode `text`, a rendered string that continues the string `after`.
+        """Encode the rendered string `text`, which continues the string `after`.
 
-        We encode the name of a special token as that token if none of its characters is marked as quoted.
+        We encode the name of a special token as the token's id if no character of the name is marked as quoted.
         """
         parts = self._parts(text)
         before = self._parts(after)
@@ -235,9 +235,7 @@ class SpecialTokens:
         return [*parts, characters[at:]]
 
     def _absorbs(self, name: str | None) -> tuple[bool, bool]:
-        """Return whether a special token absorbs the white space before it, and whether it absorbs the white space
-        after it.
-        """
+        """Return whether a special token absorbs white space before it, and whether it absorbs white space after it."""
         return (False, False) if name is None else self._tokenizer.absorbs.get(name, (False, False))
 
     def begins(self, text: MarkedText, start: MarkedText) -> bool:
@@ -302,9 +300,7 @@ def _checked(
 
 
 def _named(template: str | Path, tokenizer: Tokenizer, places: Sequence[str | Path]) -> ChatTemplate:
-    """Find the built-in template of this name, the model's own template of this name, or the template in the file
-    `template`.
-    """
+    """Find the template `template`: the name of a built-in template or of one of the model's templates, or a file."""
     if str(template) in BUILT_IN_NAMES:
         return _built_in(str(template), tokenizer)
     if not os.path.exists(template):

@@ -132,7 +132,7 @@ class Workers:
     """Keeps workers between renderings, until `close`. Threads may render in parallel, each with its own worker."""
 
     def __init__(self):
-        """Start no process yet. The first rendering of each template starts one."""
+        """Begin without processes. The first rendering of each template starts one."""
         self._idle: defaultdict[str, list[TemplateWorker]] = defaultdict(list)  # source of a template: its idle workers
         self._closed = False
         self._lock = Lock()

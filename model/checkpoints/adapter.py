@@ -89,7 +89,7 @@ class Adapter:
 
 
 def adaptable(config: Config, parts: Iterable[str] = PARTS) -> dict[str, Weight]:
-    """Return the weights that an adapter of the matrices in `parts` changes, by name.
+    """Return, by name, the weights that an adapter for the matrices in `parts` changes.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [weight.part for weight in adaptable(config, ["q", "down"]).values()]
@@ -132,7 +132,7 @@ def read_adapter(folder: str | Path, config: Config) -> Adapter:
 
 
 def _pairs(file: MappedFile, config: Config, rank: int) -> dict[str, LowRank]:
-    """Read the matrices of an adapter by the names of the weights.
+    """Read an adapter's matrices A and B for each weight. Returns them by the weight's name.
 
     transformers may fuse several weights into one module. The adapter then has one matrix A for all of these weights,
     and one matrix B with the rows of all of them. We return a part of B for each weight.
@@ -240,10 +240,10 @@ def with_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
 
 
 def adapter_notes(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) -> list[str]:
-    """Return notes for the user: if the adapter names another base model, and if it has its own chat template.
+    """Return notes for the user if the adapter names a different base model or has its own chat template.
 
     We compare only the last part of a path or of owner/name. The name of the checkpoint's file may be longer, for
-    example by the type of a GGUF file.
+    example if it ends with the type of a GGUF file.
     """
     path = Path(checkpoint.path).absolute()
     own = path.parts[-3].rpartition("--")[2] if path.parent.name == "snapshots" else path.name
@@ -259,8 +259,8 @@ def adapter_notes(adapter: Adapter, checkpoint: Checkpoint, folder: str | Path) 
 def joined(adapters: Sequence[Adapter]) -> Adapter:
     """Join adapters along the rank: matrices A by rows, matrices B by columns. B A is then the sum of all changes.
 
-    The rank of every joined pair is the sum of all adapters' ranks. It has zeros at the ranks of an adapter that does
-    not change this weight.
+    The rank of every joined pair is the sum of all adapters' ranks. If an adapter does not change a weight, the pair
+    for this weight has zeros at the adapter's ranks.
 
     >>> pair = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32))
     >>> one, two = Adapter(1, 5.0, {"w": pair}), Adapter(1, 1.0, {"w": pair, "v": pair})
@@ -284,7 +284,7 @@ def joined(adapters: Sequence[Adapter]) -> Adapter:
 
 
 def _scaled(pair: LowRank, scale: float) -> LowRank:
-    """Return a pair in float32 with the factor s of LoRA in B."""
+    """Return a pair in float32, with B multiplied by LoRA's factor s."""
     return LowRank(np.asarray(pair.a, FLOAT32), np.float32(scale) * np.asarray(pair.b, FLOAT32))
 
 

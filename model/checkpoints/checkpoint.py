@@ -111,7 +111,7 @@ def no_pair(rows: int, cols: int) -> LowRank:
 
 @dataclass(frozen=True, eq=False)
 class TensorAdapter:
-    """The parts of a tensor that an adapter changes: the tensor before the change, and the change B A."""
+    """A tensor that an adapter changes, as two parts: the tensor before the change, and the change B A."""
 
     base: "Tensor"
     pair: LowRank  # the factor s of LoRA is part of `b`
@@ -150,7 +150,7 @@ class Tensor(NamedTuple):
 
     @property
     def applies(self) -> TensorAdapter | None:
-        """The adapter, if a product adds B A x to the product of the stored tensor.
+        """The adapter, if a product with x must add B A x to the stored tensor's product.
 
         None if the adapter is merged into the tensor, or if there is no adapter.
         """

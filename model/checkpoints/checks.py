@@ -18,7 +18,7 @@ EXPONENTS = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80)
 
 
 def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[int]) -> None:
-    """Raise `CheckpointError` if `config` has a value that we do not support, or if `bos` or a stop is not an id."""
+    """Raise `CheckpointError` for a value in `config` that we do not support, or if `bos` or a stop token is no id."""
 
     def require(condition: bool, what: str):
         if not condition:

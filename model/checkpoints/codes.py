@@ -30,7 +30,7 @@ LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # the number for each cod
 
 
 def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
-    """Decode `part`, some rows of the matrix `codes`, to float64 without rounding.
+    """Decode `part` (some rows of the matrix `codes`) to float64 without rounding.
 
     >>> part = Quantized(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]], np.float32))
     >>> exact_weights(Codes("int8", group=2, zeros=False, bytes=11, parts=lambda: iter([part])), part)
@@ -86,8 +86,8 @@ def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
     """Convert the codes of several matrices to one form, so that callers can stack the matrices.
 
     If all codes have the same form, group size and use of zero points, they do not change. Otherwise they become int8.
-    For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes. Also returns
-    None if the codes differ, and a matrix has zero points or levels that do not fit int8.
+    For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or if the
+    codes differ and one of them cannot become int8, because it has zero points or because its levels do not fit.
     """
     codes = [item for item in all_codes if item]
     if len(codes) < len(all_codes):

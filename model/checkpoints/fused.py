@@ -22,8 +22,8 @@ class Location(Protocol):
 def taken_apart[E: Location](path: str, name: str, entry: E, rows: Sequence[int], *, source: str) -> list[E]:
     """Locate the parts of the fused matrix `name` in its file; `rows` has the number of rows of each part.
 
-    Raises `CheckpointError` if the matrix does not have as many rows as all parts together. The message names `source`,
-    the file that determines the number of rows, such as "config.json".
+    Raises `CheckpointError` if the matrix does not have as many rows as all parts together. The message names `source`
+    (the file that determines the number of rows, such as "config.json").
     """
     if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
         raise refused(path, f"{name} has shape {list(entry.shape)}, expected {sum(rows)} rows according to {source}")

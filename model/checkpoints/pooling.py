@@ -3,7 +3,7 @@
 sentence-transformers writes modules.json, a list of modules that compute a vector one after another: a Transformer, a
 Pooling, and often a Normalize. Each module may have a folder; the folder of Pooling has a config.json. Newer versions
 write the name of a way to pool in this file, in pooling_mode. Older versions write a switch for each way, such as
-pooling_mode_lasttoken, and set one switch to true. Without any of these keys, the way is the mean. Source:
+pooling_mode_lasttoken, and set one switch to true. Without any of these keys, the model pools by the mean. Source:
 sentence-transformers 6.2, base/model.py `_load_modules` and sentence_transformer/modules/pooling.py.
 
 A GGUF file has a number in the key `pooling_type`, after the name of the architecture.
@@ -31,7 +31,7 @@ WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")  # We divide each vecto
 
 
 def read_pooling(model: Path) -> str:
-    """Return "last" or "mean", or the name of another way to pool. If no file states it, return "last".
+    """Return the name of the way to pool, such as "last" or "mean". If no file states a way, return "last".
 
     `model` is a directory, a GGUF file, or another file of weights in a directory. Raises `CheckpointError` for a file
     that we cannot read.

@@ -36,7 +36,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     """
     path = _place(path)
     with os_errors(path):
-        _refuse_existing(path)
+        refuse_existing(path)
         _remove_stale(path)
         staged, lock = _stage(path, directory=True)
         try:
@@ -62,7 +62,7 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     path = _place(os.path.realpath(path) if replace else path)
     with os_errors(path):
         if not replace:
-            _refuse_existing(path)
+            refuse_existing(path)
         elif path.exists() and not path.is_file():  # A rename would destroy a device, for example.
             raise refused(path, "exists and is not a regular file, so it cannot be replaced")
         _remove_stale(path)
@@ -140,7 +140,7 @@ def _locked(lock: int, *, wait: bool) -> bool:
     """Lock the file of the descriptor `lock`. Returns True if this process may use the file now.
 
     Without `wait`, returns False if another process has locked the file. With `wait`, waits until that process unlocks
-    the file. Some network file systems have no locks: there, returns `wait`.
+    the file. On a network file system without locks, returns `wait`.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -149,7 +149,8 @@ def _locked(lock: int, *, wait: bool) -> bool:
     return True
 
 
-def _refuse_existing(path: Path) -> None:
+def refuse_existing(path: Path) -> None:
+    """Raise `CheckpointError` if there is something at `path`, even a link that leads nowhere."""
     if os.path.lexists(path):
         raise refused(path, "already exists")
 
@@ -157,7 +158,7 @@ def _refuse_existing(path: Path) -> None:
 def _publish(staged: Path, path: Path, *, replace: bool = False) -> None:
     _flush(staged)
     if not replace:
-        _refuse_existing(path)  # Another process may have made this file while we wrote.
+        refuse_existing(path)  # Another process may have made this file while we wrote.
     os.replace(staged, path)
     _flush(path.parent)
 

@@ -22,7 +22,7 @@ def read_object(path: str | Path) -> dict:
 
 
 def read_list(path: str | Path) -> list:
-    """Read a JSON file that contains one list, with the limits of `read_object`. Raises `CheckpointError` likewise."""
+    """Read a JSON file that contains one list, with the same limits and errors as `read_object`."""
     value = _parse(_bytes(path), path, most_objects=MOST_OBJECTS, unique=False)
     if not isinstance(value, list):
         raise refused(path, "is not a JSON list")
@@ -37,7 +37,7 @@ def _bytes(path: str | Path) -> bytes:
 
 
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
-    """Parse `text`, the content of the file `path`, as a JSON object that contains at most `most_objects` objects.
+    """Parse `text` (the content of the file `path`) as a JSON object that contains at most `most_objects` objects.
 
     Raises `CheckpointError` if `text` is not such an object. With `unique`, a repeated key is an error, too; otherwise
     the last value of a key counts. We ignore a leading byte order mark, which editors on Windows write.

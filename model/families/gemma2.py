@@ -41,7 +41,10 @@ def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(config: Config) -> dict[str, Any]:
-    """Return the key query_pre_attn_scalar for config.json: an integer if its value is whole, as in all releases."""
+    """Return the key query_pre_attn_scalar for config.json.
+
+    If its value is a whole number, it is written as an integer, as in all releases.
+    """
     scalar = config.head_dim if config.attention_scale is None else config.attention_scale**-2
     integer = round(scalar)
     return {"query_pre_attn_scalar": integer if isclose(scalar, integer, rel_tol=1e-12) else scalar}

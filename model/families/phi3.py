@@ -13,7 +13,10 @@ LAYER = "model.layers.{layer}"
 
 
 def without_idle_windows(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the field `windows` to None if all windows are at least as long as the context, as in some releases."""
+    """Set the field `windows` to None if all windows are at least as long as the context.
+
+    Some releases have such windows.
+    """
     windows = values["windows"]
     return {"windows": None if windows and min(windows) >= values["context"] else windows}
 

@@ -19,7 +19,7 @@ def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             raise fields.refused(f"no_rope_layer_interval is {step}, expected at least 1")
         named = [int((i + 1) % step != 0) for i in range(layers)]
     if not isinstance(named, list) or len(named) != layers or any(flag not in (0, 1) for flag in named):
-        raise fields.refused(f"no_rope_layers is not a list of 0 or 1 for each of the {layers} layers")
+        raise fields.refused(f"no_rope_layers is not a list of {layers} numbers 0 or 1, one for each layer")
     return {"rotary_layers": None if all(named) else tuple(bool(flag) for flag in named)}
 
 

@@ -108,14 +108,14 @@ def positions_seen(config: Config, position: int | float) -> float:
 def _pairs(tokens: int, window: int | None) -> float:
     """Count the pairs of a query and a key that the query attends to, in a sequence of `tokens` tokens.
 
-    A query attends to its last `window` positions; None: to all.
+    A query attends to its last `window` positions, or to all if `window` is None.
     """
     first = tokens if window is None else min(tokens, window)  # number of queries that attend to all tokens before them
     return first * (first + 1) / 2 + (tokens - first) * first
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
-    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all are equally likely.
+    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all experts are equally likely.
 
     The actual number is at least experts_per_token (all tokens choose the same experts), and at most the smaller of
     tokens x experts_per_token and all experts.

@@ -69,7 +69,7 @@ class EvalText(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a text: tokens `begin` to `end`, without `end`. We score only the tokens from `scored` on."""
+    """A part of a text: tokens `begin` to `end` (excluded). We score only the tokens from `scored` on."""
 
     begin: int
     scored: int
@@ -152,9 +152,9 @@ def choose_stride(stride: int | None, context: int) -> int:
     512
     """
     if context < 2:
-        raise ValueError(f"context must be at least 2, one token to read and one to predict, got {context}")
+        raise ValueError(f"context must be at least 2 (one token to read and one to predict), got {context}")
     if stride is not None and not 1 <= stride < context:
-        raise ValueError(f"stride must be between 1 and {context - 1}, so that windows overlap, got {stride}")
+        raise ValueError(f"stride must be between 1 and {context - 1} (so that windows overlap), got {stride}")
     return stride or context // 2
 
 

@@ -95,7 +95,7 @@ def this_machine(dtype: str) -> DeviceLimits:
 def last_level_cache() -> int | None:
     """Return the bytes of the last-level caches of all CPUs that this process may run on.
 
-    Returns None for a GPU, and if the system does not say.
+    Returns None for a GPU, or if the system does not report the caches.
     """
     return last_level_cache_bytes() if jax.default_backend() == "cpu" else None
 

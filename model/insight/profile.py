@@ -32,7 +32,7 @@ Trace = dict[str, Any]  # JSON in the format of Chrome's trace viewer, which Per
 
 
 class Event(NamedTuple):
-    """One run of an instruction, or on a GPU of one of its kernels. Times are in microseconds."""
+    """One run of an instruction, or of one of its kernels on a GPU. Times are in microseconds."""
 
     thread: int
     start: float

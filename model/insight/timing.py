@@ -54,7 +54,7 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
 
 
 def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Return pairs: the seconds of `call`, and the mean of `second_call`'s results before and after that call.
+    """Return pairs of the seconds of `call`, and the mean of the results of `second_call` before and after that call.
 
     The speed of a shared machine may change within seconds, so we measure both numbers of a ratio close together.
     """

@@ -1,9 +1,9 @@
-r"""Changes that may repair a checkpoint, each tried on a text: a correct model predicts ordinary text well.
+r"""Changes that may repair a checkpoint. We try them on a text, because a correct model predicts ordinary text well.
 
-We report a change if it makes the text `ODDS` times as likely. If the unchanged model had generated the text, Markov's
-inequality says that any other model makes the text that much likelier with a probability of at most 1 / ODDS. But no
-checkpoint generated the text, so there is a second condition: with the change, the model must predict the text better
-than the frequencies of the text's own tokens do. The loss of the frequencies is
+We report a change if it makes the text `ODDS` times as likely. If the unchanged model had generated the text, this
+would happen by chance with a probability of at most 1 / ODDS for any change (Markov's inequality). But no checkpoint
+generated the text, so there is a second condition: with the change, the model must predict the text better than the
+frequencies of the text's own tokens do. The loss of the frequencies is
 
     -sum_v c_v / n ln(c_v / n)        c_v: how often token v is among the n tokens
 
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 class LossTrial(NamedTuple):
-    """The loss on the text, in nats per token, of the checkpoint with one change, or unchanged if `change` is None."""
+    """The loss on the text, in nats per token, with one change to the checkpoint (or without, if `change` is None)."""
 
     change: Change | None
     loss: float
@@ -206,7 +206,7 @@ def changed(params: Any, change: Change) -> Any:
 
 
 def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
-    """Return a layer in which the rows, biases and norms of q and k are in another order."""
+    """Return a layer in which `order` has reordered the rows, biases and norms of q and k."""
 
     def linear(projection: Any, heads: int) -> Any:
         bias = None if projection.bias is None else order(projection.bias, heads=heads)

@@ -128,8 +128,8 @@ def _huge(values: np.ndarray) -> int:
 def _count_codes(part: Part, tensor: Tensor) -> _Counts:
     """Count suspicious numbers in some rows of codes. `dead` counts groups with different codes but a scale of 0.
 
-    If the weights of a group were all 0, its codes would be equal. In ggml's K types, the scale of one group may be
-    rounded to 0. So for these types, `dead` counts superblocks in which all scales are 0.
+    A group of zeros also has a scale of 0, but its codes are equal, so we do not count it. In ggml's K types, the scale
+    of one group may be rounded to 0. So for these types, `dead` counts superblocks in which all scales are 0.
     """
     codes = tensor.codes
     assert codes

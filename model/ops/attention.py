@@ -85,8 +85,8 @@ def attend(
     """Attend to the rows of the cache up to each query's position; with `window`, only to the last `window` of them.
 
     A switch inside the program selects the shortest of `spans` that covers the rows in use. `scores` multiplies queries
-    by the keys of a span, and `weighted` sums the values of a span; None: with XLA's dot. For a cache in pages, this
-    function calls `attend_pages`.
+    by the keys of a span, and `weighted` sums the values of a span. If one of them is None, XLA's dot replaces it. For
+    a cache in pages, this function calls `attend_pages`.
     """
     if isinstance(cache, LayerPages):
         return attend_pages(q, cache, positions.at, window=window, config=config, sinks=sinks)

@@ -79,7 +79,7 @@ def down_add(
 def moe_add(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product, total: Total | None = None
 ) -> Float[Array, "batch seq dim"]:
-    """Normalize x, and add the weighted outputs of the experts that the router chooses to the residual stream.
+    """Normalize x, and add to the residual stream the weighted outputs of the experts that the router chooses.
 
     For one token, we read only the chosen experts. For several tokens, we read all experts, because almost every expert
     is chosen for some token. If the router does not choose an expert for a token, the expert's weight is 0.
@@ -119,7 +119,7 @@ def moe_add(
 
 
 def final_norm(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch dim"]:
-    """Normalize x, the output of the last block, and round the result to the dtype of x."""
+    """Normalize the output x of the last block, and round the result to the dtype of x."""
     return apply_norm(x, params.norm, params.norm_bias, config=config)
 
 

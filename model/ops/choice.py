@@ -71,7 +71,7 @@ def check_kernels(kernels: str, device: Device) -> None:
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:
         raise ValueError(
-            f"kernels pallas need a GPU of compute capability {HOPPER} (H100, H200), but JAX found a {device.kind}: "
+            f"pallas kernels need a GPU of compute capability {HOPPER} (H100, H200), but JAX found a {device.kind}: "
             "choose auto, xla or cpu"
         )
     if kernels in ("auto", "pallas") and device.has_kernels and device.others:
@@ -91,7 +91,7 @@ def _by_kernels(config: Config, params: Params, device: Device, *, only: bool, *
     choice = OpsChoice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
     expected = (*KERNELS, PROMPT) if device.card.wgmma else KERNELS  # other ops never have a kernel
     if only and not refused.keys().isdisjoint(expected):
-        raise ValueError(f"kernels pallas do not support this whole model ({describe(choice)}): choose auto or xla")
+        raise ValueError(f"pallas kernels do not support this whole model ({describe(choice)}): choose auto or xla")
     return choice
 
 

@@ -1,4 +1,4 @@
-"""Emulates other programs that round activations before a product, in JAX and in NumPy.
+"""Emulates, in JAX and in NumPy, other programs that round activations before a product.
 
 llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds activations to int8
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
@@ -41,8 +41,8 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 
     `emulate` is one of three names. q8_0 rounds the inputs of all quantized matrices. int8 rounds the inputs of
     matrices in int8, with one scale per token. ggml rounds the inputs of each matrix of a GGUF file as llama.cpp does
-    for its type. Raises ValueError for another name, if no matrix needs rounding, if matrices that we stack for one
-    product have different roundings, or if the model has an adapter.
+    for the matrix's type. Raises ValueError if the name is unknown, if no matrix needs rounding, if matrices that we
+    stack for one product have different roundings, or if the model has an adapter.
     """
     from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
 
@@ -81,7 +81,7 @@ class RoundedMatrix:
 
 
 def emulating(product: Product) -> Callable[[Array, Matrix | RoundedMatrix], Array]:
-    """Return a function like `product` that also accepts a `RoundedMatrix`: it rounds the vectors, then multiplies."""
+    """Extend the function `product` to accept a `RoundedMatrix`: it then rounds the vectors before it multiplies."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Matrix | RoundedMatrix) -> Float[Array, "*batch rows"]:
         if not isinstance(weight, RoundedMatrix):
@@ -104,7 +104,7 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 def emulated_ops(ops: Ops) -> Ops:
     """Return the table `ops` with products that apply `RoundedMatrix`. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
-        raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
+        raise ValueError("pallas kernels cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 

@@ -171,7 +171,7 @@ def _in_a_row(
 
 def _check_cache(cache: LayerStore, x: Array) -> None:
     if cache.k.dtype != x.dtype:
-        raise Unsupported(f"kernels need a KV cache in {x.dtype}, the dtype of the model, got {cache.k.dtype}")
+        raise Unsupported(f"kernels need a KV cache in {x.dtype} (the dtype of the model), got {cache.k.dtype}")
 
 
 def _norm_qkv_form(
@@ -266,7 +266,7 @@ def calls(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> Iterator[OpCall]:
-    """Yield the calls in a decoding step of all ops that have kernels, and the calls of attention in a prompt.
+    """Yield the calls of all ops with kernels in a decoding step, and the calls of attention in a prompt.
 
     `params` may come from `abstract_params`. The cache holds `capacity` positions. The default of `cache_dtype` is the
     dtype of the embedding. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch`

@@ -108,7 +108,7 @@ def multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixO
 
 
 def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
-    """Convert a matrix to the operand type of the kernels, for a product with x, [batch, 1, cols] or [batch, cols].
+    """Convert a matrix to the operand type of the kernels, for a product with x ([batch, 1, cols] or [batch, cols]).
 
     Raises Unsupported if kernels cannot multiply this matrix by x, or if XLA is faster.
     """
@@ -116,7 +116,7 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
             what = f"kernels multiply a matrix of floats by at most {MOST_SEQUENCES} vectors"
-            raise Unsupported(f"{what}, got {len(x)}, for which XLA is faster")
+            raise Unsupported(f"{what} (XLA is faster for more), got {len(x)}")
     elif weight.cols != x.shape[-1]:
         raise Unsupported(f"kernels need rows of whole groups, got {x.shape[-1]} columns in groups of {weight.group}")
     return operand(weight)

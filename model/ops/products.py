@@ -211,7 +211,7 @@ def _by_blocks(
 
 
 def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
-    """Choose how many columns of a matrix one loop multiplies: a divisor of the number of columns.
+    """Choose how many columns of a matrix one loop multiplies. The result divides the matrix's number of columns.
 
     A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` slices for
     codes. Returns None if no such divisor exists.

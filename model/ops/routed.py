@@ -24,9 +24,9 @@ class KernelOp[**P, R]:
 class Routed[**P, R]:
     """An op that chooses its implementation by the form (shapes and dtypes) of the arguments.
 
-    It calls the kernel for a form in `accepted`, and `op.plain` for a form in `refused`. If `op.form` returns None, as
-    for a prompt, it calls `op.prompt`. Raises ValueError for any other form, because the table of ops was built for
-    another model, batch or cache.
+    It calls the kernel for a form in `accepted`, and `op.plain` for a form in `refused`. If `op.form` returns None (for
+    a prompt), it calls `op.prompt`. Raises ValueError for any other form, because the table of ops was then built for a
+    different model, batch or cache.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Routed[**P, R]:
         if form in self.refused:
             return self.op.plain(*arguments, **fixed)
         what = "shapes and dtypes for which this table of ops was not built"
-        raise ValueError(f"{self.name} got arguments with {what} (another model, batch or cache)")
+        raise ValueError(f"{self.name} got arguments with {what}: it is for a different model, batch or cache")
 
 
 def form_of(arrays: Any, *static: Any) -> Form:

@@ -67,7 +67,7 @@ class NormQkv(Protocol):
 
 
 class Attend(Protocol):
-    """Compute causal grouped-query attention over the cache. A query sees its last `window` positions; None: all.
+    """Compute causal grouped-query attention over the cache. A query sees its last `window` positions (None: all).
 
     `sinks` has an additional score for each head, which enters the softmax like the score of a key; None: the model has
     no sinks.

@@ -1,4 +1,4 @@
-"""Context parallelism: turns a table of ops into one for a cache that is sharded by positions over all devices.
+"""Context parallelism: turns a table of ops into a table for a cache that is sharded by positions over all devices.
 
 With n devices, position p is row p // n of the cache on device p mod n, so all devices hold equally many positions of a
 sequence. A device appends the keys and values of its own positions, and attends to these positions. For its positions,
@@ -58,7 +58,7 @@ def attend_across(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the positions of all devices. `cache` has only the positions of this device: every n-th one."""
+    """Attend to the positions of all devices. `cache` has only the positions of this device (every n-th position)."""
     batch, seq = q.shape[:2]
     dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)

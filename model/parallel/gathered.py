@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism (FSDP): turns a table of ops into one whose ops gather sharded matrices.
+"""Fully sharded data parallelism (FSDP): turns a table of ops into a table of ops that gather sharded matrices.
 
 Each device stores a part of the rows of every matrix, and computes on different sequences. An op gathers the matrix
 that it needs, and drops the matrix afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a

@@ -169,7 +169,7 @@ def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, leng
 
 
 def _agreeing(run: Callable) -> Callable:
-    """Wrap a decoding program so that all processes take the same number of steps: the smallest that any asks for.
+    """Wrap a decoding program so that all processes take the smallest number of steps that a process asks for.
 
     Processes may ask for different numbers, because each process measures by its own clock how long a token takes.
     """

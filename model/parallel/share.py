@@ -29,7 +29,7 @@ def share(config: Config, devices: int) -> Config:
 
     If there are fewer kv heads than devices, several devices hold the same kv head. The output head is cut, so it is a
     separate array even if the model ties it to the embedding. Raises ValueError if `devices` cannot share the model.
-    The message lists the numbers of devices that can.
+    The message lists the numbers of devices that can share it.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn

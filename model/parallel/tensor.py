@@ -1,4 +1,4 @@
-"""Tensor parallelism: turns a table of ops into one for devices that each compute with a share of the weights.
+"""Tensor parallelism: turns a table of ops into a table for devices that each compute with a share of the weights.
 
 Inside `jax.shard_map`, the code of `model.forward` computes on each device's heads and columns. The configuration is
 from `share`, and the weights are cut as `layouts` says. Two sums per block join the devices:

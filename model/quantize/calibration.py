@@ -112,7 +112,7 @@ def importances(
 
 
 class _Walk:
-    """A pass through the layers, which keeps the residual streams of all windows at the input of the next layer."""
+    """A pass through the layers. It keeps the residual streams of all windows at the input of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, windows: np.ndarray, method: Method, progress: Progress):
         self._checkpoint, self._windows, self._method, self._progress = checkpoint, windows, method, progress
@@ -195,7 +195,7 @@ class _Layer:
         self._kinds_done = 0
 
     def _visit(self, kind: _Kind, streams: Sequence[Array]) -> None:
-        """Use the matrices of `kind` and their inputs for the residual streams `streams`."""
+        """Process the matrices of `kind`, with the inputs that they get for the residual streams `streams`."""
         raise NotImplementedError
 
     def pass_through(self, streams: Sequence[Array]) -> list[Array]:

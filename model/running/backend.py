@@ -46,7 +46,7 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append the keys and values of `ids`, at most `chunk` tokens, to the cache."""
+        """Append the keys and values of `ids` (at most `chunk` tokens) to the cache."""
         ...
 
     def begin(
@@ -74,7 +74,7 @@ class Backend[Cache, Drawing](Protocol):
     def bytes_read(self, position: float) -> float | None:
         """Count the bytes that decoding must read for one token after `position` tokens.
 
-        None if we do not count them.
+        Returns None if we do not count them.
         """
         ...
 

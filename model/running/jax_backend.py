@@ -51,12 +51,13 @@ class JaxBackend:
     def __init__(
         self, params: Params, programs: Programs, config: Config, *, choice: OpsChoice, layout: Layout, device: Device
     ):
-        """Run `programs`, compiled for `layout` with the ops of `choice` for `device`, with the weights `params`.
+        """Run `programs` with the weights `params`.
 
-        Raises ValueError for a layout of several sequences.
+        The programs were compiled for `layout` and `device`, and call the ops of `choice`. Raises ValueError if
+        `layout` has several sequences.
         """
         if layout.batch != 1:
-            raise ValueError(f"layout.batch: expected 1, because a backend runs one sequence, got {layout.batch}")
+            raise ValueError(f"layout.batch: expected 1 (a backend runs one sequence), got {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
         # With 0, a GPU would be idle for the milliseconds that the host takes to launch a burst. On a CPU, the host is
         # the device.

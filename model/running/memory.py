@@ -109,9 +109,7 @@ def memory_of(
 def _activations(
     params: Params, config: Config, *, tokens: int, batch: int, capacity: int, drafts: int, on_cpu: bool
 ) -> int:
-    """Count the bytes in use at the same time in the widest op of a prompt's chunk: attention, or the feed-forward
-    layer.
-    """
+    """Count the bytes in use at once in the widest op of a prompt's chunk (attention or the feed-forward layer)."""
     longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
     def attention(queries: int, longest: int) -> int:
@@ -144,7 +142,7 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
 
 
 def loading_peak(params: Params, *, readers: int = READERS) -> int:
-    """Return the bytes on a GPU at the peak while `readers` threads load weights, the largest arrays first."""
+    """Return the largest number of bytes in use on a GPU while `readers` threads load weights, largest arrays first."""
     arrays = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
     matrices = {id(matrix.codes): matrix for matrix in _matrices(params) if isinstance(matrix, QuantizedMatrix)}
     parts = {id(leaf) for matrix in matrices.values() for leaf in jax.tree.leaves(matrix)}

@@ -1,4 +1,4 @@
-"""Opens the GPU while modules are imported. The imports take about a second, and so does opening the GPU."""
+"""Opens the GPU while modules are imported. Each of these two takes about a second."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from llamaspec.model.system import nvidia_driver
 
 @contextmanager
 def opening_device() -> Iterator[None]:
-    """Open an NVIDIA GPU in another thread while the body runs, which imports modules.
+    """Open an NVIDIA GPU in another thread while the body of the block imports modules.
 
     Without an NVIDIA driver, we only run the body. If the GPU cannot be opened, this function raises nothing; the next
     use of JAX's devices raises the error.

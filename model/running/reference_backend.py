@@ -147,7 +147,10 @@ class ReferenceBackend:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers that we read each time they are indexed, and do not keep: in float64, they may not fit in memory."""
+    """Layers that we read each time they are indexed.
+
+    We do not keep them, because they may not fit in memory in float64.
+    """
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read
@@ -166,7 +169,8 @@ def load_reference_params(
 ) -> Params:
     """Read every tensor of `checkpoint` in float64. Quantized tensors are decoded exactly.
 
-    `roundings`, from `model.ops.emulated`, maps names of matrices to the rounding of the vectors that they multiply.
+    `roundings` comes from `model.ops.emulated`. It maps names of matrices to the rounding of the vectors that they
+    multiply.
     With `lazily`, a layer is read each time it is indexed.
     """
     config, rounded_to = checkpoint.config, roundings or {}

@@ -62,12 +62,12 @@ class Session[Cache, Drawing]:
         interrupted: Callable[[], bool] = lambda: False,
         speculation: Speculation | None = None,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
-        """Yield the tokens drawn after `prompt` in bursts: the tokens of one call of `Backend.decode` at a time.
+        """Yield the tokens drawn after `prompt` in bursts. A burst has the tokens of one call of `Backend.decode`.
 
-        With `speculation`, a burst may instead be the tokens of one call of `Verifier.verify`. The text is the same.
+        With `speculation`, a burst may instead have the tokens of one call of `Verifier.verify`. The text is the same.
 
-        Each item has a burst and None, or for the last burst, the reason why the text ended. A stop token is included,
-        but its keys and values are not computed. Raises ValueError for a prompt longer than the context,
+        Each item has a burst, and the reason why the text ended: None except for the last burst. A stop token is
+        included, but its keys and values are not computed. Raises ValueError for a prompt longer than the context,
         FloatingPointError if logits are not finite, and RuntimeError if another generation has begun on this session in
         the meantime.
         """

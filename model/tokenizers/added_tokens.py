@@ -78,8 +78,7 @@ class _Names:
         return at
 
     def fitting(self, at: int, room: int) -> int:
-        """Find the longest name of at most `room` characters among the name with index `at` and names that are its
-        prefixes.
+        """Find the longest name of at most `room` characters: the name with index `at`, or a name that is its prefix.
 
         Returns the index of this name; -1 if no such name exists.
         """

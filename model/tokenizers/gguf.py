@@ -1,4 +1,4 @@
-"""Reads the tokenizer inside a GGUF file. Two types are supported, by tokenizer.ggml.model.
+"""Reads the tokenizer inside a GGUF file. The key tokenizer.ggml.model names one of two supported types.
 
 Type "llama" has the pieces and scores of a SentencePiece model; type "gpt2" has the merges of byte-level BPE. We
 convert type "llama" to a SentencePiece model and type "gpt2" to a tokenizer.json. The code that opens such files then
@@ -134,7 +134,8 @@ def _appended(metadata: Metadata, tokens: Sequence[str]) -> tuple[int, ...]:
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: int | None = None) -> int | None:
     """Return the id of the token that begins texts; None if texts begin without one.
 
-    `default` says whether texts begin with BOS if no key says so, and `absent` is the id of BOS if no key states it.
+    `default` says whether texts begin with BOS if the file has no key for this. `absent` is the id of BOS if no key
+    states it.
     """
     if not metadata.boolean("tokenizer.ggml.add_bos_token", default):
         return None
@@ -146,7 +147,7 @@ def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: in
 
 
 def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
-    """Return `types`, but with the type UNKNOWN for the unknown token: llama.cpp's converter writes it as CONTROL."""
+    """Return `types` with the type UNKNOWN for the unknown token. llama.cpp's converter gives it the type CONTROL."""
     if UNKNOWN in types:
         return types
     key = "tokenizer.ggml.unknown_token_id"

@@ -6,7 +6,7 @@ these pieces, and so on. Text between two matches is also a piece.
 
 We use the patterns of the original tokenizers. llama.cpp differs in two cases. Its regular expressions have no classes
 for upper and lower case, so it has rewritten the patterns of gpt-4o and tekken, and it splits text with non-ASCII
-capitals or combining marks in another way. In deepseek-llm and deepseek-coder, it does not treat U+3000 as white space.
+capitals or combining marks differently. In deepseek-llm and deepseek-coder, it does not treat U+3000 as white space.
 
 We leave out "superbpe" (OLMo 2 with SuperBPE): its pattern takes quadratic time for a long run of digits.
 

@@ -72,7 +72,7 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer, keys: Mapping[str, Value]) -> list[str]:
-    """List the changes that the tokenizer makes to a text and that `keys` of a GGUF file lack, one per line."""
+    """List, one per line, the changes that the tokenizer makes to a text but a GGUF file with `keys` cannot express."""
     lines = []
     if tokenizer.appended and not keys[ADD_EOS]:
         names = " ".join(tokenizer.piece(id) for id in tokenizer.appended)

@@ -377,7 +377,7 @@ def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
-    """Copy `tokenizer` with another normalizer and pre-tokenizer; both tokenizers share the vocabulary."""
+    """Copy `tokenizer` with a different normalizer and pre-tokenizer; both tokenizers share the vocabulary."""
     spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))

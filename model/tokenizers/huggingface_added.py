@@ -66,7 +66,7 @@ def add_tokens_beside(
 
 
 def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) -> dict[str, Added]:
-    """Collect the tokens for which files in `folder` state ids, by name.
+    """Return the tokens with ids that the files in `folder` list. The key is the token's name.
 
     `special` has the names of special tokens. `listed` has the ids of the added tokens in tokenizer.json.
     """

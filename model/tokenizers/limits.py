@@ -22,7 +22,7 @@ def check_special(names: Iterable[str], path: str) -> None:
 
 
 def check_single_word(names: Iterable[str], path: str) -> None:
-    """Raise `CheckpointError` if there are `names`, which are names of control tokens with single_word true.
+    """Raise `CheckpointError` if there are any `names` (of control tokens with single_word true).
 
     We find the name of a control token in a rendered conversation even within a word.
     """

@@ -184,7 +184,7 @@ def from_proto(
     added: Leftmost | LongestFirst | None = None,
     after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
-    """Build a tokenizer from the ModelProto `proto`, and change `proto`.
+    """Build a tokenizer from the ModelProto `proto`. This changes `proto`.
 
     `path` is the path of the model's file, for error messages. Raises `CheckpointError` if the model is not supported.
     """

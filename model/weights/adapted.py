@@ -4,9 +4,9 @@ An adapter works with matrices of floats and of codes, and the other ops need no
 have one branch for it. `model.weights.loading` and `model.weights.params.adapted_params` put these matrices into a tree
 of weights.
 
-A server has several adapters. Their matrices A are joined along the rank, and so are their matrices B. A row of a batch
-chooses its adapter by `chosen`: A x is set to 0 at the ranks of the other adapters. So every row takes part in the same
-two products, and a row's sums have the same terms in the same order, whichever adapters the other rows use.
+A server has several adapters. All their matrices A are joined along the rank, and all their matrices B as well. A row
+of a batch chooses its adapter by `chosen`: A x is set to 0 at the ranks of the other adapters. So every row takes part
+in the same two products, and a row's sums have the same terms in the same order, whichever adapters the other rows use.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Adapted(NamedTuple):
 
 
 def with_chosen(params: Any, chosen: Bool[Array, "batch rank"]) -> Any:
-    """Return a tree of weights in which every matrix with adapters uses only the ranks `chosen` for each sequence."""
+    """Return a tree of weights in which matrices with adapters use, for each sequence, only the ranks in `chosen`."""
 
     def choose(leaf: Any) -> Any:
         return leaf._replace(chosen=chosen) if isinstance(leaf, Adapted) else leaf

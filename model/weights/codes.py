@@ -162,7 +162,7 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
-        """Convert `part`, some rows of a file's `codes`, to NumPy arrays in the layout of `shapes`."""
+        """Convert `part` (some rows of a file's `codes`) to NumPy arrays in the layout of `shapes`."""
         rows, cols = part.codes.shape
         shapes, (_, copies) = cls.shapes(rows, cols, codes), group_of(codes, cols)
         padded, groups = shapes.cols, shapes.scales.shape[1]

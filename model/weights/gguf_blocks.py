@@ -50,8 +50,9 @@ Multiples = tuple[Int8[Array, "*batch groups"], ...]  # of scales, and of minima
 class BlockLayout(NamedTuple):
     """The layout of a type's codes, and of its multiples.
 
-    The multiples are the integers of each group that multiply d and the unit of the minima. A code is the number in the
-    first field plus 2^bits times the number in the second field, plus `lowest`.
+    Multiples are integers for each group: one multiplies the block's unit of scales (d), and if the type has minima,
+    another one multiplies the unit of minima. A code is the number in the first field, plus 2^bits times the number in
+    the second field, plus `lowest`.
     """
 
     fields: tuple[Field, ...]
@@ -60,12 +61,15 @@ class BlockLayout(NamedTuple):
 
 
 def _two_nibbles(blocks: Any) -> Multiples:
-    """Unpack Q2_K's multiples: a group has one byte, with the scale's in the lower half, the minimum's in the upper."""
+    """Unpack Q2_K's multiples.
+
+    Each group has a byte: the low half multiplies the unit of scales, and the high half multiplies the unit of minima.
+    """
     return _signed(blocks[..., :16] & 15), _signed(blocks[..., :16] >> 4)
 
 
 def _six_bits_from_minus_32(blocks: Any) -> Multiples:
-    """Unpack Q3_K's multiples, of six bits each: the lower four are in one field, the upper two in another field."""
+    """Unpack Q3_K's multiples of six bits. One field has the lower four bits, and another the upper two bits."""
     return (_signed(Field(96, 104, 4, 8).of(blocks) | Field(104, 108, 2, 4).of(blocks) << 4) - 32,)
 
 

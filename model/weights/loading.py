@@ -282,10 +282,10 @@ def _parts_to_check(tensor: Tensor) -> Iterator[Any]:
 
 
 def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
-    """Raise CheckpointError if a weight, scale or minimum in `part`, some rows of the tensor `name`, is not finite.
+    """Raise CheckpointError if a weight, scale or minimum in `part` (some rows of the tensor `name`) is not finite.
 
-    `part` has floats, codes or, as bytes, blocks. If a block has a scale that is not finite, we unpack the whole matrix
-    to say which scale.
+    `part` has floats, codes, or blocks (as bytes). If a block has a scale that is not finite, we unpack the whole
+    matrix to say which scale.
     """
     codes = tensor.codes
     if isinstance(part, np.ndarray) and part.dtype == np.uint8:

@@ -5,11 +5,11 @@ The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867
     s = K q        m' = max(m, max s)        p = 2^(c (s - m'))        c = log2(e) / sqrt(d)
     total <- total 2^(c (m - m')) + sum p        o <- o 2^(c (m - m')) + V^T p
 
-The group of a key head is the query heads that use it. There are many keys and few queries. So the tensor cores get K
-and V^T as the matrices with 64 or more rows, and the queries of the group as 8 columns. In the usual order, q K^T,
-queries would be padded to 64 rows. The heads of a group share each load of K and V. A thread computes four exponentials
-per 64 keys. We multiply the difference s - m' by c. If we computed c s - c m' instead, a compiler might use one fused
-instruction with a single rounding, and then equal large scores would not cancel.
+The group of a key head consists of the query heads that use it. There are many keys and few queries. So the tensor
+cores get K and V^T as the matrices with 64 or more rows, and the queries of the group as 8 columns. In the usual order,
+q K^T, queries would be padded to 64 rows. The heads of a group share each load of K and V. A thread computes four
+exponentials per 64 keys. We multiply the difference s - m' by c. If we computed c s - c m' instead, a compiler might
+use one fused instruction with a single rounding, and then equal large scores would not cancel.
 
 Unseen rows may contain anything. We mask their scores, and clear their rows of V in shared memory, because 0 NaN is
 NaN. Only the first and the last tile of a sequence have such rows.
@@ -46,7 +46,7 @@ class SplitAttention:
 
     @property
     def columns(self) -> int:
-        """Return the columns of the tensor cores' product: the number of queries, padded to 8."""
+        """Return the number of columns of the tensor cores' product: the queries, padded to a multiple of 8."""
         return -(-self.group // 8) * 8
 
     @property

@@ -72,7 +72,7 @@ H200 = CARDS["h200"]
 
 
 def card_of(device: Any) -> Card:
-    """Describe a device of JAX. A CPU counts as an H200, because kernels are compiled and interpreted for one there.
+    """Describe a device of JAX. Returns `H200` for a CPU: the interpreter there runs kernels that are made for an H200.
 
     >>> card_of(object()) == H200
     True

@@ -45,7 +45,7 @@ class Target:
         return self.pdl and self.card.dependent_launch and not self.interpret
 
     def require_wgmma(self, op: str) -> None:
-        """Raise Unsupported if the card does not have the instruction wgmma, with which this kernel multiplies."""
+        """Raise Unsupported if the card lacks the instruction wgmma, which the kernel `op` uses."""
         if not self.card.wgmma:
             raise Unsupported(f"{op} needs a GPU with wgmma (compute capability 9.0), got {self.card}")
 
@@ -88,13 +88,13 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 
 @contextmanager
 def interpreter() -> Iterator[None]:
-    """Run the kernels in this context on a CPU, one simulated thread after another.
+    """Run the kernels in this context on a CPU, one simulated thread after the other.
 
-    The kernels are the ones for the card of the current target.
+    The kernels are built for the card of the current target.
 
-    Raises RuntimeError for a race: jax 0.12 at the access, jax 0.11 at the end of the program. Set NPROC=16 (the number
-    of XLA's threads) and JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts; otherwise a larger program around a kernel
-    may deadlock.
+    Raises RuntimeError for a race. jax 0.12 raises it at the access, and jax 0.11 at the end of the program. Set
+    NPROC=16 (the number of XLA's threads) and JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts; otherwise a larger
+    program around a kernel may deadlock.
     """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 
@@ -117,8 +117,9 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int | None, lane
 
     `tiling` divides the array into tiles, tiles of tiles, and so on. The result has more dimensions. `warps` is the
     index of the dimension that is distributed over the 4 warps. `lanes` has the indices of the dimensions that are
-    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. With None in place of an
-    index, all warps, or the four lanes of a quad, have the same numbers. The last dimension is the vector in a thread.
+    distributed over the 32 lanes of a warp. Indices are negative: they count from the end. If `warps` is None, all
+    warps have the same numbers. If an index in `lanes` is None, the four lanes of a quad do. The last dimension is the
+    vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
     of_warps = plgpu.Replicated(WARPS) if warps is None else warps

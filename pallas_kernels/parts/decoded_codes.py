@@ -184,10 +184,9 @@ def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: in
 
 
 def _low_bits(codes: StagedCodes, lane: RowLane, half: int, column: int) -> list[tuple[Any, int]]:
-    """Load the low bits of a block of a lane's columns. Returns a word for each run, and the run's bit position in the
-    word.
+    """Load the low bits of a block of a lane's columns.
 
-    Codes of four bits have no low bits.
+    Returns a word for each run, and the run's bit position in the word. Codes of four bits have no low bits.
     """
     if codes.low_bits is None:
         return [(None, 0)] * int4.RUNS
@@ -211,7 +210,7 @@ def _signed_bytes(codes: Any) -> Any:
 
 
 def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) -> list[Any]:
-    """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then their upper halves in this order.
+    """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then the upper halves in this order.
 
     The low bits of the codes are in the same places of the word `least`, shifted up by `higher` bits.
     """

@@ -37,7 +37,7 @@ LEAST, SPECIAL = BITS + 1, 255  # biased exponents of a float32: the smallest wi
 def fixed_point(
     x: Float32[Array, "groups lanes 8"], layout: Any, digits_layout: Any, target: Target
 ) -> tuple[Int8[Array, "groups lanes digits 8"], Float32[Array, " groups"]]:
-    """Convert each group of numbers to fixed point. Returns their digits, the lowest first, and 2^e of each group.
+    """Convert each group of numbers to fixed point. Returns their digits, lowest first, and 2^e of each group.
 
     A thread has eight numbers of x in `layout`, and the digits of these numbers in `digits_layout`.
     """
@@ -82,5 +82,5 @@ def _transposed(a, b, c, d) -> list[Any]:
 
 
 def _bytes(a, b, order: int):
-    """Make a word of four of the eight bytes of two words. `order` has four bits for each byte of the result."""
+    """Select four of the eight bytes of two words. `order` has four bits for each byte of the result."""
     return ptx(f"prmt.b32 $0, $1, $2, {order};", [a, b], results=1)[0]

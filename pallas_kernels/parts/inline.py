@@ -67,7 +67,7 @@ def words(register: Any, kind: Any) -> list[Any]:
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """List the words of an array that a thread has, with the type `kind`: int32 or float32."""
+    """List a thread's words of an array, with the type `kind`: int32 or float32."""
     return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 
@@ -186,7 +186,7 @@ def read_past_first_cache(ref: Any) -> Any:
 
 
 def stream(ref: Any, layout: Any, target: Target, *, written: bool = False) -> Array:
-    """Load numbers that are read once from global memory to registers, past the first-level cache.
+    """Load numbers from global memory to registers. This bypasses the first-level cache: each number is read only once.
 
     If an earlier kernel may have `written` them, the load stays after `Target.wait_for_previous`. Weights may be loaded
     before that.
@@ -219,7 +219,7 @@ def address(ref: Any, offset: int) -> Any:
 
 
 def load_global(address: Any, count: int, *, written: bool) -> list[Any]:
-    """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` is as for `stream`."""
+    """Load 1, 2 or 4 words from global memory, past the first-level cache. `written` means the same as in `stream`."""
     names, width = [f"${i}" for i in range(count)], f".v{count}" if count > 1 else ""
     into = f"{{{', '.join(names)}}}" if count > 1 else names[0]
     constant = "" if written else ".nc"
@@ -239,7 +239,7 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
-    """Run a PTX instruction without side effects. Its text names the int32 results $0, $1, ..., then the operands."""
+    """Run a PTX instruction without side effects. In its text, $0, $1, ... are int32 results, then operands."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     return assembly(instruction, operands, [int32()] * results, constraints)
 

@@ -47,7 +47,7 @@ def order_of(group: int, *, levels: bool) -> Order:
 def pack(
     codes: Int8[np.ndarray, "rows cols"], order: Order = "bytes", *, lowest: int = -8
 ) -> Int32[np.ndarray, "rows words"]:
-    """Pack codes in [-8, 7], or in [0, 15] if `lowest` is 0, into words, in one of this module's orders.
+    """Pack codes into words, in one of this module's orders. Codes are in [lowest, lowest + 15].
 
     Raises ValueError for other codes, and unless cols is a multiple of 128.
 
@@ -58,16 +58,16 @@ def pack(
     """
     _, cols = codes.shape
     if cols % BLOCK:
-        raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols} columns")
+        raise ValueError(f"int4 codes need columns in multiples of {BLOCK}, got {cols}")
     if np.any((codes < lowest) | (codes > lowest + 15)):
         raise ValueError(f"int4 codes must be {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
     return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)
 
 
 def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
-    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX.
+    """Pack codes [rows, cols] of 5 or 6 bits. `codes` is a NumPy or JAX array of uint8.
 
-    Returns words of upper four bits, and words of low bits.
+    Returns the words of the upper four bits, and the words of the low bits.
 
     >>> one = np.zeros((1, 256), np.uint8)
     >>> one[0, 32 + 2] = 0b110111
@@ -83,7 +83,7 @@ def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
 
 
 def packed(codes: Any, order: Order) -> Any:
-    """Pack uint8 codes [rows, cols] in [0, 15], NumPy or JAX, into uint32 words."""
+    """Pack codes [rows, cols] in [0, 15] into uint32 words. `codes` is a NumPy or JAX array of uint8."""
     rows, cols = codes.shape
     axes, turn = ORDERS[order]
     runs = codes.reshape(rows, cols // BLOCK, RUNS, *axes)
@@ -93,7 +93,7 @@ def packed(codes: Any, order: Order) -> Any:
 
 
 def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> Int8[np.ndarray, "rows cols"]:
-    """Restore the codes of `pack` with the default `lowest`: integers from -8 to 7.
+    """Unpack words that `pack` made with the default `lowest`. Returns integers from -8 to 7.
 
     >>> codes = np.arange(-8, 8, dtype=np.int8).repeat(16).reshape(2, 128)
     >>> bool(np.all(unpack(pack(codes)) == codes))
@@ -103,7 +103,7 @@ def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> In
 
 
 def unpacked(words: Any, order: Order, low_bits: Any = None) -> Any:
-    """Restore unsigned codes from `pack` or `packed_apart`, as int32, in NumPy or JAX like the words."""
+    """Unpack words made by `pack` or `packed_apart`. Returns unsigned codes, as a NumPy or JAX array of int32."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
     axes, turn = ORDERS[order]

@@ -1,4 +1,4 @@
-r"""A step of a product with codes on integer tensor cores: sums are exact, and each group has one rounding.
+r"""A step of a product with codes, on integer tensor cores. Sums are exact, and each group is rounded once.
 
     y_rb += sum_g (s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk + m_rg sum_(k in g) x_bk)
 
@@ -10,15 +10,16 @@ have minima m. For these, the sums of x over each group are in shared memory nex
 has rows i and i + 8 of A and column i of B, and lane j of the quad has 8 of their 32 terms. The order of the terms is
 free, as long as A and B agree. Lane j has columns 2 j and 2 j + 1 of C in both rows.
 
-One vector: a row of W fills both rows of A of a quad. Each has a *side* of 32 terms, and both together 64 columns of W.
-Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first and the second side. So lane j uses two of its
-four numbers of C, for digit j: the one of the upper row in the first column, and the one of the lower row in the second
-column. Eight rows of W fill a product, and a lane's four words of A are in the order of its loads.
+With one vector, a row of W fills both rows of A of a quad. Each of these two rows has 32 terms, a *side*. Both sides
+together have 64 columns of W. Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first and the second
+side. So lane j uses two of its four numbers of C, for digit j: the one of the upper row in the first column, and the
+one of the lower row in the second column. Eight rows of W fill a product, and a lane's four words of A are in the order
+of its loads.
 
-Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
-and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers of C, for digit j, so half
-as many products suffice. We do not do this for codes of eight bits, because it saves fewer instructions than it takes
-to move these codes between registers. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
+With two vectors, sixteen rows of W are the rows of A, with one side. Columns 2 d and 2 d + 1 of B are digit d of the
+first and the second vector. Lane j uses all four numbers of C, for digit j, so half as many products suffice. We do
+this for codes of up to six bits, in words. For codes of eight bits, it would save fewer instructions than it takes to
+move these codes between registers. An *octet* is eight rows of W. The last of an odd number of vectors is multiplied
 separately, and so is every vector if the number of octets is odd.
 
 Codes of four bits are the upper halves of bytes, so they are 16 times too large (`int4.py`); `finished` corrects this.
@@ -132,7 +133,7 @@ class StepMemory(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Tell whether codes are unsigned: words of codes with minima."""
+        """Tell whether codes are unsigned. Codes in words are unsigned if they have minima."""
         return self.in_words and self.minima
 
 
@@ -176,7 +177,7 @@ def _dots(sums, unit: float, *, minima: bool):
 
 
 def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"]]:
-    """Add up the sums of the warps, which takes one barrier for all runs, and split the result by run."""
+    """Add up the sums of the warps, and split the result by run. This takes one barrier for all runs."""
     if runs == 1:
         return [dots]
     shape = (len(dots) // runs,)
@@ -400,9 +401,9 @@ def _of_two(
 
 
 def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
-    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 starts the elements `counting` one higher.
+    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 adds 1 to the elements `counting`.
 
-    Unused elements get the same value as others, so that the compiler makes it only once.
+    Unused elements get the same value as others, so that the compiler makes this value only once.
     """
     zero = word(ZERO_BITS)
     if not step.minima:
@@ -414,7 +415,7 @@ def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
 def _product(
     step: StepMemory, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]
 ) -> list[Any]:
-    """Multiply the `upper` and `lower` rows of A by B, the `digits`, and add `c`. All are this lane's parts."""
+    """Multiply the `upper` and `lower` rows of A by `digits` (B), and add `c`. All are this lane's parts."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
@@ -487,8 +488,8 @@ def _load_low_bits(step: StepMemory, octet: int, lane: Lane) -> Iterator[Any]:
 def _chosen(codes: Any) -> list[tuple[Any, Any]]:
     """Split a word of eight codes into selectors for `_looked_up`, two for each four codes.
 
-    The first selector chooses one of eight bytes by the lower three bits of each code, the second one of two by the
-    upper bit.
+    The first selector chooses one of eight bytes by the lower three bits of each code, and the second selector chooses
+    one of two bytes by the upper bit.
     """
     byte = arith.andi(codes, word(0x77777777))
     half = arith.xori(arith.andi(arith.shrui(codes, word(1)), word(0x44444444)), word(0x32103210))
@@ -506,9 +507,10 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
 
 
 def _together(step: StepMemory) -> bool:
-    """Tell whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
+    """Tell whether a lane loads 16 adjacent columns for both sides at once.
 
-    If so, four of eight adjacent codes belong to each side; otherwise all eight belong to one side.
+    This is so, for example, for eight-bit codes in one group. Then each side gets four of every eight adjacent codes.
+    Otherwise, one side gets all eight.
     """
     return not step.in_words and step.group > SIDE
 
@@ -532,7 +534,7 @@ def _digits(step: StepMemory, vector: int, lane: Lane) -> list[list[Any]]:
 
 
 def _digits_of_two(step: StepMemory, first: int, lane: Lane) -> list[list[Any]]:
-    """Load a lane's part of B for each product with vector `first` and the next: two words of its quad's digit."""
+    """Load a lane's part of B for each product with vectors `first` and `first + 1`: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
     return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, step.quarter, SIDE)], lane)

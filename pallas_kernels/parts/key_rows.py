@@ -1,6 +1,7 @@
 """The keys and values that a thread block reads while decoding, without a ring: threads load them to registers.
 
-Tiles and blocks are those of `key_ring`. A tile consists of runs of 8 to 64 rows that are adjacent in memory.
+Keys are divided into tiles, and tiles among thread blocks, as in `key_ring`. A tile consists of runs of 8 to 64 rows
+that are adjacent in memory.
 """
 
 from collections.abc import Callable

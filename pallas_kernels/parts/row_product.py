@@ -9,7 +9,7 @@ A step is one or more chunks. At the start of a step, all threads wait for its c
 have read it. In tiles of few rows and many columns, these waits take much of the time. With two chunks per step, and a
 ring of ten stages, a matrix of 2048 x 8192 takes 5 to 6 % less time.
 
-On cards without TMA there is no ring: threads load weights to registers, each the weights that it multiplies.
+On cards without TMA there is no ring. Each thread loads weights to its registers, and multiplies them itself.
 
 Weights may be e4m3, floats of eight bits with a scale per row. The loop converts them to float32 in registers, and
 multiplies the finished dot product by the scale.
@@ -64,7 +64,7 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """Return the number of weights per load of a thread: 16 bytes, or less for many vectors with their sums."""
+        """Return the number of weights per load of a thread: 16 bytes, or fewer if many vectors need many registers."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property
@@ -254,7 +254,7 @@ class RowProduct:
 
     @property
     def _wide(self) -> int:
-        """Return how many numbers of a vector each thread loads at once, which are at most 16 bytes."""
+        """Return how many numbers of a vector each thread loads at once: at most 16 bytes."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:

@@ -1,7 +1,7 @@
 """Barriers between a kernel's threads, placed through Mosaic, and only where necessary.
 
 By default, Pallas inserts a barrier before and after each store, and before each copy. A barrier takes tens of cycles,
-and loads cannot move across it, so loads with separate stores would wait for each other.
+and loads cannot move across it, so loads that are each followed by a store would wait for each other.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def finish_reads(target: Target) -> None:
 
     A thread's reads may still be in a queue when the thread reaches a barrier, and an asynchronous copy (TMA) may
     overtake them. A barrier does not wait for these reads. A fence of the thread's own reads and writes does.
-    `plgpu.commit_smem` would also do, but it takes longer, because it also makes our writes visible to TMA
+    `plgpu.commit_smem` would also work, but it takes longer, because it also makes our writes visible to TMA
     (docs/lessons-gpu.md).
     """
     if target.interpret:

@@ -48,7 +48,7 @@ def across(x, cols: int):
 
 
 def accumulate(o, a, b, target: Target):
-    """Return o plus the product of a and b, which are as in `product`.
+    """Return o plus `product(a, b)`.
 
     The tensor cores add to the accumulator. The interpreter adds o after the product.
     """

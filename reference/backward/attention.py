@@ -29,7 +29,7 @@ def attention_backward(
     Float[np.ndarray, "*batch keys kv_heads head_dim"],
     Float[np.ndarray, "*batch keys kv_heads head_dim"],
 ]:
-    """Compute the gradients for q, k and v of `reference.attention.attention`, in float64.
+    """Compute the gradients of `reference.attention.attention` for q, k and v, in float64.
 
     >>> q, k, v, do = (np.array(a).reshape(-1, 1, 1) for a in ([0.0], [1.0, 3.0], [2.0, 6.0], [1.0]))
     >>> dq, dk, dv = attention_backward(q, k, v, np.zeros((1, 2)), do)  # p is 1/2 for both keys

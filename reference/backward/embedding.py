@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 def embedding_backward(
     tokens: Int[np.ndarray, "*batch"], dx: Float[np.ndarray, "*batch dim"], *, vocab: int
 ) -> Float[np.ndarray, "vocab dim"]:
-    """Compute the gradient for the table of `reference.embedding.embedding`, in float64. The table has `vocab` rows.
+    """Compute the gradient of `reference.embedding.embedding` for its table of `vocab` rows, in float64.
 
     Raises IndexError for an id outside the vocabulary.
 

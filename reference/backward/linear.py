@@ -15,7 +15,7 @@ def linear_backward(
     weight: Float[np.ndarray, "rows cols"],
     dy: Float[np.ndarray, "*batch rows"],
 ) -> tuple[Float[np.ndarray, "*batch cols"], Float[np.ndarray, "rows cols"], Float[np.ndarray, " rows"]]:
-    """Compute the gradients for x, the weight and the bias of `reference.linear.linear`, in float64.
+    """Compute the gradients of `reference.linear.linear` for x, the weight and the bias, in float64.
 
     >>> linear_backward(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]), np.array([[10.0]]))
     (array([[30., 40.]]), array([[10., 20.]]), array([10.]))

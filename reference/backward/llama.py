@@ -108,7 +108,7 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
 def _attend_backward(
     saved: AttentionValues, layer: Layer, dy: np.ndarray, *, config: Config
 ) -> tuple[np.ndarray, Layer]:
-    """Compute the gradient for the block's input through attention, and a `Layer` with the gradients of its weights."""
+    """Compute the gradient of attention for the block's input, and a `Layer` with the gradients for the weights."""
     seq = len(dy)
     dheads, o = _linear_backward(saved.heads, layer.o, dy)
     dq, dk, dv = attention_backward(saved.q, saved.k, saved.v, saved.mask, dheads.reshape(saved.q.shape))

@@ -38,7 +38,7 @@ def moe_backward(
     Float[np.ndarray, "experts ffn dim"],
     Float[np.ndarray, "experts dim ffn"],
 ]:
-    """Compute the gradients for x, the router and the experts' gate, up and down of `reference.moe.moe`, in float64.
+    """Compute the gradients of `reference.moe.moe` for x, the router, gate, up and down, in float64.
 
     >>> one = np.ones((2, 1, 1))
     >>> x, router, dy = np.array([[2.0]]), np.array([[0.0], [9.0]]), np.array([[1.0]])

@@ -24,7 +24,7 @@ def qk_norm_backward(
     Float[np.ndarray, " head_dim"],
     Float[np.ndarray, " head_dim"],
 ]:
-    """Compute the gradients for q, k and their two weights of `reference.qk_norm.qk_norm`, in float64.
+    """Compute the gradients of `reference.qk_norm.qk_norm` for q, k and their two weights, in float64.
 
     `dq` and `dk` are the gradients for the normalized q and k.
 

@@ -24,7 +24,7 @@ def rmsnorm_backward(
     *,
     eps: float,
 ) -> tuple[Float[np.ndarray, "*batch dim"], Float[np.ndarray, " dim"]]:
-    """Compute the gradients for x and the weight of `reference.rmsnorm.rmsnorm`, in float64.
+    """Compute the gradients of `reference.rmsnorm.rmsnorm` for x and the weight, in float64.
 
     >>> dx, dg = rmsnorm_backward(np.array([3.0, 4.0]), np.array([1.0, 1.0]), np.array([1.0, 0.0]), eps=0.0)
     >>> dx.round(4), dg.round(4)

@@ -18,7 +18,7 @@ def rope_halves_backward(
     positions: Int[np.ndarray, "*batch seq"],
     frequencies: Float[np.ndarray, " pairs"],
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Compute the gradient for the input of `reference.rope.rope_halves`, in float64.
+    """Compute the gradient of `reference.rope.rope_halves` for its input, in float64.
 
     >>> dy = np.array([[[0.0, -2.0, 1.0, 0.0]]])
     >>> rope_halves_backward(dy, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)

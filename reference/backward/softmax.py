@@ -16,7 +16,7 @@ from jaxtyping import Float
 def softmax_backward(
     p: Float[np.ndarray, "*batch n"], dp: Float[np.ndarray, "*batch n"]
 ) -> Float[np.ndarray, "*batch n"]:
-    """Compute the gradient for the scores of `reference.softmax.softmax` from its output `p`, in float64.
+    """Compute the gradient of `reference.softmax.softmax` for the scores from its output `p`, in float64.
 
     A score of -inf has a probability of 0 and a gradient of 0.
 

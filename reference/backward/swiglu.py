@@ -14,7 +14,7 @@ def swiglu_backward(
     up: Float[np.ndarray, "*batch ffn"],
     dy: Float[np.ndarray, "*batch ffn"],
 ) -> tuple[Float[np.ndarray, "*batch ffn"], Float[np.ndarray, "*batch ffn"]]:
-    """Compute the gradients for gate and up of `reference.swiglu.swiglu`, in float64.
+    """Compute the gradients of `reference.swiglu.swiglu` for gate and up, in float64.
 
     >>> swiglu_backward(np.array([0.0]), np.array([4.0]), np.array([1.0]))
     (array([2.]), array([0.]))

@@ -19,7 +19,7 @@ computes w / s in float32 gets the same code, unless w / s is within u |w / s| o
 Q(w) = s (q - z) are the dequantized weights. Powers of two: the weights 2^k w have the same codes and zero points as w,
 and the scale 2^k s, while both scales are normal. Fixed point and sign: Q(Q(w)) = Q(w) and Q(-w) = -Q(w), unless lo / s
 is within 4 N u of a tie. In this case, rint may leave the last or the first code unused. More bits: `symmetric` says
-under which condition another bit does not increase the expected error. The same is true here, except for the smallest
+under which condition one more bit does not increase the expected error. The same is true here, except for the smallest
 and the largest weight of a block. The reason is that each other weight moves to the nearest multiple of s, for every z.
 """
 
@@ -65,7 +65,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Affine) -> Float64[np.ndarray, "*shape"]:
-    """Return the weights, scale times (code - zero point), which float64 holds exactly."""
+    """Return the weights: scale times (code - zero point). float64 holds these products exactly."""
     zeros, scales = (spread(a.astype(np.float64), q.codes.shape) for a in (q.zeros, q.scales))
     return (q.codes - zeros) * scales
 

@@ -1,26 +1,26 @@
-r"""AWQ: weights that multiply large activations are scaled up before rounding (Lin et al., 2023,
-https://arxiv.org/abs/2306.00978).
+r"""AWQ: weights that multiply large activations are scaled up before rounding.
 
     s_j = m_j^alpha / sqrt(max_k m_k^alpha  min_k m_k^alpha)        m_j = mean |X_j|
     alpha = argmin over 0, 1/20, ..., 19/20 of  || Q(W diag(s)) (X / s) - W X ||^2
 
-X_j are the values of input feature j in a calibration run, and s_j is the factor for column j of W. If a weight is
-multiplied by s, rounded and divided by s, its error is 1 / s of the error without s, as long as the step stays the
-same. The step hardly grows, because the weight is one of many in its group. The input must be divided by s. As in
-`smoothquant`, we divide the weight of the norm before the layer instead. Q is `affine` in groups along a row: codes of
-4 bits, a zero point, and a range that includes zero. (autoawq does not extend the range, and clips groups with a single
-sign.) autoawq finds the same s if its option `duo_scaling` is off. The option is on by default, and also divides
-m_j^alpha by a mean of the weights' magnitudes to the power 1 - alpha.
+(Lin et al., 2023, https://arxiv.org/abs/2306.00978.) X_j are the values of input feature j in a calibration run, and
+s_j is the factor for column j of W. If a weight is multiplied by s, rounded and divided by s, its error is 1 / s of the
+error without s, as long as the step stays the same. The step hardly grows, because the weight is one of many in its
+group. The input must be divided by s. As in `smoothquant`, we divide the weight of the norm before the layer instead. Q
+is `affine` in groups along a row: codes of 4 bits, a zero point, and a range that includes zero. (autoawq does not
+extend the range, and clips groups with a single sign.) autoawq finds the same s if its option `duo_scaling` is off. The
+option is on by default, and also divides m_j^alpha by a mean of the weights' magnitudes to the power 1 - alpha.
 
 Guaranteed: for the X of the calibration, the squared error || Q(W diag(s)) (X / s) - W X ||^2 is at most the error of
 plain rounding, || Q(W) X - W X ||^2. The reason is that the search includes alpha = 0, which makes every s_j 1. The
 error of a weight in column j is at most the bound of `affine` for W diag(s), divided by s_j. We replace m_j^alpha below
 10^-4 by 10^-4, so no s_j is 0. Powers of two: multiplying W by 2^k does not change s. For a fixed s, Q has the laws of
-`affine` for W diag(s): the fixed point, and Q(-W) = -Q(W). But a new search on quantized weights may find another s.
+`affine` for W diag(s): the fixed point, and Q(-W) = -Q(W). But a new search on quantized weights may find a different
+s.
 
 A checkpoint (autoawq's "gemm") stores transposed arrays: int32 qweight [cols, rows / 8], int32 qzeros [groups, rows /
-8] and float16 scales [groups, rows]. An int32 has the 4-bit numbers of eight rows. From its lowest bits on, they are of
-the rows 0, 2, 4, 6, 1, 3, 5, 7.
+8] and float16 scales [groups, rows]. An int32 has the 4-bit numbers of eight rows. In order from its lowest bits, they
+belong to the rows 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
-r"""BitNet b1.58: weights -1, 0 and 1 times a single scale, activations in int8 (Ma et al., 2024,
-https://arxiv.org/abs/2402.17764).
+r"""BitNet b1.58 (Ma et al., 2024, https://arxiv.org/abs/2402.17764): weights -1, 0 and 1, and activations in int8.
 
     b = max(mean |W|, 10^-5)        T = clip(rint(W / b), -1, 1)        W ~ b T
     a = max(max_j |x_j|, 10^-5)     q = clip(rint(127 x / a), -128, 127)        x ~ a q / 127, for each token
     y = (T q) a b / 127             T q in integers
 
-This is the arithmetic of Hugging Face transformers: W is multiplied by fl(1 / b) and x by fl(127 / a), in float32, and
-ties go to even. The mean is computed exactly and then rounded to float32. A model must be trained with this rounding,
-as in `qat`, where the gradient ignores it. A model that was trained without it loses most of its quality.
+All weights of a matrix share the scale b. This is the arithmetic of Hugging Face transformers: W is multiplied by fl(1
+/ b) and x by fl(127 / a), in float32, and ties go to even. The mean is computed exactly and then rounded to float32. A
+model must be trained with this rounding, as in `qat`, where the gradient ignores it. A model that was trained without
+it loses most of its quality.
 
 Guaranteed, with u = 2^-24, for W and x of float32 or narrower. A weight w has the code t, and a number x of a token has
 the code q:

@@ -9,7 +9,7 @@ A group of 64 four-bit codes with a float32 scale takes 4.5 bits per weight, or 
 
 a is the scale of a group, b the largest deviation in a block of 256 scales, and c a code of 8 bits. The 256 levels form
 a "dynamic" number format (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and evenly spaced numbers of both
-signs in each decade from 10^-6 to 10^0, twice as many per decade as in the one before. So small numbers have fewer
+signs in each decade from 10^-6 to 10^0, twice as many per decade as in the decade before. So small numbers have fewer
 significant digits. All scales of a tensor form one row, which is divided into blocks; the last block may be short.
 
 Guaranteed, where a^ is the dequantized scale, and l <= (a - o) / b <= l' are neighboring levels:
@@ -20,7 +20,7 @@ The first term is at most 0.0071 b. This includes a quotient between -1 and the 
 nearest level is at most half a gap away. Four results are rounded to float32, each with a relative error of u = 2^-24:
 a - o, the quotient by b, the product with the level, and the sum with o. Together they give 4 u = 2^-22.
 
-o is the exact mean, rounded to float32. bitsandbytes adds the scales in float32 in another order, so its o may be a
+o is the exact mean, rounded to float32. bitsandbytes adds the scales in float32 in a different order, so its o may be a
 neighboring number. If all scales of a tensor are equal, b = 0, and they are exact. Powers of two: the scales 2^k a have
 the same codes as a, with 2^k o and 2^k b. Quantized scales are not a fixed point, because their mean differs from o.
 Sign: Q(-a) is not -Q(a), because 1 is a level and -1 is not. That does no harm, because scales of weights are never

@@ -10,8 +10,8 @@ weights are then exact in any order, and each is scaled once for its group.
 
 Guaranteed:  |x_j - 2^(e - bits) z_j| <= 2^(e - bits - 1) <= 2^-bits max_j |x_j|
 
-because 2^(e - 1) <= max_j |x_j|. A number far below the largest one of its group keeps few bits, or none. That
-is why groups are short.
+The second inequality holds because 2^(e - 1) <= max_j |x_j|. A number far below the largest one of its group keeps few
+bits, or none. That is why groups are short.
 """
 
 import numpy as np

@@ -138,8 +138,9 @@ def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq2_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read the levels from pairs of words: four one-byte codes in the first; four times seven signs and the scale in
-    the second.
+    """Read the levels from pairs of words.
+
+    The first word has four codes of one byte. The second word has four times seven signs, and the scale.
     """
     codes = np.ascontiguousarray(packed[..., 2:]).reshape(*packed.shape[:-1], 8, 8)[..., :4]
     signs = _even_signs(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
@@ -199,7 +200,7 @@ def _iq1_s_levels(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_m_scales(packed: Bytes) -> np.ndarray:
-    """Read d from the top four bits of four words, its lowest bits first, and three-bit scales from the bits below."""
+    """Read d from the top four bits of four words, d's lowest bits first, and three-bit scales from the bits below."""
     words = _words(packed[..., 48:], "u2")
     d = np.sum(words >> 12 << 4 * np.arange(4), axis=-1, keepdims=True).astype(np.uint16).view(np.float16)
     return d.astype(np.float64) * (2 * _fields(words, (0, 3, 6, 9), 7) + 1) / 8

@@ -42,7 +42,7 @@ class Fit(NamedTuple):
 def nearest(x: Float32[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
     """Round to integers, ties to even, as ggml does: add 1.5 * 2^23 and take the last 23 bits.
 
-    Beyond 2^22 this gives other integers, as in ggml. Infinity gives -2^22, and NaN gives 0.
+    Beyond 2^22 the result is wrong in the same way as in ggml. Infinity gives -2^22, and NaN gives 0.
 
     >>> nearest(np.array([0.5, 1.5, -2.6, np.inf], np.float32))
     array([       0,        2,       -3, -4194304], dtype=int32)
@@ -54,7 +54,7 @@ def total(terms: Float32[np.ndarray, "members groups"]) -> Float32[np.ndarray, "
     """Add the rows of `terms`, one after the other.
 
     NumPy adds the rows of such an array in this order. For a single column, or an array with contiguous columns, NumPy
-    uses another order.
+    uses a different order.
 
     >>> total(np.array([[2.0**24], [1.0], [1.0], [-(2.0**24)]], np.float32))
     array([0.], dtype=float32)
@@ -174,7 +174,7 @@ def shifted(
 def positive(
     w: Float32[np.ndarray, "members groups"], importance: Float32[np.ndarray, "members groups"], *, most: int
 ) -> Fit:
-    """Search steps for weights that are not negative and codes from 0 to `most`, then improve one code at a time.
+    """Search steps for codes from 0 to `most` and weights of at least 0, then improve one code at a time.
 
     >>> w = np.array([[4.0, 0.0], [2.2, 0.0], [1.1, 0.0]], np.float32)
     >>> fit = positive(w, np.ones_like(w), most=4)

@@ -33,7 +33,7 @@ within the range of the codes moves by little more than |d s| / 2, and a weight 
 Powers of two: the weights 2^k w have the same codes, s and m as w, with 2^k d and 2^k e, while all of these are normal
 and no sum of a search overflows. Sign: Q(-w) = -Q(w) in Q6_K, where Q(w) are the dequantized weights, because -w has
 the scale -d. The other types do not have this law: the search of Q3_K improves only groups with a negative w*, and m is
-never negative. Dequantized weights are not a fixed point, because a second search may find another step.
+never negative. Dequantized weights are not a fixed point, because a second search may find a different step.
 """
 
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ class Superblock:
     ) -> ggml_search.Fit:
         """Find the steps and minima of the groups. `c` says how much the squared error of a weight counts.
 
-        If `c` is None, the type has its own rule.
+        If `c` is None, the type uses its own rule.
         """
         raise NotImplementedError
 
@@ -355,7 +355,7 @@ def _without_minima(
 def _six_bits(
     scales: Int8[np.ndarray, "*batch 8"], minima: Int8[np.ndarray, "*batch 8"]
 ) -> UInt8[np.ndarray, "*batch 12"]:
-    """Pack 16 numbers of 6 bits. The upper bits of the last four groups share bytes with the first four."""
+    """Pack 16 numbers of 6 bits. The upper bits of the last four groups are in the bytes of the first four groups."""
     s, m = scales.astype(np.uint8), minima.astype(np.uint8)
     first = [x[..., :4] | x[..., 4:] >> 4 << 6 for x in (s, m)]
     return np.concatenate([*first, s[..., 4:] & np.uint8(15) | m[..., 4:] << 4], axis=-1)

@@ -66,7 +66,7 @@ def dequantize(q: Trits) -> Float64[np.ndarray, "*batch cols"]:
 
 @dataclass(frozen=True)
 class TwoBits:
-    """TQ2_0: a byte has the codes plus 1 of four weights, in two bits each. Their indices differ by 32.
+    """TQ2_0: a byte stores code + 1 of four weights, in two bits each. The indices of these weights differ by 32.
 
     The scale d comes after the codes of a block.
 
@@ -92,7 +92,7 @@ class TwoBits:
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: the codes plus 1, as digits to the base 3, then the scale d.
+    """TQ1_0: the numbers code + 1, stored as digits to the base 3, and then the scale d.
 
     5 n consecutive weights fill n bytes. A byte has five weights, and their indices differ by n.
 

@@ -7,7 +7,7 @@ r"""GPTQ: round column by column, and let the remaining columns compensate each 
 dequantizing. X [tokens, cols] are inputs from calibration, and lambda is `damp` times the mean diagonal of X^T X. Q
 rounds to the nearest number of a grid that is fixed beforehand: the grid of `affine` or `symmetric` for the original
 weights, as in llm-compressor. (The paper computes the grid of a group when it reaches the group, and may take columns
-in another order.) A feature that is never active, H_ii = 0, gets weights of 0.
+in a different order.) A feature that is never active, H_ii = 0, gets weights of 0.
 
 At the end, W - W^ = E U for the errors E = (e_1, e_2, ...). With the damped H,
 
@@ -20,13 +20,13 @@ features it is nearly always better. Without correlation (if X^T X is diagonal) 
 
 Powers of two: 2^k W has the same codes as W, and the scales times 2^k. Sign: on the grid of `symmetric`, -W becomes
 -W^. On the grid of `affine`, this holds if lo / s is not near a tie in any group (`affine` says how near). W^ is not a
-fixed point, because its groups may have another largest weight than the groups of W, and therefore another grid.
+fixed point, because the largest weight of a group may change, and with it the grid.
 
 A checkpoint of AutoGPTQ has four tensors. int32 qweight [cols bits / 32, rows] has the bits of the codes, one column of
 W after the other. int32 qzeros [groups, rows bits / 32] has the zero points, one row of W after the other; version 1
 stores them minus one. float16 scales is [groups, rows]. int32 g_idx [cols] is the group of each column. If the columns
-were quantized in another order (desc_act: the most active first), the columns of a group are not neighbors. `quantize`
-keeps the order of the columns.
+were quantized in a different order (desc_act: the most active first), the columns of a group are not neighbors.
+`quantize` keeps the order of the columns.
 """
 
 from typing import NamedTuple
@@ -94,7 +94,7 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 
     H is `hessian` (X^T X) with `damp` times its mean diagonal added to the diagonal.
 
-    Diagonal zeros, of features that are never active, become 1 first.
+    A zero on the diagonal (a feature that is never active) becomes 1 first.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],

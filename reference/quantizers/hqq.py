@@ -20,7 +20,7 @@ the nearest one, because it is computed from the stored s and z. So a weight wit
 most s / 2. If all weights of a group are equal, or if s underflows, s = 1 and z = -min.
 
 Sign: Q(-w) may differ from -Q(w), where Q(w) = w^, because z and 2^bits - 1 - z round differently. Powers of two: 2^k w
-may have other codes than w, because beta has the unit of |w|^(p - 2). Fixed point: quantizing w^ usually gives w^
+may have different codes from w, because beta has the unit of |w|^(p - 2). Fixed point: quantizing w^ usually gives w^
 again, if s is normal and the first and the last code of the group are used. It does not if z has moved by half a code.
 More bits do not increase the expected error of evenly spread weights, because these fill whole steps from min to max,
 and then no z has a smaller sum than the first.
@@ -79,7 +79,7 @@ def nearest(
     *,
     bits: int,
 ) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
-    """Return q, the nearest codes, and d = w - s (q - z), the errors of the weights."""
+    """Return the nearest codes q, and the errors d = w - s (q - z) of the weights."""
     s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
     q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
     return q, groups - s * (q - z)

@@ -8,9 +8,9 @@ mantissa bits. e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2
 e4m3, here in its usual "fn" form, has NaN (one code for each sign) and no infinity; e5m2 has both, as in IEEE 754.
 e2m3, e3m2 and e2m1 (the OCP's microscaling formats, version 1.0) have neither. All have -0.
 
-A number is rounded to the nearest one, with ties to the even code. A number beyond the largest one saturates:
-it becomes the largest. (JAX and ml_dtypes turn it into a NaN in e4m3, so clip before `astype`. Here, no float32
-number becomes a NaN or an infinity.)
+A number is rounded to the nearest minifloat, with ties to the even code. A number beyond the largest minifloat
+saturates, i.e. becomes the largest minifloat. (JAX and ml_dtypes turn it into a NaN in e4m3, so clip before `astype`.
+Here, no float32 number becomes a NaN or an infinity.)
 
 A tensor has a scale for each block, which maps the largest weight to the largest number of the format:
 
@@ -113,7 +113,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, to: Minifloat, block: tuple[int,
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
-    """Return the number of each code times the scale of its block, which float64 holds exactly."""
+    """Return the number of each code times the scale of its block. float64 holds these products exactly."""
     return to.decode(q.codes) * spread(q.scales.astype(np.float64), q.codes.shape)
 
 

@@ -16,8 +16,8 @@ to the dtype of the weights:
     |w - (s q + b)|  <=  |s| (1 + n t) + t |b| + u (8 n |s| + 2 |b|)
 
 Reasons: A weight that is not clipped moves by at most half a step, |s| / 2. But changing the step from s0 to s = e / k
-may leave the last code up to one step before the other end of the group. It is not more, because |e / s0| is at least n
-/ 2, and k differs from e / s0 by at most 1/2.
+may leave the last code up to one step before the other end of the group. It is at most one step, because |e / s0| is at
+least n / 2, and k differs from e / s0 by at most 1/2.
 
 Q(w) = s q + b are the dequantized weights. Sign: Q(-w) = -Q(w), because -w has the same codes, and -s and -b. The
 exception is a group with largest and smallest weights of equal magnitude. Powers of two: the weights 2^k w have the

@@ -5,9 +5,10 @@ has a code, a minifloat v (see `minifloat`). The block has a common scale, a pow
 
     w ~ 2^(e - 127) v        e - 127 = floor(log2(max_i |w_i|)) - emax        v_i = round(w_i / 2^(e - 127))
 
-emax is the exponent of the format's largest number, and `largest` that number. So the largest scaled weight of a block
-is at least 2^emax and below 2^(emax + 1). It may exceed `largest`. Then it saturates, i.e. becomes `largest`. This is
-the OCP's rule (`floor_exponent`). NVIDIA's rule takes the smallest power of two without saturation (`ceil_exponent`):
+emax is the exponent of the format's largest number, and `largest` is that number. So the largest scaled weight of a
+block is at least 2^emax and below 2^(emax + 1). It may exceed `largest`. Then it saturates, i.e. becomes `largest`.
+This is the OCP's rule (`floor_exponent`). NVIDIA's rule takes the smallest power of two without saturation
+(`ceil_exponent`):
 
     e - 127 = ceil(log2(max_i |w_i| / largest))
 

@@ -1,4 +1,4 @@
-r"""Ops for quantized weights on plain arrays: quantize, pack and multiply, with schemes and types by name.
+r"""Ops for quantized weights on plain arrays: quantize, pack and multiply. Schemes and types are chosen by name.
 
     codes, scales = quantize(W)        W' = dequantize(codes, scales)        y = W' x
 

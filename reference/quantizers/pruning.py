@@ -1,6 +1,6 @@
 r"""Magnitude pruning: the smallest weights become zero (Han et al., 2015, https://arxiv.org/abs/1506.02626).
 
-Each of three functions makes a mask of the kept weights. Its pattern is any weights, whole rows, or n of every m:
+Three functions make a mask of the kept weights. They differ in the pattern of the mask:
 
     fine_grained    the largest |w| of the tensor                            any of them
     channels        the rows of largest norm                                 whole rows: a smaller matrix
@@ -84,7 +84,7 @@ class Compressed(NamedTuple):
 def compress(
     w: Shaped[np.ndarray, "*batch cols"], mask: Bool[np.ndarray, "*batch cols"], *, n: int, m: int
 ) -> Compressed:
-    """Store the entries of `w`, weights or codes, that `mask` keeps.
+    """Store the entries of `w` (weights or codes) that `mask` keeps.
 
     Raises ValueError unless `mask` keeps `n` of every `m`.
 

@@ -18,11 +18,11 @@ tie. While s is normal, two laws hold. Powers of two: the weights 2^k w have the
 Fixed point: Q(Q(w)) = Q(w), because the largest magnitude of Q(w) is N s, and N s / N is s again.
 
 More bits can make a single weight worse, but not the average. Suppose that all weights of a block except the largest
-follow a symmetric distribution with a density that does not increase with |w|. Then another bit does not increase the
+follow a symmetric distribution with a density that does not increase with |w|. Then one more bit does not increase the
 expected squared error. Proof: Such a distribution is a mixture of uniform distributions on [-a, a] (Khinchine), so
 consider a single a. Let I be the integral of the squared error from 0 to a. If a <= s / 2, every weight becomes 0, and
-I = a^3 / 3. No grid that contains 0 has a larger I. If a > s / 2, I differs from a s^2 / 12 by at most 0.0161 s^3.
-Another bit divides s by 2 or more, which lowers a s^2 / 12 by more than these differences.
+I = a^3 / 3. No grid that contains 0 has a larger I. If a > s / 2, I differs from a s^2 / 12 by at most 0.0161 s^3. One
+more bit divides s by 2 or more, which lowers a s^2 / 12 by more than these differences.
 """
 
 import numpy as np
@@ -61,7 +61,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
-    """Return each code times the scale of its block, which float64 holds exactly.
+    """Return each code times the scale of its block. float64 holds these products exactly.
 
     >>> dequantize(Quantized(np.array([[127, -64]], np.int8), np.array([[0.5]], np.float32)))
     array([[ 63.5, -32. ]])

@@ -70,7 +70,7 @@ def test_a_token_costs_what_inspect_says(config: Config):
 
 
 def sized(shapes):
-    """Make arrays with these shapes that occupy no memory."""
+    """Make arrays with these shapes, but without memory for their elements."""
     return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
 
 
@@ -99,7 +99,7 @@ def test_decoding_several_reads_the_weights_once():
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
     """The computed cost of 2 or 3 tokens counts each expert once, even if several of the tokens choose it.
 
-    It is the mean over all choices of experts, which are equally likely.
+    This cost is the mean over all choices of experts, which are equally likely.
     """
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
@@ -159,7 +159,8 @@ def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
 def test_compared_functions_are_timed_alternately():
     """Calls of two functions alternate.
 
-    A duration of the first function is paired with the mean duration of the second function just before and after it.
+    Each duration of the first function is paired with the mean of the second function's durations just before and just
+    after.
     """
     order, ticks = [], iter([8.0, 4.0, 2.0])
 

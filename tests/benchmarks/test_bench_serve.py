@@ -191,7 +191,7 @@ def stand_in(folder: Path) -> str:
 def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
     """Use the running server at `url` in place of each server that a benchmark would start.
 
-    Returns a list, to which the command of each replaced server is added.
+    Returns a list that gets the command of each replaced server.
     """
     started: list[list[str]] = []
 

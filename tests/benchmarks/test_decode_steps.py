@@ -1,4 +1,4 @@
-"""The decode steps that the GPU gates compile without a GPU: JAX can trace each, and each has a burst's shapes."""
+"""The decode steps that the GPU gates compile without a GPU: JAX can trace each of them. They have a burst's shapes."""
 
 import jax
 import pytest

@@ -83,7 +83,7 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
-    """Yield a function that runs another function and returns the kernel launches that it attempts; no kernel runs."""
+    """Yield a function that calls its argument and returns the attempted kernel launches; no kernel runs."""
     recorded_calls: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
@@ -157,7 +157,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def with_v_apart(coded: Params, config: Config, form: str) -> Params:
-    """Store v in another quantized form than q and k, as GGUF files with mixed types do."""
+    """Store v in a different quantized form than q and k, as GGUF files with mixed types do."""
     (layer,) = coded.layers
     rows = config.kv_heads * config.head_dim
 

@@ -77,7 +77,7 @@ def test_a_log_of_lines_is_read(tmp_path):
         ({**GPU, "dry_run": "nothing"}, "cannot summarize a dry run"),
         ({**GPU, "interrupted": 130}, "it was interrupted"),
         ({"model": {"tiny": True}, "rates": {}, "ratios": []}, "cannot summarize a dry run"),
-        ({"a": 1}, "expected a report of a benchmark of this repository"),
+        ({"a": 1}, "expected a report that one of this repository's benchmarks wrote"),
         ({**MEMORY, "rows": MEMORY["rows"] * 301}, "at most 300 lines"),
     ],
 )

@@ -29,7 +29,7 @@ def stories(data) -> list[str]:
 
 
 def assert_refused(result: tuple | Done, *words: str, status: int = 1):
-    """Assert that a command exited with `status`, and printed only one `error:` line, on stderr, with all `words`."""
+    """Assert that a command exited with `status`, and printed only an `error:` line with all `words`, on stderr."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
     assert (code, out, len(lines)) == (status, "", 1), err
@@ -219,7 +219,7 @@ def test_inspect(run, stories):
 
 
 def test_inspect_has_separate_rows_for_different_layers():
-    """`inspect` groups layers by their tensors: layers with another dtype or with experts get their own row."""
+    """`inspect` groups layers by their tensors: layers with a different dtype or with experts get their own row."""
     about = {"shape": [4, 4], "dtype": "q8", "bytes": 18}
     tensors = [{"name": f"layers.{layer}.up.weight", **about} for layer in range(4)]
     tensors[2]["dtype"] = "q4"

@@ -136,7 +136,7 @@ llamaspec.main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
-    """A signal ends a command while C code runs, as in XLA's compiler, although no Python handler can run then."""
+    """A signal ends a command even while C code runs (such as XLA's compiler) and no Python handler can run."""
     with subprocess.Popen(
         [sys.executable, "-c", IN_C, "tokens", "Once"],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},

@@ -10,7 +10,7 @@ transformers renders in a sandbox with `trim_blocks`, `lstrip_blocks`, `break`, 
 that renders its content. Namespaces do not keep names such as `_a`; `tojson` keeps `<`, `&` and non-ASCII letters; the
 functions `raise_exception` and `strftime_now` exist. `tools` and `documents` are always defined (default: none); no
 template here reads `documents`. A message has its thoughts under every key from which templates read thoughts. Each of
-these features changes the result of some case. No case depends on the date.
+these features changes the result of at least one case. No case depends on the date.
 """
 
 import json

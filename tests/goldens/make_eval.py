@@ -4,7 +4,7 @@ Run it from the root of the repository, with LLAMASPEC_DATA set. In the project'
 
     python -m tests.goldens.make_eval write FOLDER
 
-writes the model twice: unchanged, and with the weights that `q4` decodes to. In another environment,
+writes the model twice: unchanged, and with the weights that `q4` decodes to. In a separate environment,
 
     pip install torch transformers safetensors
     python tests/goldens/make_eval.py read FOLDER

@@ -1,4 +1,4 @@
-"""Write eval_gguf.json: models quantized by llama.cpp, all matrices in one type, and llama.cpp's logits.
+"""Write eval_gguf.json: models in which llama.cpp quantized all matrices to one type, and llama.cpp's logits.
 
 Run it from the root of the repository, with LLAMASPEC_DATA set. In the project's environment,
 

@@ -51,7 +51,7 @@ def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """Draw weights that make every part of the model matter, with the given names and shapes."""
+    """Draw weights with the given names and shapes, so that every part of the model affects the logits."""
     random = np.random.RandomState(0)  # NumPy keeps its streams fixed
     less_one = config["model_type"].startswith(("gemma", "nemotron"))  # these families store norm weights less 1
     tensors = {}

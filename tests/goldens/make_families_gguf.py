@@ -1,4 +1,4 @@
-"""Add llama.cpp's results to the files in tests/goldens/families. It reads the GGUF files that we write.
+"""Add llama.cpp's results to the files in tests/goldens/families. llama.cpp reads the GGUF files that we write.
 
     python -m tests.goldens.make_families_gguf write FOLDER     # in this project's environment
     python -m tests.goldens.make_families_gguf run FOLDER       # in a separate environment

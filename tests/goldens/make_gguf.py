@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with its matrices in `type`, or only its layers' matrices if our writer lacks `type`."""
+    """Write a random model with its matrices in `type`. If our writer lacks `type`, only layers' matrices have it."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -189,7 +189,7 @@ class Model:
         return ids, margin
 
     def text(self, ids: list[int]) -> str:
-        """Decode tokens to text. Control tokens, also BOS, give no text."""
+        """Decode tokens to text. Control tokens, including BOS, give no text."""
         buffer, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
         count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), buffer, len(buffer), True, False)
         assert count >= 0

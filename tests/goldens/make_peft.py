@@ -1,11 +1,11 @@
-"""Write peft_plain/ and peft_rslora/, adapters by PEFT, and peft.json, PEFT's logits with these adapters and with ours.
+"""Write two adapters by PEFT (peft_plain/, peft_rslora/), and PEFT's logits with these and our adapters (peft.json).
 
     FOLDER=$(mktemp -d)
     python -m tests.goldens.make_peft $FOLDER           writes a small model and our adapters into FOLDER
-    pip install peft==0.21.2 transformers torch         in an environment of its own
+    pip install peft==0.21.2 transformers torch         in a separate environment
     python tests/goldens/make_peft.py $FOLDER compute   reads them with PEFT, and writes the results here
 
-The second command does not import our package. The model is `random_checkpoint(SMALL, seed=1)`, and the logits are
+The last command does not import our package. The model is `random_checkpoint(SMALL, seed=1)`, and the logits are
 computed in float64. `digests` identify the tensors of our adapters, which the test writes again.
 """
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def write_own(folder: Path) -> dict[str, str]:
-    """Write our adapters into subfolders of `folder`. Returns the digest of the tensors of each."""
+    """Write our adapters into subfolders of `folder`. Returns a digest of each adapter's tensors."""
     from safetensors.numpy import load_file
 
     from llamaspec.model.checkpoints.adapter import WEIGHTS, write_adapter

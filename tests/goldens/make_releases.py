@@ -3,8 +3,8 @@
     python -m tests.goldens.make_releases
 
 `releases.json` has the relevant keys of each release's config.json; keys marked `unconfirmed` come from one source
-only. A quantized release names its base release in `of`. Nothing is downloaded: we read each config.json as for a
-model, and `ops_for` chooses the ops for its shapes.
+only. A quantized release names its base release in `of`. Nothing is downloaded: we read each config.json as if we
+opened a model, and `ops_for` chooses the ops for its shapes.
 """
 
 import json
@@ -57,7 +57,8 @@ class Row(NamedTuple):
 def releases() -> list[dict[str, Any]]:
     """Read the entries of releases.json, which have `names` and `config`.
 
-    An entry with `of` names another release; it gets that release's config and keeps its own quantization_config.
+    In an entry with `of`, `of` names the base release. The entry gets the base release's config, but keeps its own
+    quantization_config.
     """
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}

@@ -12,7 +12,7 @@ PAGE = REPOSITORY / "docs" / "sizes.md"
 
 
 def with_table(page: str) -> str:
-    """Replace the table of the page by the current one."""
+    """Replace the table of the page by the current table."""
     return replace_table(page, table(CONTRACTS))
 
 

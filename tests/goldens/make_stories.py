@@ -6,7 +6,7 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers sentencepiece protobuf safetensors
 
-It stores the ids of some texts and of a chat, a greedy story, and the logits after some tokens of the story.
+The file has the ids of some texts and of a chat, a greedy story, and the logits after some tokens of the story.
 """
 
 import json

@@ -104,7 +104,7 @@ def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
 
 
 def reply(chat: Chat, text: str, seed: int) -> str:
-    """Answer as `llamaspec chat` does: drop the oldest turns if the context is nearly full."""
+    """Answer as `llamaspec chat` does, which drops the oldest turns if the context is nearly full."""
     chat.make_room(text, answer=LONGEST)
     return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=LONGEST)).strip()
 

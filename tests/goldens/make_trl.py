@@ -1,11 +1,11 @@
 """Write trl.json: losses and gradients of TRL's DPOTrainer and GRPOTrainer for 20 drawn batches each.
 
-    pip install trl==1.16.0        (in an environment of its own, with torch)
+    pip install trl==1.16.0        (in a separate environment, with torch)
     python tests/goldens/make_trl.py
 
-We call the trainers' own `_compute_loss` with objects in place of the model and of the trainer's state. The stand-in
-for the model returns drawn log-probabilities of tokens. TRL computes the advantages of GRPO within a long method that
-also generates answers, so this script repeats its three lines (`scale_rewards="none"`).
+We call the trainers' own `_compute_loss` with stand-ins for the model and for the trainer's state. The stand-in for the
+model returns drawn log-probabilities of tokens. TRL computes the advantages of GRPO within a long method that also
+generates answers, so this script repeats the three lines that compute them (`scale_rewards="none"`).
 """
 
 import json
@@ -24,7 +24,7 @@ def drawn(rng: random.Random, rows: int) -> list[list[float]]:
 
 
 def counted(rng: random.Random, rows: int) -> list[list[int]]:
-    """Draw which tokens count: the first ones, then padding."""
+    """Draw how many of the first tokens count; the others are padding."""
     return [[int(at < length) for at in range(TOKENS)] for length in rng.choices(range(1, TOKENS + 1), k=rows)]
 
 
@@ -78,7 +78,7 @@ def preference(rng: random.Random) -> dict[str, object]:
 def rewards(rng: random.Random) -> dict[str, object]:
     """Draw groups of answers with rewards, and compute the gradient of GRPO's loss without its KL term.
 
-    The loss is `dr_grpo`, which divides by the number of answers times `max_completion_length`; here this is 1.
+    The loss is `dr_grpo`, which divides by the number of answers times `max_completion_length`; here this product is 1.
     """
     import torch  # pyright: ignore[reportMissingImports]
     from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]

@@ -159,7 +159,7 @@ class Checkout:
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
         """Run the target in `at_once` parallel makes.
 
-        Return the recorded calls: created environments, pip and Python.
+        Return the recorded calls of pip and Python, and the created environments.
         """
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]

@@ -38,7 +38,7 @@ class LacksBos(Engine):
 
 
 class DoublesBosInSecret(DoublesBos):
-    """Counts the tokens of a prompt before it adds another BOS."""
+    """Counts the tokens of a prompt, and then adds a second BOS."""
 
     def usage(self, prompt: int, completion: int) -> dict[str, int]:
         return super().usage(prompt - 1, completion)
@@ -63,7 +63,7 @@ class ParsesMessages(Engine):
 
 
 def reads_chats(fault: str) -> Callable[[], Engine]:
-    """Make a server that renders conversations in a wrong way, by the name of the way."""
+    """Make a server that renders conversations wrongly. `fault` names one of the wrong ways in `readings`."""
     reading = dict(readings(READER))[fault]
 
     class Misreads(Engine):
@@ -76,7 +76,7 @@ def reads_chats(fault: str) -> Callable[[], Engine]:
 
 
 def computes(fault: str) -> Callable[[], Engine]:
-    """Make a server that computes another model, by the name of its fault."""
+    """Make a server that computes the model wrongly. `fault` names one of the faults in `suspects`."""
 
     def build() -> Engine:
         engine = Engine()
@@ -144,7 +144,7 @@ class ReportsTopK(Engine):
 
 
 class Draws(Engine):
-    """Draws from another distribution than a request asks for."""
+    """Draws from a different distribution than a request asks for."""
 
     def __init__(self, **options: float):
         super().__init__()
@@ -217,7 +217,7 @@ class LosesChunks(Engine):
 
 
 class MixesRequests(Engine):
-    """Puts the prompt of the request before it in front of a prompt."""
+    """Puts the previous request's prompt in front of each prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class MixesRequests(Engine):
 
 
 def by_fault(part: str, make: Callable[[str], Callable[[], Engine]], *faults: str) -> dict[str, Saboteur]:
-    """Make a saboteur for each fault that `conform` must name in these words."""
+    """Make a saboteur for each of `faults`, which are also the words that `conform` must use."""
     return {fault: Saboteur(part, make(fault), fault) for fault in faults}
 
 

@@ -1,6 +1,6 @@
-"""A small server of OpenAI's API over the NumPy definition, made to be wrong in one known way at a time.
+"""A small server with OpenAI's API that computes with the NumPy definition. It can be wrong in one known way at a time.
 
-`Engine` is right. A saboteur is a subclass that overrides one method. Everything runs in the process of the test.
+`Engine` is right. Each saboteur is a subclass that overrides one method. Everything runs in the process of the test.
 """
 
 import json
@@ -62,7 +62,7 @@ READER = RememberedReader(TOKENIZER, ChatTemplate("t", TEMPLATE, TOKENS))
 
 @cache
 def checkpoint() -> Checkpoint:
-    """Draw a model that is like trained ones: its embedding is small, so that eps matters, and its head is large."""
+    """Draw a model like a trained model: its embedding is small, so that eps matters, and its head is large."""
     drawn = random_checkpoint(CONFIG, seed=0)
     tensors = dict(drawn.tensors)
     for name, factor in ((EMBEDDING, 1 / 16), (HEAD, 3)):

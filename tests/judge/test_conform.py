@@ -1,4 +1,4 @@
-"""`conform`: an honest server conforms, and each saboteur is found and named."""
+"""`conform`: an honest server conforms, and each saboteur's fault is found and named."""
 
 import socket
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def test_a_saboteur_is_found_and_named(name: str, brief: None, monkeypatch: pyte
 
 
 class Silent(Engine):
-    """Reports no log-probabilities, as many servers do unless they are started with an option."""
+    """Reports no log-probabilities. Many servers report them only if they are started with an option."""
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return super().answer(path, {**body, "logprobs": None})

@@ -16,8 +16,8 @@ LARGEST = 2e4  # largest score, positive or negative
 def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> tuple[np.ndarray, np.ndarray]:
     """Draw q [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4.
 
-    exp overflows unless the kernel subtracts the maximum, and the attention weights are 0 or 1. Even heads attend to
-    the last key, odd heads to the first.
+    exp overflows unless the kernel subtracts the maximum. The attention weights are 0 or 1. Even heads attend to the
+    last key, odd heads to the first.
     """
     q, k = np.zeros((heads, head_dim), dtype), np.zeros((keys, head_dim), dtype)
     most = np.sqrt(LARGEST * np.sqrt(head_dim))

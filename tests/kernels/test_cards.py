@@ -1,6 +1,7 @@
-"""Kernels for cards without TMA, run by the interpreter: they load weights and keys to registers. Also tests of `Card`.
+"""Tests of `Card`, and of kernels for cards without TMA, which load weights and keys to registers.
 
-`KERNEL_CARD=rtx-3060 pytest tests/kernels` runs the tests of all kernels in this form.
+The interpreter runs these kernels. `KERNEL_CARD=rtx-3060 pytest tests/kernels` tests all kernels as built for such a
+card.
 """
 
 from collections.abc import Iterator

@@ -201,7 +201,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 )
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
-    """A decode step of several sequences uses the coded GEMM for all codes that it supports, also with paged caches."""
+    """A decode step of several sequences uses the coded GEMM for all supported codes, even with paged caches."""
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS

@@ -1,7 +1,7 @@
 """Fused ops with quantized weights, run in Pallas's interpreter, compared with exact values.
 
-The bounds come from benchmarks/common/kernel_cases/exact.py, which also judges kernels on a GPU: running error
-analysis, for any order of sums.
+The bounds come from benchmarks/common/kernel_cases/exact.py, which also judges kernels on a GPU. They follow from
+running error analysis, and hold for any order of sums.
 """
 
 import hypothesis
@@ -122,7 +122,7 @@ def test_biases_are_added_to_their_rows(scheme):
         ),
         (
             lambda w, x: norm_gate_up(ScaledCodes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
-            "columns of W in multiples of 256, 1024 at least, got 512",
+            "at least 1024 columns of W, in multiples of 256, got 512",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def exactly(w: Weight, x, **options) -> Approx:
 @at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """The product is within its error bound, also if a thread block computes several tiles."""
+    """The product is within its error bound, even if a thread block computes several tiles."""
     bits, group, form = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)
@@ -171,7 +171,8 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
     """A product with a one-hot vector gives one column of the weights, rounded once.
 
-    For NF4 and FP4 weights, and for weights with minima, the error is at most 2^-22 (|weight| + 2 |minimum|) instead.
+    For NF4 and FP4 weights, and for weights with minima, the error may be larger: at most 2^-22 (|weight| + 2
+    |minimum|).
     """
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
@@ -277,11 +278,14 @@ def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=6
         (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
         (refused(tile=Tile(8, chunks=2)), "a tile without chunks for codes, got 2"),
         (refused(tile=Tile(12, 1)), "rows of W in multiples of 12, got 8"),
-        (refused(codes=(8, 512), scales=(8, 8), x=(1, 512)), "1024 at least, got 512"),
-        (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W in multiples of 256"),
+        (
+            refused(codes=(8, 512), scales=(8, 8), x=(1, 512)),
+            "at least 1024 columns of W, in multiples of 256, got 512",
+        ),
+        (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W, in multiples of 256, got 1152"),
         (
             refused(codes=(8, 144), kind="int32", scales=(8, 36), x=(1, 1152)),
-            "in multiples of 256, 1024 at least, got 1152",
+            "at least 1024 columns of W, in multiples of 256, got 1152",
         ),
         (refused(codes=(8, 28672), scales=(8,), x=(3, 28672)), "bytes of shared memory for 3 vectors of 28672"),
         (refused(norm=np.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
@@ -328,7 +332,10 @@ def test_int4_codes_are_bytes_in_place():
 
 @pytest.mark.parametrize(
     ("codes", "words"),
-    [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
+    [
+        (np.zeros((1, 96), np.int8), "columns in multiples of 128, got 96"),
+        (np.full((1, 128), 8, np.int8), "-8 to 7, got 8"),
+    ],
 )
 def test_int4_packing_refuses_invalid_codes(codes, words):
     with pytest.raises(ValueError, match=words):

@@ -240,7 +240,7 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
 )
 def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
-    """Each thread decodes the codes that it holds of `wgmma`'s operand A: four of every 16 columns, in two rows."""
+    """Each thread decodes its codes of `wgmma`'s operand A, which are four of every 16 columns in two rows."""
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)

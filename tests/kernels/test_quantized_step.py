@@ -1,4 +1,4 @@
-"""Kernels compute a quantized Llama: how weights are laid out, each op's error bound, and the same tokens as XLA."""
+"""Kernels compute a quantized Llama: weights have the right layout, ops are within bounds, and tokens equal XLA's."""
 
 import re
 from functools import partial
@@ -141,7 +141,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
 
 @pytest.mark.slow  # 24 s
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
-    """Every op of a step is within its bound, by kernels and by XLA, with a contiguous and with a paged cache."""
+    """Every op of a step is within its bound with kernels and with XLA, for a contiguous and for a paged cache."""
     params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
@@ -204,7 +204,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """A qkv matrix with parts in two quantized forms, as in a Q5_K_M file, runs as one kernel.
+    """A qkv matrix with parts in two quantized forms (as in a Q5_K_M file) runs as one kernel.
 
     For a prompt, its product agrees with the decoded weights of both parts.
     """

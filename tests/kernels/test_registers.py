@@ -1,7 +1,7 @@
-"""Code for registers, which the interpreter does not run: each lane's numbers, by the tables of the PTX manual.
+"""Code for registers, which the interpreter does not run. Each lane's numbers follow the tables of the PTX manual.
 
-`tests.support.warps` runs it in NumPy for all threads of a block. The results must equal the code for whole arrays that
-the interpreter runs instead.
+`tests.support.warps` runs it in NumPy for all threads of a block. The results must equal those of the code for whole
+arrays, which the interpreter runs instead.
 """
 
 from typing import Any
@@ -135,7 +135,7 @@ def test_queries_beyond_the_group_repeat_the_last(group):
 
 
 def test_e4m3_floats_become_float32():
-    """For cards without an instruction for it, kernels convert e4m3 floats to float32 by moving bits, exactly."""
+    """Kernels convert e4m3 floats to float32 exactly by moving bits, for cards that have no instruction for this."""
     codes = np.arange(256, dtype=np.uint8)
     codes = codes[(codes & 0x7F) != 0x7F].view(np.int8)[:248].reshape(2, 124)  # without NaN
     codes = np.pad(codes, ((0, 2), (0, 4)))

@@ -92,7 +92,7 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
 @pytest.mark.slow  # 9 and 19 s
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
-    """Logits of a prompt chunk and two greedy steps are within the bound, by XLA and by kernels, with equal tokens."""
+    """For a prompt chunk and two greedy steps, XLA and kernels give equal tokens, and logits within the bound."""
     story, chunk, kv_cache = plain(dtype)
     tokens, after = story.decode(XLA, chunk, kv_cache)
     story.check(chunk, tokens, after)

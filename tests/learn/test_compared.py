@@ -1,4 +1,4 @@
-"""docs/quantizers-compared.md is what its command writes, up to rounding in another machine's products."""
+"""docs/quantizers-compared.md equals what its command writes, except for machine-dependent roundings of products."""
 
 import re
 

@@ -15,7 +15,7 @@ TYPED = {"nucleus": "Top-p: nucleus sampling", "flash attention": "FlashAttentio
 
 
 def entries() -> dict[str, str]:
-    """Map the terms of the glossary to what is written about them."""
+    """Map the terms of the glossary to their explanations."""
     parts = re.split(r"^### (.*)$", GLOSSARY.read_text(encoding="utf-8"), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""Each scheme's quantization errors stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
+"""Each scheme's quantization errors stay within its guarantee, and the largest error exceeds half of the guarantee."""
 
 import numpy as np
 import pytest

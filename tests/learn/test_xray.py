@@ -175,7 +175,7 @@ def page_files(index: Path) -> dict[str, bytes]:
 
 
 def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
-    """Killing a writer at any step leaves the older or the newer page complete, and another writer can continue."""
+    """Killing a writer at any step leaves the older or the newer page complete, and a second writer can continue."""
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])

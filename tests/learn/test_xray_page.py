@@ -36,7 +36,7 @@ from llamaspec import cli; cli.main()
 
 @pytest.fixture(scope="module")
 def page_folder(tmp_path_factory, browser):
-    """Create a page with the command `xray`, and return its folder; skip the test first if there is no browser."""
+    """Create a page with the command `xray`, and return its folder. Skip the test if there is no browser."""
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_python(QUICK, "xray", TEXT, "--out", str(folder))
     assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n")
@@ -72,7 +72,7 @@ def token(page_folder):
 
 
 def text(value: float, digits: int = 4) -> str:
-    """Format a number as the page does if the number needs no exponent."""
+    """Format a number that needs no exponent, as the page does."""
     return np.format_float_positional(float(f"{value:.{digits - 1}e}"), trim="-").replace("-", "−")
 
 

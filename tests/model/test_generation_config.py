@@ -44,7 +44,7 @@ STATED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 
 @pytest.mark.parametrize(("generation", "expected"), STATED)
 def test_the_defaults_that_a_file_states(tmp_path, generation, expected):
-    """Options that a file does not state are off if the file states at least one sampling option.
+    """Options that a file leaves out are off if the file states at least one sampling option.
 
     With do_sample false, sampling is greedy.
     """

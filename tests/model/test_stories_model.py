@@ -74,7 +74,7 @@ def test_transformers_reads_the_same_directory(stories):
 
 
 def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
-    """The chat tells a story, answers a question about it, declines two other questions, and tells another story."""
+    """The chat tells a story, answers a question about it, declines two other questions, and tells a second story."""
     chat = Chat(stories, find_template(stories.tokenizer, place_of("stories")))
 
     def reply(text: str) -> str:

@@ -142,7 +142,7 @@ def test_keys_that_are_there_twice_change_nothing(noise, queries, keys, times):
 
 @given(noise=noises, seq=lengths, at=st.integers(0, 9), window=windows)
 def test_in_two_parts_as_at_once(noise, seq, at, window):
-    """Attention of the first `at` queries, then of the others at their offset, equals attention of all in one call."""
+    """Attention of the first `at` queries, and then of the other queries at their offset, equals one call for all."""
     assume(at <= seq)
     q, k, v = draw_qkv(noise, seq, seq, 2, 3)
     mask = causal_mask(seq, seq, window=window)

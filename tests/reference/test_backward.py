@@ -31,7 +31,7 @@ CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float
 
 
 def assert_is_vjp(function, inputs, dy, slopes):
-    """Assert that `slopes` equal the float64 gradients of `function` by `jax.vjp` for the output gradient `dy`."""
+    """Assert that `slopes` equal the gradients that `jax.vjp` gives in float64 for the output gradient `dy`."""
     with jax.enable_x64(True):
         expected = [np.asarray(a) for a in jax.vjp(function, *map(jnp.asarray, inputs))[1](jnp.asarray(dy))]
     assert len(expected) == len(slopes)

@@ -105,7 +105,7 @@ TRL = read_golden("trl")
 def test_dpo_is_the_loss_of_trl(batch):
     """Loss, gradient, margin and accuracy equal TRL's (goldens/make_trl.py).
 
-    The margin is beta times the difference between the chosen and the rejected answer's log-probability ratio.
+    The margin is beta times the chosen answer's log-probability ratio minus the rejected answer's ratio.
     """
     counted, beta = np.array(batch["counted"]), batch["beta"]
     chosen, rejected = np.split((np.array(batch["logps"]) * counted).sum(axis=1), 2)

@@ -36,7 +36,7 @@ def opinions(x, gate, up, down):
 
 @given(noise=noises, experts=experts, data=st.data())
 def test_definition(noise, experts, data):
-    """A token's output is the mean of its chosen experts' outputs, weighted by a softmax over only their logits."""
+    """A token's output is the mean of its chosen experts' outputs, weighted by a softmax over these experts' logits."""
     n = data.draw(st.integers(1, experts))
     x, router, gate, up, down = draw_layer(noise, experts)
     logits = linear(x, router)

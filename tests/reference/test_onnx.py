@@ -1,4 +1,4 @@
-"""`reference` agrees with the node tests of ONNX, an independent computation in float32 and narrower dtypes.
+"""`reference` agrees with the node tests of ONNX, which compute independently of us in float32 and narrower dtypes.
 
 An adapter per operator calls `reference` with the inputs of a case. For each output, it returns the reference's value
 and a bound on ONNX's distance from it. The bound has one u for each rounding of ONNX, where u is the roundoff of the
@@ -56,7 +56,7 @@ def rms_normalization(case: Case) -> Outputs:
 def rotary_embedding(case: Case) -> Outputs:
     """Rotate with the reference's RoPE, and multiply by hypot(cos, sin).
 
-    ONNX's cases have random cos and sin, which are not those of an angle: cos^2 + sin^2 is not 1.
+    ONNX's cases have random cos and sin, which belong to no angle: cos^2 + sin^2 is not 1.
     """
     x, cos, sin, positions = needed(case, 0), needed(case, 1), needed(case, 2), case.input(3)
     if positions is not None:
@@ -145,7 +145,7 @@ def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarra
 
 
 def attend(q, k, v, mask) -> np.ndarray:
-    """Call `attention` with one mask per head or for all heads; values may be wider or narrower than keys."""
+    """Call `attention` with one mask for all heads or one per head; values may be wider or narrower than keys."""
     head_dim, width = k.shape[-1], v.shape[-1]
     v = np.pad(v.astype(np.float64), [(0, 0)] * 3 + [(0, -width % head_dim)])
     columns = np.split(v, v.shape[-1] // head_dim, axis=-1)  # each output feature depends only on its own value column

@@ -14,7 +14,7 @@ PLAIN = [SMALL, replace(SMALL, layers=0), *(CONFIGS[name] for name in NAMES)]
 
 
 def block(layer: llama.Layer) -> plain_llama.Block:
-    """Take the weights of a layer of a model without switches."""
+    """Take a layer's weights. The model must have no switches."""
     ffn = layer.ffn
     assert isinstance(ffn, llama.FeedForward) and ffn.gate and layer.attention_norm is not None
     assert layer.ffn_norm is not None

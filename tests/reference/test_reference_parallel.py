@@ -27,7 +27,7 @@ def check_sequence(devices: int, tokens: int, seed: int) -> None:
 
 
 def check_pipeline(stages: int, count: int) -> None:
-    """Check that a pipeline gives the outputs of its stages run one after the other."""
+    """Check that a pipeline gives the same outputs as running its stages one after the other."""
     batches = [np.array([float(i)]) for i in range(count)]
     functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
     outputs, ticks = pipeline(batches, functions)

@@ -34,7 +34,7 @@ def test_the_model_draws_the_numbers_of_this_page():
 
 
 def test_published_vectors():
-    """Threefry gives the known answers for threefry 2x32 with 20 rounds in kat_vectors, a file of Random123."""
+    """Threefry 2x32 with 20 rounds gives the known answers in kat_vectors, a file of Random123."""
     ones = np.full(2, 2**32 - 1, np.uint32)
     assert [hex(word) for word in threefry.threefry(ones, ones)] == ["0x1cb996fc", "0xbb002be7"]
     key, counter = np.array([[0x13198A2E, 0x03707344], [0x243F6A88, 0x85A308D3]], np.uint32)

@@ -73,7 +73,7 @@ def nothing_is_computed_twice(make: SchedulerMaker) -> None:
 
 
 def texts_survive_giving_way(make: SchedulerMaker) -> None:
-    """A request that is preempted during its prompt or its answer still produces the text that it has by itself."""
+    """A request that is preempted during its prompt or its answer still gets the same text as when it runs alone."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
         lengths = (3, 2, 1, 3, 12, 2)
@@ -110,7 +110,7 @@ def a_pool_refuses_what_cannot_be(make: SchedulerMaker) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: SchedulerMaker) -> None:
-    """A prefilled prompt is found in the cache after its request has ended, also by two requests at the same time."""
+    """A prefilled prompt is found in the cache after its request has ended, even by two requests at the same time."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))

@@ -27,7 +27,7 @@ def next_token(text: Sequence[int], seed: int) -> int:
 
 
 def single_answer(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """Compute a request's answer without other requests, and why the answer ends."""
+    """Compute the answer that a request gets without other requests, and the reason why it ends."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -229,7 +229,7 @@ class Watched:
 
 
 def plans_of_one(limits: Limits) -> int:
-    """Return C, the number of plans for one request, in the scheduler's bound."""
+    """Return the number of plans for one request, which the scheduler's bound calls C."""
     return -(-limits.context // limits.chunk) + limits.context
 
 

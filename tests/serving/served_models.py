@@ -50,9 +50,9 @@ class Served:
 def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH, cache: np.dtype | None = None) -> Served:
     """Load a model of `MODELS` and compile its programs; the token POISON has an embedding of NaN.
 
-    The cache has the dtype `cache`, or that of the weights if `cache` is None.
+    The cache has the dtype `cache`, or the weights' dtype if `cache` is None.
 
-    The model OWN_KEYS has two adapters, of different ranks and matrices.
+    The model OWN_KEYS has two adapters, with different ranks and for different matrices.
     """
     config = replace(MODELS[name], tied=False)
     checkpoint = random_checkpoint(config, seed=0)

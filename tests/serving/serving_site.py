@@ -276,7 +276,7 @@ def make_site(
 ) -> Site:
     """Create a site for `engine` with the built-in model's tokenizer, and with its template if `template` is None.
 
-    `sampling` has the defaults of requests; None: OpenAI's. `pooling` is the default for embeddings.
+    `sampling` has the defaults of requests. If it is None, they are OpenAI's. `pooling` is the default for embeddings.
     """
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()

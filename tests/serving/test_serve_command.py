@@ -104,7 +104,7 @@ def test_a_request_has_the_same_text_alone_and_in_company(server):
 
 
 def test_a_script_compares_a_server_with_a_proven_text(server, tmp_path):
-    """The script of docs/proofs.md accepts our server, and says where another text differs."""
+    """The script of docs/proofs.md accepts our server, and says where a wrong text differs."""
     vectors = json.loads(PROVEN.read_text("utf-8"))
     other = tmp_path / "other.json"
     other.write_text(json.dumps(vectors | {"text": vectors["text"].replace("gentle", "greedy")}))
@@ -283,7 +283,7 @@ ADAPTERS: list[dict[str, Adapter]] = [
 
 @pytest.mark.slow  # 9 s
 def test_adapters_are_served_together(tmp_path):
-    """Requests with different adapters get the same texts, whether they run together or one by one.
+    """Each request gets the same text, whether requests with different adapters run together or one by one.
 
     The base model and the two adapters give three different texts.
     """

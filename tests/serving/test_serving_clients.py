@@ -1,4 +1,4 @@
-"""Habits of real clients: answers sent back, requests sent before the previous answer, and unusual fields."""
+"""Habits of real clients: answers sent back, requests sent before the previous answer arrives, and unusual fields."""
 
 import json
 import socket

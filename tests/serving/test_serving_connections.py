@@ -46,7 +46,7 @@ print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(
 
 
 def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
-    """A connection is closed if its next request does not arrive in time, even if its head arrives byte by byte."""
+    """A connection is closed if its next request does not arrive in time, even if parts of it keep arriving."""
     monkeypatch.setattr("llamaspec.serving.connections.KEPT_OPEN", 0.2)
     with running(FakeEngine()) as site, ExitStack() as stack:
 

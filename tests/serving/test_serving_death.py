@@ -40,7 +40,7 @@ FOX = {"prompt": "The fox", "max_tokens": 50}
 
 
 class Dying:
-    """An executor that draws the first tokens of a row, then waits for the test, and then raises."""
+    """An executor that draws the first tokens of a row, then waits for the test, and then raises an exception."""
 
     def __init__(self):
         self.waits, self.dies = threading.Event(), threading.Event()
@@ -204,7 +204,7 @@ def take_too_long(hung: Any) -> None:
 
 
 def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
-    """A hanging device gives waiting clients an error and makes health probes fail; the server ends by itself."""
+    """A hanging device gives waiting clients an error and makes health probes fail; then the server ends."""
     stays = threading.Event()
     until_failed = Site._until
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: the vectors are the model's final hidden states, by themselves and among other requests."""
+"""`/v1/embeddings`: the vectors are the model's final hidden states, with and without other requests."""
 
 import base64
 import json
@@ -156,9 +156,9 @@ def test_a_client_that_leaves_ends_its_requests():
 
 
 class CrowdedEngine(FakeEngine):
-    """An engine with a queue that other clients fill: the calls of `submit` with numbers in `refused` find it full.
+    """An engine with a queue that other clients fill. `submit` finds the queue full in the calls in `refused`.
 
-    Calls are counted from 1.
+    `refused` has the numbers of these calls, counted from 1.
     """
 
     def __init__(self, refused: Container[int], **options: Any):
@@ -260,7 +260,7 @@ def test_writing_the_answer_takes_little_more_memory_than_the_answer():
 @pytest.mark.sampled(1)  # 12 s each
 @pytest.mark.parametrize("name", MODELS)
 def test_an_embedding_is_the_reference_s_final_hidden_state_in_any_company(name):
-    """An embedding has the same bits by itself and among texts, and `reference.llama` computes the same vector."""
+    """An embedding has the same bits with and without other texts, and `reference.llama` computes the same vector."""
     model, draw = served(name), np.random.default_rng(0)
     checkpoint = random_checkpoint(replace(CONFIGS[name], tied=False), seed=0)
     params, config = load_reference_params(checkpoint), model.config

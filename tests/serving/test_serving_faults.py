@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send garbage, failing engines, and a shutdown do not affect other clients."""
+"""Clients are not affected if other clients leave, stall or send garbage, or if the engine fails or shuts down."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
-"""A law of the engine: a request gets the same answer bit for bit by itself and among any other requests.
+"""A law of the engine: a request gets the same answer, bit for bit, with and without other requests.
 
 A state machine sends requests of every kind to a small model, and cancels some. There are so few pages that requests
-are preempted. Every answer must equal the answer that a fresh executor gives to this request without others.
+are preempted. Every answer must equal the answer that a fresh executor gives to this request without other requests.
 """
 
 import threading
@@ -151,7 +151,7 @@ def company(server: Server, request: Request) -> Answer:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8], ids=str)
 def test_an_answer_is_the_same_among_preempting_requests(name, cache):
-    """A request gets the same answer by itself and among others, even if others preempt it."""
+    """A request gets the same answer with and without other requests, even if they preempt it."""
     model = served(name, BFLOAT16 if cache == BFLOAT16 else FLOAT32, cache=cache)
     preempted = 0
     for seed in range(6):
@@ -231,7 +231,7 @@ def test_an_answer_is_the_answer_of_the_model_with_only_this_adapter(adapter):
 
 
 def test_a_poisoned_request_fails_alone():
-    """A request fails if it has a NaN embedding; no other request fails, and its pages later serve others correctly."""
+    """Only a request with a NaN embedding fails. Its pages later serve other requests correctly."""
     model = served(MODELS[0])
     request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
     single, together = Server(model), Server(model)

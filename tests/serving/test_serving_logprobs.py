@@ -29,7 +29,7 @@ def choices_of(reply: Reply, *, stream: bool) -> list[dict[str, Any]]:
 
 
 def joined(choices: list[dict[str, Any]], name: str) -> list[Any]:
-    """Concatenate the logprobs lists called `name` of all chunks that have one."""
+    """Concatenate the list `name` from the logprobs of all chunks that have logprobs."""
     return [value for choice in choices if choice["logprobs"] for value in choice["logprobs"][name]]
 
 
@@ -96,8 +96,8 @@ def test_a_prompt_of_one_token_is_echoed(site):
 def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, stream):
     """The token that ends a completion has a logprobs entry, as in vLLM.
 
-    lm-eval asks for one token and drops the last entry as the drawn token. Without an entry for the end of the text, it
-    would drop the prompt's last token.
+    lm-eval asks for one token and drops the last entry, because it takes this entry for the drawn token. Without an
+    entry for the end of the text, it would drop the prompt's last token.
     """
     with running(FakeEngine(lambda request: [*drawn, EOS])) as site:
         body = {"prompt": "the bird", "echo": echo, "logprobs": 2, "max_tokens": 40, "stream": stream}

@@ -1,4 +1,4 @@
-"""The server behaves as its OpenAPI document says: schemathesis sends requests that it allows and forbids."""
+"""The server behaves as its OpenAPI document says: schemathesis sends allowed and forbidden requests."""
 
 import warnings
 from operator import methodcaller

@@ -38,7 +38,7 @@ OPEN = CHATML + "{{ '<think>\\n' }}"
 
 
 def ids_of(tokenizer, text: str) -> list[int]:
-    """Encode `text`. The names of the tags and of the end in it become the tokens with these names."""
+    """Encode `text`. Names of tags and of the end token in the text become these tokens."""
     return SpecialTokens(tokenizer).encode(text.replace("|END|", END))
 
 

@@ -1,12 +1,12 @@
 """Call functions in a separate process, each call limited to two processor seconds and 500 MB of memory.
 
-The kernel enforces both limits, so no call escapes them. ITIMER_PROF counts the processor seconds of all threads, also
+The kernel enforces both limits, so no call escapes them. ITIMER_PROF counts the processor seconds of all threads, even
 on a busy machine, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, reset before each call, is
 the peak of resident memory, including mapped files and Python itself.
 
-One process serves many calls, because a start takes half a second. The process imports the module of the called
-function, which takes one string. A new process starts for a function of another module, and when earlier calls have
-left too much memory behind. Otherwise the import or the leftover memory would count against the next call.
+One process serves many calls, because a start takes half a second. Each function takes one string. The process imports
+the function's module. A new process starts for a function of a different module, and when earlier calls have left too
+much memory behind. Otherwise the import or the leftover memory would count against the next call.
 """
 
 import atexit
@@ -36,7 +36,7 @@ STATUS = Path("/proc/self/status")
 
 
 class Bounded:
-    """A handle of the process, which starts at the first call, and again after a call that ended it."""
+    """A handle of the process. The process starts at the first call, and again after a call that ended it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None

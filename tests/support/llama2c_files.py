@@ -115,7 +115,7 @@ def write(path: Path, version: int = 0, **kwargs) -> Path:
 
 
 def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, group: int = 8) -> dict[str, np.ndarray]:
-    """Return the tensors, by Hugging Face's names, that a reader must give for `file_bytes` of the same arguments."""
+    """Return the tensors that a reader must find in `file_bytes` of the same arguments, by Hugging Face's names."""
     expected = {}
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):

@@ -63,7 +63,7 @@ def random_checkpoint(
 def random_adapter(
     config: Config, *, seed: int = 0, rank: int = 3, parts: Iterable[str] = ("q", "v", "down"), **fields: Any
 ) -> Adapter:
-    """Draw an adapter for the matrices `parts`, with a change about as large as the weights of `random_checkpoint`."""
+    """Draw an adapter for the matrices `parts`. Its changes are about as large as `random_checkpoint`'s weights."""
     draw = np.random.default_rng(seed).normal
     pairs = {
         name: LowRank(

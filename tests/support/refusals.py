@@ -30,7 +30,7 @@ def load_with_tokenizer(path: str | Path) -> None:
 
 
 def refusal(path: str | Path, *, named: str | None = None) -> str:
-    """Return the one-line message with which `load` refuses `path`. It must name `named`, or else `path`."""
+    """Return the one-line message with which `load` refuses `path`. It must begin with `named`, by default `path`."""
     message = bounded.process().refusal(load, str(path))
     assert message is not None, "it was loaded"
     check_message(message, named or str(path))

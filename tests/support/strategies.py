@@ -82,7 +82,7 @@ def at_extremes[Test: Callable[..., None]](**arguments: Any) -> Callable[[Test],
 
 
 def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:
-    """Draw lengths at which a loop over blocks can go wrong: 1, 2, and around one and two blocks, at most `most`.
+    """Draw lengths at which a loop over blocks can go wrong: 1, 2, and lengths near one and two blocks, up to `most`.
 
     >>> sizes(4, most=7)
     sampled_from([1, 2, 3, 4, 5, 7])

@@ -41,7 +41,7 @@ def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, A
 def chatml(
     special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), added: tuple[str, ...] = ()
 ) -> str:
-    """Build a tokenizer.json with the 256 bytes, the special tokens `special`, and `added`, tokens that are text."""
+    """Build a tokenizer.json with the 256 bytes, special tokens, and added tokens that are text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,7 +1,7 @@
 """Wait for other threads and processes. A busy machine may be slow, so a test fails only if an event never happens.
 
 Some tests check that a process or call ends at once. They do not measure wall-clock time. They check that it ends while
-something else, for which it must not wait, still runs, or that it uses little processor time.
+something that it must not wait for still runs, or that it uses little processor time.
 """
 
 import os

@@ -191,9 +191,8 @@ def warp_instruction(text: str, operands: list[np.ndarray]) -> list[np.ndarray]:
 def product(a: list[Any], b: list[Any], c: list[Any], *, kind: Any, other: Any) -> list[np.ndarray]:
     """Multiply A [16, k] by B [k, 8] and add C [16, 8].
 
-    A register of A has 32 bits: numbers in adjacent columns. A register of B has numbers in adjacent rows. The
-    registers of A in a lane are for rows quad and quad + 8, first in the lower half of the columns, then in the upper
-    half.
+    A 32-bit register of A has numbers in adjacent columns. A register of B has numbers in adjacent rows. The registers
+    of A in a lane are for rows quad and quad + 8, first in the lower half of the columns, then in the upper half.
     """
     numbers = 4 // np.dtype(kind).itemsize
     halves = max(1, len(a) // 2)

@@ -167,7 +167,7 @@ def test_a_conversation_takes_turns(conversations):
 
 
 def test_another_story_has_another_hero_and_another_plot():
-    """A request for another story gives another hero and another plot, unless the request names a plot told before."""
+    """A request for another story gives a different hero and a different plot, unless it names an earlier plot."""
     for seed in range(100):
         earlier_stories: list[Story] = []
         for _ in range(4):
@@ -211,7 +211,7 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
-    """A question that the story answers is never declined, neither as unanswerable nor as about another plot."""
+    """A question that the story answers is never declined as unanswerable, or as a question about another plot."""
     other_plots: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
         questions = {way.lower() for question in tale.questions for way in question.wordings}

@@ -91,7 +91,7 @@ def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
 
 
 def test_answers_are_the_models_own(model):  # noqa: F811
-    """A greedy answer equals `generate`'s. A drawn one depends on its seed, not on the other questions of a batch."""
+    """A greedy answer equals `generate`'s. A drawn answer depends on its seed, but not on other questions."""
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(checkpoint, None)
     llama = load(model, context=64)

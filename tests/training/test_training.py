@@ -81,7 +81,7 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """List step, loss and held-out loss of each evaluation in a log, also if the log's lines are wrapped."""
+    """List step, loss and held-out loss of each evaluation in a log, even if the log's lines are wrapped."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
@@ -170,7 +170,7 @@ def stopped(killed, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """Create the source of stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
+    """Create the source of stories, but with a tokenizer trained on fewer stories, and with fewer held-out stories."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_training_with_a_host_ahead_of_its_device_gives_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
+    """Training gives the same weights if the host queues a step ahead of the device, as it does with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log
@@ -314,7 +314,7 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
         (stopped, (), "already contains a training run: continue it with --resume"),
-        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
+        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with a different lr, seed"),
         (full_run[0], ("--resume",), "model: already exists: this training run is complete"),
     ):
         before = files(out)
@@ -373,10 +373,10 @@ def test_gradients_that_are_not_finite_end_the_run_and_no_checkpoint_is_broken(
     code, printed, log = llamaspec(*command, "--lr=1e30", "--save-every=1", "--out", str(out))
     assert (code, printed) == (1, "")
     *skipped, message = log.splitlines()
-    first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: begin again with", message)[0]
+    first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: start again with", message)[0]
     assert int(last) - int(first) == loop.MOST_SKIPPED - 1
     assert all("skipped: its gradient is not finite" in line for line in skipped) and len(skipped) == 3
-    assert "another --out" in message and "a smaller --lr" in message
+    assert "a different --out" in message and "a smaller --lr" in message
     assert len(saving.checkpoints(out)) == 2  # of the steps before
     for path in saving.checkpoints(out):
         assert int(path.stem[-8:]) < int(first)
@@ -405,7 +405,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     tensors = {"w": jnp.ones(2)}
     saving.save_state(tmp_path, 1, 0.0, {}, tensors, ())
     before = files(tmp_path)
-    with pytest.raises(FloatingPointError, match=r"is not finite after step 2: begin again with another --out and"):
+    with pytest.raises(FloatingPointError, match=r"is not finite after step 2: start again with a different --out and"):
         saving.save_state(tmp_path, 2, 0.0, {}, {"w": jnp.array([1, jnp.nan])}, ())
     assert files(tmp_path) == before
 
@@ -413,7 +413,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, alphabet, tmp_path):
     """Resuming with other documents is refused, and the error names the difference.
 
-    Other documents are another text, another tokenizer of the same size, or the stories of the built-in model.
+    The other documents come from a different text, a different tokenizer of the same size, or the built-in model's
+    stories.
     """
     other_text, other_tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     other_text.write_text(alphabet[0].read_text().upper())
@@ -421,8 +422,8 @@ def test_a_run_goes_on_only_with_its_own_documents(stories, stopped, command, al
     other_tokenizer.write_bytes(alphabet[1].read_bytes().replace(a, b"A?").replace(b, a).replace(b"A?", b))
     resume = (*command, "--resume", "--out", str(stopped))
     before = files(stopped)
-    assert "was made with another text" in refusal(*resume, "--text", str(other_text))
-    assert "was made with another tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
+    assert "was made with a different text" in refusal(*resume, "--text", str(other_text))
+    assert "was made with a different tokenizer" in refusal(*resume, "--tokenizer", str(other_tokenizer))
     assert "stories" in refusal("train", *OPTIONS, "--resume", "--out", str(stopped))
     assert files(stopped) == before
 
@@ -609,7 +610,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
     ("tied", "ops"), [(True, WHOLE_ATTENTION), (False, remat(WHOLE_ATTENTION))], ids=["tied", "untied, remat"]
 )
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """The gradient, summed over batches, agrees with central differences of the reference in random directions."""
+    """The gradient, summed over batches, agrees with the reference's central differences along random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)

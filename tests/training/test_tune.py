@@ -72,7 +72,7 @@ def gradient(trainable: Trainable, *, rows: int, length: int) -> tuple[float, di
 
 
 def exact(checkpoint: Checkpoint, examples: Sequence[Example] = ()) -> tuple[float, dict[str, np.ndarray]]:
-    """Sum the reference's loss and its gradient over separate documents, by the names of matrices and norms."""
+    """Sum the reference's loss and its gradients over separate documents. Gradients have the names of their tensors."""
     total, slopes = 0.0, {}
     for document in examples or documents():
         loss, gradient = loss_and_gradient(
@@ -223,7 +223,7 @@ def test_an_adapter_that_was_killed_and_resumed_is_the_same(tuned, command, tmp_
         with pytest.raises(Killed):
             llamaspec(*command, "--lora=2", "--out", str(out))
     assert [path.name for path in saving.checkpoints(out)] == ["step-00000002.safetensors", "step-00000004.safetensors"]
-    assert "was made with another lora_on, data" in refusal(
+    assert "was made with a different lora_on, data" in refusal(
         *command, "--lora=2", "--lora-on=q", "--resume", "--out", str(out), "--data", str(_other(tmp_path))
     )
     code, _, log = llamaspec(*command, "--lora=2", "--resume", "--out", str(out))

@@ -110,7 +110,7 @@ def with_rows(params: Params, config, *, difference: float) -> Params:
 
 
 def test_equal_logits_are_never_decided(monkeypatch):
-    """Two equal rows of the head have equal logits: no precision decides, and the text ends there."""
+    """Two equal rows of the head have equal logits. No precision decides between them, so the text ends there."""
     monkeypatch.setattr(proof, "MOST_BITS", 512)
     config = replace(PLAIN, tied=False)
     params = with_rows(load_reference_params(random_checkpoint(config, seed=3)), config, difference=0.0)
@@ -165,7 +165,7 @@ def test_decimal_ends_are_rounded_outwards(number, bits):
 
 
 def test_balls_that_overlap_cannot_be_compared():
-    """A comparison of two different balls that overlap raises UndecidedError; NumPy's functions do not hide it."""
+    """Comparing two different balls that overlap raises UndecidedError; NumPy's functions do not hide the error."""
     third = Balls(np.array([1.0])) / 3
     for compare in (np.less, np.equal):
         with pytest.raises(UndecidedError):

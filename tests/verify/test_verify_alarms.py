@@ -175,7 +175,7 @@ def test_a_reused_buffer_is_a_finding_without_an_optional_keyword():
 def test_only_one_call_fails_because_of_an_optional_keyword():
     """If a candidate lacks the keyword `window`, the value None makes only one call fail; later calls omit the keyword.
 
-    Draws with another value of `window` are not judged.
+    Draws with a different value of `window` are not judged.
     """
     passed = []
 

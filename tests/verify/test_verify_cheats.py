@@ -307,7 +307,7 @@ def patches_a_method():
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):
-    """A patch of the judge's code, by a candidate in the judge's process, is reported and undone."""
+    """If a candidate in the judge's process patches the judge's code, the patch is reported and undone."""
     before = snapshot()
 
     def patches(x):

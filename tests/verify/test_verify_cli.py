@@ -70,7 +70,7 @@ def verify(tmp_path, folder):
 
 
 def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
-    """`verify` leaves no files in the working folder. Hypothesis by itself would create a folder there."""
+    """`verify` leaves no files in the working folder. Without our settings, Hypothesis would create a folder there."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
     done = verify("softmax", "--candidate", "mine:right", *NUMPY)
@@ -80,7 +80,10 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """Hypothesis's tables of characters, which contracts that draw texts need, go to the cache if it can be created."""
+    """Hypothesis's tables of characters go to the cache if it can be created.
+
+    Contracts that draw texts need these tables.
+    """
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")
@@ -371,11 +374,11 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["conv"], "no contract is named conv"),
+        (["conv"], "there is no contract conv"),
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
-            "expected a dtype of float32, bfloat16, float16; got int8",
+            "expected one of the dtypes float32, bfloat16, float16; got int8",
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax has no draw m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),

@@ -179,7 +179,7 @@ def test_exits_pass_through_the_judge(ending):
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
 def test_exits_pass_through_hypothesis(monkeypatch, ending):
-    """SystemExit and KeyboardInterrupt pass through Hypothesis, which might report another error instead."""
+    """SystemExit and KeyboardInterrupt pass through Hypothesis, which might report a different error instead."""
     calls, right = [], runner.strategy
 
     def strategy(*arguments, **named):

@@ -92,14 +92,14 @@ def test_a_product_in_float16_is_found_out(run):
 @pytest.mark.sampled(1)  # 1 and 7 s
 @pytest.mark.parametrize(("source", "op"), [(NORM, "rmsnorm"), (ATTENTION, "attention")])
 def test_a_right_one_is_within_bounds(run, source, op):
-    """A right ModelNew is within bounds, also attention without a mask and a norm over channels without a weight."""
+    """A right ModelNew is within bounds, for example a norm without a weight, or attention without a mask."""
     result = run(source)
     assert result.err.startswith(f"problem.py: Model computes {op}\n")
     assert result.out.startswith(f"within bounds {op} float32  kernelbench:")
 
 
 def test_a_row_of_minus_infinity_is_a_convention(run):
-    """A softmax that gives NaN for a row of only -inf is recognized as softmax, because torch's does the same."""
+    """A softmax that gives NaN for a row of only -inf, as torch's softmax does, is recognized as softmax."""
     source = """
 def get_inputs():
     return [np.ones((4, 4), np.float32)]

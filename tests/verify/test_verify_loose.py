@@ -157,10 +157,10 @@ def chopped(x):
 
 
 def in_parts(bits: int, *, cut: bool, products: int = 3):
-    """Return a function that multiplies matrices [... n] and [n ...] in float32, as matrix units do it in parts.
+    """Return a function that multiplies matrices [... n] and [n ...] in float32 by parts, as matrix units do.
 
-    It splits each number into a big and a small part, with `bits` significant bits each, and adds `products` of the
-    products of parts. With `cut`, it cuts bits off instead of rounding, in the parts and in the sums.
+    It splits each number into a big and a small part, with `bits` significant bits each, and adds the largest
+    `products` products of parts. With `cut`, it cuts bits off instead of rounding, in the parts and in the sums.
     """
 
     def product(a, b):
@@ -207,7 +207,7 @@ def outcome(candidate, examined) -> str:
 @pytest.mark.parametrize("cut", [False, True], ids=["rounded", "cut"])
 @pytest.mark.parametrize(("unit", "bits"), BITS.items())
 def test_products_of_parts_are_within_their_own_contract_alone(unit: str, bits: int, cut: bool):
-    """An emulation of three products of parts passes, even if it cuts off its sums. Fewer products or bits fail."""
+    """An emulation of three products of parts passes, even if it cuts off sums. Fewer products or bits are refused."""
 
     def gemm(bits: int, products: int):
         product = in_parts(bits, cut=cut, products=products)

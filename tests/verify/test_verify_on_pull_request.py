@@ -1,4 +1,4 @@
-"""The workflow docs/verify-on-pull-request.yml, by its steps: a wrong kernel fails it, with annotation and reports."""
+"""Steps of docs/verify-on-pull-request.yml: a wrong kernel makes the workflow fail, with annotation and reports."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def steps() -> dict[str, str]:
 
 
 def run_step(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a step as GitHub does, with `bash -e`, where `llamaspec` runs this package with this Python."""
+    """Run a step with `bash -e`, as GitHub does. The command `llamaspec` runs this package with this Python."""
     command = f'llamaspec() {{ "{sys.executable}" -m llamaspec.cli "$@"; }}\n{steps()[name]}'
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(

@@ -49,7 +49,7 @@ def assert_accepted(job: CandidateJob, dtype: str, candidate: Candidate, *, exam
 
 @pytest.fixture
 def library(monkeypatch):
-    """Return a function that starts candidates in another Python."""
+    """Return a function that starts candidates in a separate Python."""
     workers = []
     monkeypatch.chdir(REPOSITORY)  # the other Python finds the candidates there
 
@@ -84,7 +84,7 @@ def test_other_libraries(library, job, dtype):
 
 
 def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
-    """An op that returns a single number can be judged in this process, although the type checks here need arrays."""
+    """An op that returns a single number can be judged in this process, although its type checks expect arrays."""
     candidate = Direct(lambda *arguments: np.float32(cross_entropy(*arguments)), arrays="numpy")
     report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
     assert report.outcome == "within bounds"

@@ -19,7 +19,7 @@ from tests.support.processes import REPOSITORY
 
 @contract("softmax", examples=30, shapes=4)
 def test_softmax_of_jax(x):
-    """jax's softmax meets the contract, if rows of only -inf, for which jax returns NaN, are set to 0."""
+    """jax's softmax meets the contract if we set rows of only -inf to 0. jax returns NaN for them."""
     seen = jnp.any(jnp.isfinite(x), axis=-1, keepdims=True)
     return jnp.where(seen, jax.nn.softmax(x, axis=-1), 0)
 

@@ -1,4 +1,4 @@
-"""`verify --time` times a candidate that is within its bounds, alternately with another. No test checks a speed."""
+"""`verify --time` times a candidate that is within its bounds, in turn with a second one. No test checks a speed."""
 
 import itertools
 import json
@@ -255,10 +255,10 @@ UNTIMED = [
     ("kept_where_timed", "not timed, because a timed call returned a wrong result: value: at ["),
     (
         "computes_when_it_is_read",
-        "not timed, because a timed call raised: TypeError: returned Later, which may compute when it is",
+        "not timed, because a timed call raised: TypeError: returned Later: reading it may compute it",
     ),
-    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
-    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
+    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass: reading it may"),
+    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named: reading it may"),
     ("left_to_a_thread", "not timed, because a timed call returned a wrong result: "),
     ("cached_by_a_fingerprint", "not timed, because a timed call returned a wrong result: "),
     ("half_a_batch", "not timed, because a timed call returned a wrong result: "),
@@ -322,7 +322,7 @@ def test_a_clock_that_a_candidate_patches_still_runs():
 
 
 def test_the_numbers_of_timed_calls_depend_on_the_seed():
-    """With another seed, the timed calls get other numbers, so a result stored by an earlier run is of no use."""
+    """With a different seed, the timed calls get different numbers, so results of an earlier run are of no use."""
     seen = []
     contract = replace(CONTRACTS["add"], expect=lambda x, y: seen.append(x.tobytes()) or CONTRACTS["add"].expect(x, y))
     for seed in (0, 1):

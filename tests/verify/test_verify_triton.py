@@ -70,7 +70,7 @@ def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, transcript: 
 def what_stays(verdict: str) -> list[str]:
     """Return the parts of a verdict that do not depend on the order of sums.
 
-    Another order changes the used share of a bound, and the size of the error in a counterexample.
+    A different order changes the used share of a bound, and the size of the error in a counterexample.
     """
     lines = verdict.splitlines()
     return [re.sub(r": off by .*", "", line) for line in lines[1 : 5 if lines[0].startswith("violated") else 3]]

@@ -1,1 +1,1 @@
-"""Objectives: what a training minimizes, one file each. `reference.losses` defines them, each with its gradient."""
+"""Objectives: the losses that a training minimizes, one per file. `reference.losses` defines losses and gradients."""

@@ -48,7 +48,7 @@ def answer_log_probabilities(
 
 
 def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tuple[np.ndarray, ...]]:
-    """Make batches of `rows` pairs. The first `rows` rows are the chosen answers, the others the rejected ones.
+    """Make batches of `rows` pairs: first `rows` rows with chosen answers, then `rows` rows with rejected answers.
 
     A batch is a tuple: ids [2 rows, length], counted [2 rows, length], frozen [2 rows] (the log probabilities at the
     start), and real [rows], which is 0 for pairs that only fill up the last batch.

@@ -105,7 +105,7 @@ class Sampler:
 def rewarded(
     params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype
 ) -> Callable[..., tuple[Array, Sums]]:
-    """Make the loss of sampled answers, which also reports the reward. A row of a batch is an answer."""
+    """Make the loss of sampled answers. It also reports the reward. A row of a batch is an answer."""
 
     def loss(
         tensors: Tensors,

@@ -33,7 +33,7 @@ def summed_loss(
     ops: Ops,
     dtype: np.dtype,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
-    """Sum the losses of all predictions in nats, each times its importance. Computes in `dtype`, with sums in float32.
+    """Sum the losses of all predictions in nats, weighted by importance. Computes in `dtype`, with sums in float32.
 
     The second result is a pair: the unweighted sum over predictions with an importance above 0, and the likeliest id of
     each prediction. The first id of a row is not predicted, so `predicted` is seq - 1.

@@ -21,7 +21,7 @@ SPREAD = 2**40  # distance between the first documents of two seeds
 class Stories:
     """The generated corpus. It is endless, and no story appears twice.
 
-    Everything is made on demand, so training on another text does not wait for the stories.
+    Everything is made on demand, so training on a different text does not wait for the stories.
     """
 
     bos, eos = BOS, EOS

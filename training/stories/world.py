@@ -55,7 +55,7 @@ class World:
         """Add a question for the end of the story, in several wordings with one answer.
 
         A wording that names the hero is also asked with a pronoun and with the hero's kind. This is unambiguous,
-        because friends and helpers have another pronoun and another kind.
+        because friends and helpers have a different pronoun and a different kind.
         """
         wordings = [self.fill(way) for named in ways for way in unnamed(named)]
         self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))

@@ -1,10 +1,10 @@
 """Arrays that carry a bound on their error, so that NumPy code without branches computes its own error bound.
 
 We call a definition with `Carried` arrays instead of NumPy arrays. Each operation computes the exact value in float64.
-It also bounds the error of a float32 computation, from the errors of its operands and one rounding of its own. Code may
+It also bounds the error of a float32 computation, from the errors of its operands and one additional rounding. Code may
 compute sums, means and products of matrices in any order. We assume that elementary functions have a relative error of
 at most 4 u with u = 2^-24 (tanh: 7 u), as in `verify.bounds.running_error`. The bound holds for code that computes the
-same formula. A kernel that computes another formula, such as E[x^2] - E[x]^2 for a variance, or an online softmax,
+same formula. A kernel that computes a different formula, such as E[x^2] - E[x]^2 for a variance, or an online softmax,
 needs its own bound.
 
 We support + - * /, powers from 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum,
@@ -301,7 +301,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
 
 
 def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
-    """Build the result of a sum in float32, which is rounded again if the declared dtype is narrower."""
+    """Build the result of a sum in float32. It is rounded again if the declared dtype is narrower."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
     return x.like(value, error, size) if x.unit == U else x.rounded(value, error, size)
 

@@ -39,5 +39,5 @@ PRECISIONS = {
 def precision(name: str) -> Precision:
     """Look up a dtype by name. Raises ValueError for an unsupported dtype."""
     if name not in PRECISIONS:
-        raise ValueError(f"expected a dtype of {', '.join(PRECISIONS)}; got {name}")
+        raise ValueError(f"expected one of the dtypes {', '.join(PRECISIONS)}; got {name}")
     return PRECISIONS[name]

@@ -122,7 +122,7 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
 
 
 def centered(x: Approx) -> Approx:
-    """Subtract the mean. Code may sum the n terms in any order, and divide by n or multiply by 1/n."""
+    """Subtract the mean. A kernel may sum the n terms in any order, and divide by n or multiply by 1/n."""
     mean = np.mean(x.value, axis=-1, keepdims=True)
     terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
     value, error = x.value - mean, x.error + np.mean(x.error, axis=-1, keepdims=True) + terms + 4 * TINY
@@ -175,7 +175,7 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
 
 
 def turn_error(angle: np.ndarray) -> np.ndarray:
-    """Bound the error of the cosine or sine of `angle`, if code computes position times frequency in float32.
+    """Bound the error of the cosine or sine of `angle`, if a kernel computes position times frequency in float32.
 
     The product rounds once. Most implementations then reduce the angle modulo 2 pi, which may round once more.
     """
@@ -231,9 +231,9 @@ def fixed_point_product(
 ) -> Approx:
     """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Fixed-point code splits x into digits. Products of codes and digits, and their sums, are exact; for each digit, code
-    rounds the scaled sums `roundings` times. If x is the output of a norm, and the code multiplies by 1 / RMS only
-    after the product, `rms` is the largest factor 1 / RMS. All numbers must be below 2^127.
+    A kernel splits x into digits. The products of codes and digits are exact, and so are their sums. For each digit,
+    the kernel then scales the sums, and rounds `roundings` times. If x is the output of a norm, and the kernel
+    multiplies by 1 / RMS only after the product, `rms` is the largest factor 1 / RMS. All numbers must be below 2^127.
     """
     cols = codes.shape[1]
     weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
@@ -259,8 +259,8 @@ def attended(
 ) -> Approx:
     """Compute attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim].
 
-    The softmax may divide by its total before or after the sum over values. With `blocks` > 1, code computes an online
-    softmax over this number of blocks of keys, and rescales its sums once per block.
+    The softmax may divide by its total before or after the sum over values. With `blocks` > 1, a kernel computes an
+    online softmax over this number of blocks of keys, and rescales its sums once per block.
 
     A kernel may round softmax weights to the dtype of the values before it multiplies them on matrix units. This
     rounding has the relative error `unit`, and the absolute error `smallest` for tiny weights. Both are 0 if weights
@@ -296,7 +296,7 @@ def attended(
 def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return the exact softmax of scores, and a bound on the error of each probability.
 
-    The computed scores have errors up to `moved`. Code subtracts the maximum: d = score - maximum. The subtraction
+    The computed scores have errors up to `moved`. A kernel subtracts the maximum: d = score - maximum. The subtraction
     rounds once, and computing e^d as 2^(d log2 e) rounds twice more; these errors are relative to d. Let a be the sum
     of all errors of the exponent. Then each weight, and the sum of the weights, changes by a factor of at most e^a. An
     online softmax also multiplies by exp(old maximum - new maximum) once per block. These differences add up to at most
@@ -340,7 +340,8 @@ def sigmoid(x: Approx) -> Approx:
 def gated(gate: Approx, up: Approx) -> Approx:
     """Compute SwiGLU. The derivative of silu is at most 1.1.
 
-    The sigmoid is an exp, a sum and a quotient. Code that computes the exp as a power of 2 also rounds its exponent.
+    The sigmoid is an exp, a sum and a quotient. A kernel that computes the exp as a power of 2 also rounds the
+    exponent.
     """
     silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
     error = 1.1 * gate.error
@@ -550,7 +551,8 @@ def routed(
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
     """Return for each token whether its choice of experts is certain: no rounding error can change it.
 
-    This is true if each chosen expert's probability exceeds each other expert's by more than the sum of the two errors.
+    This is true if the probability of each chosen expert exceeds the probability of each expert that was not chosen, by
+    more than the sum of the two errors.
     """
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     high = p + p_error

@@ -6,7 +6,7 @@ With torch or cupy on a GPU, we clear the L2 cache before each call, including l
 made persistent. We measure the call with GPU events. The time includes work that the call started on other streams. jax
 has no events, so we measure the time until the call's result is ready.
 
-Each timed call gets other numbers: we swap two elements of every floating-point array. So a candidate that caches
+Each timed call gets different numbers: we swap two elements of every floating-point array. So a candidate that caches
 results by the numbers of its inputs finds no cached result, or returns a wrong one. Only the last call gets the
 original numbers, and only its result is read and judged.
 """
@@ -48,7 +48,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Return whether the next call may be the last: `end` has passed, and its number is at least `FEWEST`."""
+        """Return whether the next call may be the last: `end` has passed, and this is at least call number `FEWEST`."""
         return len(self.times) >= FEWEST - 1 and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -123,7 +123,7 @@ def _plausible(measured: float, called: float) -> float:
 
 
 def _end_persistence() -> None:
-    """Make the persisting lines of the GPU's L2 cache normal ones, so that clearing the cache evicts them."""
+    """Turn persisting lines of the GPU's L2 cache into normal lines, so that clearing the cache evicts them."""
     try:
         ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
     except (OSError, AttributeError):  # another GPU, or an old driver
@@ -147,7 +147,7 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
     def settled(results: Sequence[Any]) -> bool:
         if later := [type(value).__name__ for value in results if not _settled(value)]:
-            raise TypeError(f"returned {later[0]}, which may compute when it is read, after the clock has stopped")
+            raise TypeError(f"returned {later[0]}: reading it may compute it after the clock has stopped")
         return True
 
     while not (reply.failure or reply.unavailable or clock.enough(end)):
@@ -160,7 +160,7 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 def varied(value: Any) -> Any:
     """Swap two random elements of `value`, if it is a `worker.Array` of floating-point numbers.
 
-    An infinity, as in a mask, and a NaN stay in their places.
+    Infinities (for example in a mask) and NaNs stay in their places.
     """
     size, exponent = FLOATING.get(getattr(value, "dtype", ""), (0, 0))
     count = len(value.bytes) // size if size else 0

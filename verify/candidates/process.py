@@ -21,7 +21,7 @@ RUNNING: set["Process"] = set()  # processes to kill when the judge ends
 
 
 class Process:
-    """`verify.candidates.worker`, running. Raises ImportError for a Python that cannot be run."""
+    """A running `verify.candidates.worker`. Raises ImportError for a Python that cannot be run."""
 
     def __init__(self, python: str, arguments: list[str]):
         # -P: otherwise the worker's folder comes first in sys.path, and a candidate's `import process` finds ours.
@@ -58,7 +58,7 @@ class Process:
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
     def has_extra_reply(self) -> bool:
-        """Return whether the pipe holds a reply to no request, for example the real reply after a forged one."""
+        """Return whether the pipe holds one reply too many, for example the real reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 

@@ -1,4 +1,4 @@
-"""Call one function in a separate process, which may hang or crash and may run another Python.
+"""Call one function in a separate process, which may hang or crash, and may run a different Python.
 
 `verify.candidates.process` runs this file as a program with only NumPy and the candidate's own libraries, so the file
 imports nothing of this project. Requests come on stdin, and replies go out on the original stdout. Both are frames: a
@@ -98,7 +98,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def hand_over(array: Array, library: str, device: str | None) -> Any:
-    """Convert `array` to an array of `library` on `device` (a name that the library knows; None: its default)."""
+    """Convert `array` to an array of `library` on `device` (a name that the library knows, or None for its default)."""
     if library == "numpy":
         whole = to_numpy(array)
         if not array.layout or not whole.size:
@@ -120,7 +120,7 @@ def hand_over(array: Array, library: str, device: str | None) -> Any:
 
 
 def read_back(value: Any) -> Array:
-    """Read an array of a known library, or one that DLPack or NumPy can read.
+    """Read an array of a known library, or an array that DLPack or NumPy can read.
 
     If the array is on a GPU, we first wait for all streams of the GPU. Raises TypeError for values that are not
     numbers.
@@ -343,8 +343,8 @@ RECENT, RECENT_BYTES = 4, 2**28  # how many recent results we keep, and most byt
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:
     """Read what `write_frame` wrote.
 
-    Raises EOFError at the end of the stream. `most` limits the size of all arrays in bytes. With it, raises ValueError
-    for a malformed frame, and for a frame with larger arrays, before reading them.
+    Raises EOFError at the end of the stream. `most` limits the size of all arrays in bytes. If `most` is set, raises
+    ValueError for a malformed frame, and for a frame with larger arrays, before reading the arrays.
     """
 
     def take(count: int) -> bytes:

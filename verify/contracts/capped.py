@@ -1,4 +1,4 @@
-"""Soft caps: element by element, exact near 0 and never beyond the cap."""
+"""Soft caps, element by element. The result is exact near 0, and never beyond the cap."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Clamped SwiGLU, element by element: the gate has an upper limit, and `up` a lower and an upper one."""
+"""Clamped SwiGLU, element by element: the gate has an upper limit, and `up` has a lower and an upper limit."""
 
 import numpy as np
 

@@ -36,9 +36,9 @@ def arguments(
 
 
 def _moved(logits: np.ndarray) -> np.ndarray:
-    """Bound the error of each score x if code computes e^(x - m) as 2^(x log2 e - m log2 e).
+    """Bound the error of each score x if a kernel computes e^(x - m) as 2^(x log2 e - m log2 e).
 
-    m is the largest score of the row. Code rounds both products.
+    m is the largest score of the row. The kernel rounds both products.
     """
     return 4 * U * np.abs(as_float64(logits))
 

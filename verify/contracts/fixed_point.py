@@ -1,4 +1,4 @@
-"""The product of quantized weights for implementations that convert x to fixed point, group by group of columns.
+"""The product with quantized weights, for kernels that convert x to fixed point, one group of columns at a time.
 
 The bound is the bound of `gemv_quantized` plus the error of fixed point. This error is relative to the largest number
 of a group, so for a small number in a group of large numbers, it is larger than one rounding.

@@ -1,4 +1,4 @@
-"""Ops that kernels fuse: a product with a matrix, and a norm before it, or a bias, a residual, RoPE or SwiGLU after it.
+"""Fused ops: a product with a matrix, in most ops after a norm, and then a bias, a residual, RoPE or SwiGLU.
 
 The result is rounded once.
 
@@ -210,7 +210,7 @@ def _gate_of_zeros(trial: Trial) -> Claim | None:
 
 
 def _values_do_not_turn(trial: Trial) -> Claim:
-    """Repeat the call with all positions 0: the values (v) that it stores must equal those of the first call."""
+    """Repeat the call with all positions 0: it must store the same values (v) as the first call."""
     positions = trial.arguments["positions"]
     rows = np.arange(len(positions))
     again = trial.again(positions=np.zeros_like(positions))[2]

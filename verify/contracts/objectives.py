@@ -31,7 +31,7 @@ def expect_answer(logits: np.ndarray, targets: np.ndarray, counted: np.ndarray) 
 
 
 def _padding(trial: Trial) -> Claim:
-    """Check that tokens that do not count may have any logits, such as padding and the question."""
+    """Check that tokens that do not count, such as padding and the question, may have any logits."""
     logits, counted = trial.arguments["logits"], trial.arguments["counted"]
     changed = np.where(counted[:, None] > 0, logits, -logits).astype(logits.dtype)
     return Claim(trial.again(logits=changed)[0], trial.outputs[0], 2 * trial.bounds[0])

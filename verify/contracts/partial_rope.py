@@ -47,7 +47,7 @@ def arguments(
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the features that RoPE rotates as in `verify.contracts.rope`. Other features must be copied exactly."""
+    """Bound the rotated features as `verify.contracts.rope` does. Other features must be copied exactly."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))

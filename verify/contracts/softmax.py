@@ -1,6 +1,4 @@
-"""Softmax, also for scores with a probability of 0, for scores at which exp overflows, and for rows of only hidden
-scores.
-"""
+"""Softmax, including probabilities of 0, scores at which exp overflows, and rows with only hidden scores."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -240,7 +240,7 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Convert the values in `only`, to which a user limits variables by name.
+    """Convert the values to which a user limits variables. `only` has these values by the variable's name.
 
     Raises ValueError, in one line with the allowed values, for a variable that the contract does not have, for a value
     outside the variable's domain, and for an empty list.
@@ -263,7 +263,7 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse the `--set` options, which limit variables to values. Raises ValueError.
+    """Parse the `--set` options, which limit variables to values. Raises ValueError for options that we cannot parse.
 
     >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
     {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
@@ -284,9 +284,9 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse the array descriptions, such as "normal(3)", that a contract's own narrowing gives as strings.
+    """Parse strings that describe arrays, such as "normal(3)", in a contract's own narrowing.
 
-    We do not check that values are in a variable's domain: the contract itself may use others.
+    We do not check that values are in a variable's domain: the contract itself may use values outside the domain.
     """
 
     def read(choice: Any) -> Any:

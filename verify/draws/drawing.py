@@ -1,4 +1,4 @@
-"""Draw the inputs of a run: by Hypothesis, uniformly, or simpler than a counterexample.
+"""Draw the inputs of a run in three ways: by Hypothesis, uniformly, or by simplifying a counterexample.
 
 Hypothesis prefers the simplest values and repeats parts of earlier draws: nearly half of 200 draws have the smallest
 size. The uniform draws take every value of a strategy equally often, so that the seed matters less.

@@ -14,7 +14,7 @@ def by_the_seed_alone() -> Iterator[None]:
     """Make draws depend only on the seed and the version of Hypothesis.
 
     Since version 6.131, a few percent of the values that Hypothesis draws are constants from the source of the
-    program's own modules. So the same seed draws different values in a test and on the command line, or after another
+    program's own modules. So the same seed draws different values in a test and on the command line, or after one more
     import, or after a constant in a candidate changes. After the first different value, all later draws differ, too. No
     setting turns this off, so we replace Hypothesis's list of constants by an empty list, and its cache by a new one.
     Not thread-safe.

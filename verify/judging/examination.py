@@ -59,9 +59,9 @@ def examine(
 
     If judging the result raises an exception, we call the candidate and judge again. If this succeeds, the candidate
     returned two different results for the same inputs: we report that as a finding. If it fails again, we raise
-    Unjudged. With `deterministic`, results for the same inputs with different bits are a finding, too. `left_out` has
-    the names of optional keyword arguments that the candidate did not accept in earlier draws; we add to it. Also
-    raises NoVerdict if the draw gives no inputs, and every exception that the candidate's `call` raises.
+    Unjudged. With `deterministic`, two results with different bits for the same inputs are a finding, too. `left_out`
+    has the names of optional keyword arguments that the candidate did not accept in earlier draws. We add new names to
+    it. Also raises NoVerdict if the draw gives no inputs, and every exception that the candidate's `call` raises.
     """
     left_out = set() if left_out is None else left_out
     arguments, expected = _prepared(contract, precision, draw)
@@ -85,7 +85,7 @@ def examine(
 
 
 def takes(contract: Contract, candidate: Candidate, precision: Precision, draws: Iterable[Draw]) -> bool:
-    """Return whether `candidate` returns a result for any of `draws`, so that it supports their dtype.
+    """Return whether `candidate` returns a result for any of `draws`. If so, it supports the draws' dtype.
 
     A candidate that hangs or crashes did not refuse the dtype, so we return True and do not call it again.
     """
@@ -181,9 +181,9 @@ def _called_again(
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other inputs, then with the first inputs again. Both results must be right.
+    """Call with different inputs, then with the first inputs again. Both results must be right.
 
-    More calls with other inputs find a candidate that returns one of a few buffers each time, and so overwrites an
+    More calls with different inputs find a candidate that returns one of a few buffers each time, and so overwrites an
     earlier result.
     """
     contract, draw = call.contract, examination.draw
@@ -225,7 +225,7 @@ def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None
 
 
 def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
-    """Make arguments of the same shapes and kinds with other numbers: every seed plus `by`."""
+    """Make arguments of the same shapes and kinds, but with different numbers: we add `by` to every seed."""
 
     def reseeded(value: Any) -> Any:
         return replace(value, seed=(value.seed + by) % SEEDS) if isinstance(value, Values) else value
@@ -297,7 +297,7 @@ def _at_most_float32(array: np.ndarray) -> np.ndarray:
 
 
 def _of_another_library(failure: Failure) -> str:
-    """Say how to choose another array library, if the candidate raised because of the type of its arguments."""
+    """Say how to choose a different array library, if the candidate raised because of the type of its arguments."""
     of_types = failure.kind == "raised" and failure.message.startswith(("TypeError", "AttributeError"))
     if not of_types or not re.search("ndarray|ArrayImpl|Tensor", failure.message):
         return ""

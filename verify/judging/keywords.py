@@ -24,7 +24,7 @@ def accepted(
     The candidate may be older than a keyword that has a default or may be None. If the value is this default, or None,
     we call again without the keyword, and add its name to `left_out`. Later calls with the same `left_out` omit this
     keyword from the start, because a failed call would end the worker's check of earlier results. Raises NotJudged for
-    another value.
+    any other value.
     """
     passed = {
         name: value for name, value in keyword.items() if name not in left_out or value != _neutral(contract, name)

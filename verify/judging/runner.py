@@ -25,6 +25,7 @@ from llamaspec.verify.draws.draw import LAW, OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
 from llamaspec.verify.draws.seeded import by_the_seed_alone
 from llamaspec.verify.judging.examination import NOT_TWICE, Examination, Unjudged, examine
+from llamaspec.verify.judging.formula import Formula
 from llamaspec.verify.judging.judge import Finding, Point
 from llamaspec.verify.judging.timing import Timing
 
@@ -66,6 +67,7 @@ class Report:
     weaker: str = ""  # the weaker contract, in words
     contiguous: bool = False  # all arrays were contiguous, because the candidate needs that
     timing: Timing | None = None  # if --time was given and the contract holds
+    formula: Formula | None = None  # if --algebra was given
     points: Sequence[Point] = ()  # numbers of the results, until the first wrong result
     shapes: int | None = None  # how many were drawn, if `shapes` limited them
     not_taken: str = ""  # why we did not judge a dtype that the user did not name
@@ -103,7 +105,7 @@ def verify(
 ) -> Report:
     """Verify `candidate` against `contract` on `examples` draws, or as many as fit into `seconds`.
 
-    With `deterministic`, two results for the same inputs with different bits are a fault; otherwise the report only
+    With `deterministic`, two results with different bits for the same inputs are a fault. Without it, the report only
     mentions them. `shapes` limits the number of different shapes, for candidates that compile once per shape. `only`
     limits some variables of a draw to values.
 
@@ -201,7 +203,7 @@ class _Stopwatch:
             self.seconds.append(monotonic() - start)
 
     def growth(self, usual: int) -> float:
-        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first ones."""
+        """Return the seconds of the slowest call after the first `usual` calls, minus the median of the first calls."""
         return max([0.0, *self.seconds[usual:]]) - median(self.seconds[:usual] or [0.0])
 
 

@@ -1,4 +1,4 @@
-"""Time a candidate, and compare it with another, if its contract holds.
+"""Time a candidate that meets its contract, and compare it with a second candidate.
 
 Each round times all candidates in random order, so a machine that warms up or gets busy slows them equally. A round's
 time is the median of its calls; we report the median and the range of the rounds, and take ratios within a round.
@@ -91,7 +91,7 @@ def timed(
     """Time `workers` for one draw, with the largest sizes that `only` allows.
 
     Arrays hold normally distributed numbers if the contract can draw such arrays. The first two rounds always run;
-    after `limit` seconds, no other round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
+    after `limit` seconds, no new round starts. Raises NoVerdict if a timed call returns no result or a wrong one.
     """
     random = Random(seed)
     start = monotonic()

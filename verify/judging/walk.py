@@ -97,7 +97,7 @@ class Result(NamedTuple):
 def walk(
     model: Walkable, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
 ) -> Iterator[OpError]:
-    """Compare every result of `results` with its exact value. Arguments are as for `results`."""
+    """Compare every result of `results` with its exact value. Takes the arguments of `results`."""
     for result in results(model, chunks, config=config, unit=unit, blocks=blocks):
         yield _step(result)
 

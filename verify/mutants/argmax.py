@@ -1,4 +1,7 @@
-"""Argmax of each row, which keeps the best score so far, one block at a time, and its mutants."""
+"""Argmax of each row, and its mutants.
+
+It reads one block of scores at a time, and keeps the best score so far.
+"""
 
 import numpy as np
 

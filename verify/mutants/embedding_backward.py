@@ -1,4 +1,7 @@
-"""Backward of the embedding, a loop over tokens that adds to rows, and its mutants."""
+"""Backward of the embedding, and its mutants.
+
+A loop over tokens adds to the rows of the table.
+"""
 
 import numpy as np
 

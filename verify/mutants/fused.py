@@ -1,4 +1,7 @@
-"""Fused ops as in a decode kernel, and their mutants: the sum of squares and the product in blocks of columns."""
+"""Fused ops as in a decode kernel, and their mutants.
+
+The sum of squares and the product are computed in blocks of columns.
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""LayerNorm as in kernels, and its mutants: row by row, in two passes, with partial sums that are added at the end."""
+"""LayerNorm as in kernels, and its mutants.
+
+It takes two passes over each row. Partial sums are added at the end.
+"""
 
 import numpy as np
 

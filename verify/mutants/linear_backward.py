@@ -1,4 +1,7 @@
-"""Backward of a product with a matrix, and its mutants: dx by blocks of rows, dW as a sum over vectors."""
+"""Backward of a product with a matrix, and its mutants.
+
+It computes dx by blocks of rows, and dW as a sum over vectors.
+"""
 
 import numpy as np
 

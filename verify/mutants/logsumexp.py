@@ -1,4 +1,7 @@
-"""Log-sum-exp, and its mutants: the maximum and the sum of each span of scores, combined at the end."""
+"""Log-sum-exp, and its mutants.
+
+The maximum and the sum of each span of scores are combined at the end.
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""A product with a matrix and an adapter, and its backward pass, computed in blocks of rows, and their mutants."""
+"""A product with a matrix and an adapter, its backward pass, and the mutants of both.
+
+Both are computed in blocks of rows.
+"""
 
 import numpy as np
 

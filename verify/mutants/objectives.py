@@ -1,4 +1,4 @@
-"""The objectives of fine-tuning as trainers compute them, and their mutants: bugs of well-known trainers.
+"""The objectives of fine-tuning as trainers compute them, and mutants with bugs of well-known trainers.
 
 A number such as #973 is an issue or a pull request in the repository of the trainer that is named before it.
 """

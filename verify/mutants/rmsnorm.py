@@ -1,4 +1,7 @@
-"""RMSNorm, computed as in kernels, and its mutants: row by row, with partial sums (lanes) that are added at the end."""
+"""RMSNorm, computed row by row as in kernels, and its mutants.
+
+Each row has partial sums (lanes), which are added at the end.
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""Backward of RMSNorm, and its mutants: dx row by row, and a sum over rows for the weight."""
+"""Backward of RMSNorm, and its mutants.
+
+It computes dx row by row, and the gradient of the weight as a sum over rows.
+"""
 
 import numpy as np
 

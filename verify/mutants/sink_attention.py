@@ -1,4 +1,7 @@
-"""Attention with sinks, in blocks of keys, and its mutants: the online softmax starts from the sink."""
+"""Attention with sinks, in blocks of keys, and its mutants.
+
+The online softmax starts from the sink.
+"""
 
 import numpy as np
 

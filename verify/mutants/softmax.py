@@ -1,4 +1,7 @@
-"""An online softmax, and its mutants: a running maximum and a running sum, one block of scores at a time."""
+"""An online softmax, and its mutants.
+
+It updates a running maximum and a running sum, one block of scores at a time.
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""Backward of softmax, and its mutants: one sum per row, computed in blocks."""
+"""Backward of softmax, and its mutants.
+
+The sum of each row is computed in blocks.
+"""
 
 import numpy as np
 

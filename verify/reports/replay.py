@@ -73,7 +73,7 @@ def save(replay: Replay, folder: Path) -> Path:
 
 
 def load(path: Path) -> Replay:
-    """Read a replay. Raises ValueError if the file is not a replay, or has another format."""
+    """Read a replay. Raises ValueError if the file is not a replay, or has a different format."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -95,7 +95,7 @@ def load(path: Path) -> Replay:
 
 
 def check(replay: Replay, contract: Contract, path: Path) -> None:
-    """Raise ValueError if the contract cannot make the draw of a replay, or makes other inputs from it."""
+    """Raise ValueError if the contract cannot make the draw of a replay, or makes different inputs from it."""
     law = replay.draw.get(LAW)
     drawn = {name: value for name, value in replay.draw.items() if name not in OF_THE_CALL}
     if not contract.makes(drawn) or not (
@@ -103,7 +103,7 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
         and replay.draw.get(LAYOUT) in (None, *LAYOUTS)
     ):
         raise ValueError(
-            f"{path}: {contract.name} cannot draw the inputs of this file; another version of llamaspec wrote it"
+            f"{path}: {contract.name} cannot draw the inputs of this file; a different version of llamaspec wrote it"
         )
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
@@ -111,7 +111,9 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if inputs != replay.inputs:
-        raise ValueError(f"{path}: the draw now gives different inputs; another version of llamaspec wrote the file")
+        raise ValueError(
+            f"{path}: the draw now gives different inputs; a different version of llamaspec wrote the file"
+        )
 
 
 def _large(contract: Contract, name: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import domain
 from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, OF_THE_CALL, Draw, Values
 from llamaspec.verify.draws.reach import reaches
+from llamaspec.verify.judging.formula import ALGEBRA
 from llamaspec.verify.judging.runner import Report
 from llamaspec.verify.judging.timing import Timing
 
@@ -54,8 +55,8 @@ def counterexample(
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
     ones; and `replay`, the command that repeats the call.
 
-    Another line says if the contract is a weaker one, and another if all arrays were contiguous. A walk through a model
-    has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
+    One more line says if the contract is a weaker one, and one more says if all arrays were contiguous. A walk through
+    a model has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
     """
     lines = [headline(report)]
     finding = report.worst.finding
@@ -72,6 +73,8 @@ def counterexample(
     lines += [f"  not judged: {count} draws, because {reason}" for reason, count in report.not_judged.items()]
     if report.explained and report.outcome == "within bounds":
         lines.append(f"  {report.explained}")
+    if report.formula and not (finding and finding.kind == ALGEBRA):  # otherwise the finding says the same
+        lines.append(f"  {report.formula.line()}")
     if finding is None:
         return [*lines, *_nearness(report)]
     if report.worst.draw:
@@ -121,9 +124,9 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _convention(contract: Contract, report: Report) -> tuple[str, str]:
-    """Return the convention that decides the expected result, and the option that leaves out such inputs; "" if none.
+    """Return the convention that decides the expected result, and the option that leaves out such inputs, or "".
 
-    Other kernels may give a row of only -inf another result, or may rely on finite numbers beyond a length.
+    Other kernels may give a row of only -inf a different result, or may rely on finite numbers beyond a length.
     """
     draw = report.worst.draw
     if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
@@ -195,7 +198,7 @@ def _legend(contract: Contract, draw: Draw) -> str:
 
 
 def _inputs(contract: Contract, report: Report) -> str:
-    """Format the arguments in one line; "" if they have too many numbers for a line."""
+    """Format the arguments in one line. Returns "" if they have too many numbers for a line."""
     arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""
@@ -243,6 +246,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
                 "timing": _timing(report.timing),
+                "algebra": report.formula.as_json() if report.formula else None,
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
@@ -307,7 +311,7 @@ def as_junit(reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong
 def as_annotations(
     reports: Sequence[Report], lines: Sequence[Sequence[str]], *, wrong: Sequence[str] = WRONG
 ) -> list[str]:
-    """Format annotations for GitHub Actions: an error for each outcome in `wrong`, a warning for other suspicious ones.
+    """Format annotations for GitHub Actions: errors for outcomes in `wrong`, warnings for other suspicious outcomes.
 
     The message is what `verify` prints (`lines`), without the verdict. If the candidate is named by its file, the
     annotation points at the line of its definition.
@@ -325,7 +329,7 @@ def as_annotations(
 
 
 def _escaped(text: str, *, also: str = "") -> str:
-    """Escape the characters that end a command of GitHub Actions, and those in `also`, which end a property of it."""
+    """Escape the characters that end a command of GitHub Actions, and the characters `also`, which end a property."""
     for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

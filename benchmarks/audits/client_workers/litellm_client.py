@@ -1,4 +1,4 @@
-"""litellm, with the provider openai and our address."""
+"""litellm, with the provider openai and our server's address."""
 
 import json
 from typing import Any

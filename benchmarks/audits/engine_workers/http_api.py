@@ -20,7 +20,7 @@ def arguments() -> argparse.Namespace:
 
 
 def serve(port: int, complete: Answer, chat: Answer) -> None:
-    """Serve until the process is killed. One request at a time runs."""
+    """Serve until the process is killed. Requests run one at a time."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

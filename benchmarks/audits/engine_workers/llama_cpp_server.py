@@ -2,7 +2,7 @@
 
     python llama_cpp_server.py FILE.gguf --port 8000
 
-Needs llama-cpp-python, but not the libraries of its own server.
+Needs llama-cpp-python, but not the libraries that llama-cpp-python's server needs.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def plain(value: Any) -> Any:
-    """Turn NumPy numbers into Python's, which JSON can hold."""
+    """Turn NumPy numbers into Python numbers, which JSON can hold."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list):

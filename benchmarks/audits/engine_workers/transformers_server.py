@@ -1,4 +1,4 @@
-"""Serves a model's folder with transformers, as a user would write it in an hour.
+"""Serves a model's folder with transformers. A user could write this server in an hour.
 
 python transformers_server.py FOLDER --dtype float32 --port 8000
 """

@@ -1,11 +1,11 @@
 """Patches Triton's interpreter to behave like a GPU. Import this module before a package of kernels.
 
 With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and this module changes nothing. Otherwise
-it patches the interpreter, but no kernel: `torch.cuda` describes a device that does not exist, autotuning takes the
-first configuration, float arguments are float32 and can be cast, and libdevice's functions exist. `and` of tensors
-works on each element. bfloat16 numbers are added, multiplied, compared and cast as numbers, and rounded to nearest.
-Without the patch, Triton 3.8's interpreter computes with the bits of bfloat16 numbers, and cuts bits off in a cast to
-bfloat16; docs/found.md shows both.
+it patches the interpreter; kernels stay unchanged. After the patch, `torch.cuda` describes a device that does not
+exist, autotuning takes the first configuration, float arguments are float32 and can be cast, and libdevice's functions
+exist. `and` of tensors works on each element. bfloat16 numbers are added, multiplied, compared and cast as numbers, and
+rounded to nearest. Without the patch, Triton 3.8's interpreter computes with the bits of bfloat16 numbers, and cuts
+bits off in a cast to bfloat16; docs/found.md shows both.
 """
 
 import ast
@@ -90,7 +90,7 @@ def total(method):
 
 
 def one_configuration(configs, *positional, **named):
-    """Replace `triton.autotune`: use the first configuration, because the interpreter cannot time."""
+    """Replace `triton.autotune`: use the first configuration, because the interpreter cannot time kernels."""
     return tune(configs[:1], *positional, **named)
 
 
@@ -102,7 +102,10 @@ def argument(value):
 
 
 def logical(a, b, conjunction):
-    """Compute `a and b` (if `conjunction`) or `a or b` of a kernel, element by element if a or b is a tensor."""
+    """Compute a kernel's `a and b` if `conjunction` is true, otherwise its `a or b`.
+
+    If a or b is a tensor, the result is computed element by element.
+    """
     if isinstance(a, tl.tensor) or isinstance(b, tl.tensor):
         return a & b if conjunction else a | b
     return (a and b) if conjunction else (a or b)
@@ -150,7 +153,10 @@ PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in t
 
 
 def device_call(self, *positional, **named):
-    """Call one kernel function from another. Triton would patch its language at every call, in 10 ms; we do it once."""
+    """Call a kernel function from inside a kernel.
+
+    Triton would patch its language at every call, which takes 10 ms. We patch it once.
+    """
     if self.fn.__module__ not in PATCHED:
         interpreter._patch_lang(self.fn)
         PATCHED.add(self.fn.__module__)
@@ -166,7 +172,7 @@ def launched(method):
 
 
 def mend():
-    """Apply all patches that this module's docstring describes to Triton's interpreter."""
+    """Apply to Triton's interpreter all patches that this module's docstring describes."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
     interpreter.FunctionRewriter.ast_transformer = BooleanRewriter()
     for name in ("binary_op", "unary_op", "ternary_op"):
@@ -206,10 +212,10 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attend with one query per sequence [batch heads head_dim] to each half of the keys, and merge the two outputs.
+    """Attend with one query per sequence to each half of the keys, and merge the two outputs [batch heads head_dim].
 
-    torch computes each half's output and the log-sum-exp of its scores [batch heads], in float32. `merge` takes
-    output and log-sum-exp of the first half, and then of the second.
+    torch computes each half's output and the log-sum-exp of its scores [batch heads], in float32. `merge` takes the
+    first half's output and log-sum-exp, and then the second half's.
     """
     group, scale = q.shape[1] // k.shape[2], q.shape[-1] ** -0.5
     keys, values = (a.float().repeat_interleave(group, 2) for a in (k, v))

@@ -83,7 +83,7 @@ def triton_softmax(x):
 
 
 def triton_rmsnorm(x, weight, *, eps):
-    """Call `rms_norm` with a bias of zeros and three dimensions, as it requires."""
+    """Call `rms_norm`, with a bias of zeros and with x in three dimensions: it requires both."""
     from jax.experimental.pallas.ops.gpu.rms_norm import rms_norm
 
     return rms_norm(x[None], weight, jnp.zeros_like(weight), eps=eps, interpret=True)[0]
@@ -98,7 +98,7 @@ def triton_attention_decode(q, k, v, lengths, *, window):
 
 
 def triton_attention_prefill(q, k, v, offsets, *, window):
-    """Attend over a whole prompt; its length must be a multiple of the block."""
+    """Attend over a whole prompt; its length must be a multiple of the block size."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     sizes = BlockSizes(block_q=16, block_k=16)

@@ -13,7 +13,7 @@ def softmax(x):
 
 
 def softmax_backward(p, dp):
-    """Call `softmax._softmax_backward`, which is called with p."""
+    """Call `softmax._softmax_backward`, which takes the probabilities p."""
     from liger_kernel.ops import softmax as module  # pyright: ignore[reportMissingImports]
     from liger_kernel.ops.utils import calculate_settings  # pyright: ignore[reportMissingImports]
 

@@ -106,7 +106,7 @@ def _grouped(q, new_k, new_v, past_k, past_v, lengths, *, window):
 
 
 def gemv_quantized(x, codes, scales, *, scheme):
-    """Call MatMulNBits in blocks of 64 with unsigned codes; float32 inside (accuracy level 1)."""
+    """Call MatMulNBits in blocks of 64, with unsigned codes. It computes in float32 (accuracy level 1)."""
     bits = 4 if scheme == "q4" else 8
     rows, cols = codes.shape
     zero, pad = 1 << bits - 1, -cols % 64

@@ -1,4 +1,4 @@
-"""int8 weights of optimum-quanto, a scale for each row, on a CPU. Docstrings name the called functions."""
+"""int8 weights of optimum-quanto, with one scale per row, on a CPU. Docstrings name the called functions."""
 
 import torch  # pyright: ignore[reportMissingImports]
 from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight  # pyright: ignore[reportMissingImports]

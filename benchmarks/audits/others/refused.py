@@ -1,7 +1,7 @@
-"""Functions of other libraries that violate a contract, by LIBRARY:FUNCTION, with the dtypes and the reason.
+"""Functions of other libraries that violate a contract: LIBRARY:FUNCTION, the dtypes, and the reason.
 
-If a reason begins with "bug", docs/found.md reproduces the bug with a few lines of torch. In all other cases,
-the function does what its code says. docs/found/ has a replay of each, named after the function.
+If a reason begins with "bug", docs/found.md reproduces the bug with a few lines of torch. In all other cases, the
+function does what its code says. docs/found/ has a replay file for each violation, named after the function.
 """
 
 HALF = ("bfloat16", "float16")

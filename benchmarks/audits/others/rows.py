@@ -1,4 +1,4 @@
-"""Writes the table of judged functions: the largest error as a share of its bound, or the reason of a violation."""
+"""Writes the table of judged functions: the largest error as a share of its bound, or the reason for a violation."""
 
 import ast
 import json

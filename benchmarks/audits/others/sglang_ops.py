@@ -54,7 +54,7 @@ def capped(x, *, cap):
 
 
 def embedding(tokens, table):
-    """Call `embeddings.vocab_parallel_embedding`, its kernel."""
+    """Call the kernel of `embeddings.vocab_parallel_embedding`."""
     vocab, dim = table.shape
     out = torch.full((len(tokens), dim), torch.nan, dtype=table.dtype)
     block = min(1024, triton.next_power_of_2(dim))
@@ -69,7 +69,7 @@ def rmsnorm(x, weight, *, eps):
 
 
 def rmsnorm_twice(x, weight, *, eps):
-    """Call `layernorm.fused_rmsnorm.fused_dual_residual_rmsnorm`, its first norm, with a residual of zeros."""
+    """Return the first norm of `layernorm.fused_rmsnorm.fused_dual_residual_rmsnorm`, with a residual of zeros."""
     return fused_rmsnorm.fused_dual_residual_rmsnorm(x, torch.zeros_like(x), weight, weight, eps)[1]
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 
 def gradients(function, *inputs, slope):
-    """Return the gradients of `function` at `inputs`, for the gradient `slope` of its output.
+    """Return the gradients of `function` with respect to `inputs`; `slope` is the gradient of its output.
 
     Works on copies, because some backward kernels overwrite their arguments.
     """

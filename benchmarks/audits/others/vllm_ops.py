@@ -82,7 +82,7 @@ def rmsnorm_after_sum(x, weight, *, eps):
 
 
 def add(x, y):
-    """Call `models.inkling.nvidia.ops.norm.add_rmsnorm`, its sum."""
+    """Return the sum from `models.inkling.nvidia.ops.norm.add_rmsnorm`, which also computes a norm."""
     return norm.add_rmsnorm(x, y, torch.ones_like(x[0]), 1e-5)[1]
 
 
@@ -107,7 +107,7 @@ def swiglu(gate, up):
 
 
 def _rotated(x, positions, frequencies, *, halves):
-    """Rotate by multimodal RoPE with equal positions in its three sections, as for text."""
+    """Apply multimodal RoPE. Its three sections get equal positions, which is how models use it for text."""
     batch, seq, heads, dim = x.shape
     cos, sin = (a.reshape(1, batch * seq, dim // 2).expand(3, -1, -1) for a in here.angles(positions, frequencies))
     q = x.reshape(batch * seq, heads * dim).clone()
@@ -131,7 +131,7 @@ def cross_entropy(logits, targets, weights):
 
 
 def distribution(logits, seen, *, temperature, top_k, top_p, min_p, repetition_penalty):
-    """Call `v1.worker.gpu.sample.min_p.apply_min_p`, and a softmax by torch."""
+    """Call `v1.worker.gpu.sample.min_p.apply_min_p`, and then torch's softmax."""
     filtered, row = logits[None].clone(), torch.zeros(1, dtype=torch.int32)
     filtering.apply_min_p(filtered, row, torch.tensor([min_p]))
     return filtered[0].softmax(-1)
@@ -155,7 +155,7 @@ def attention_paged(q, k_pages, v_pages, table, lengths):
 
 
 def attention_paged_unified(q, k_pages, v_pages, table, lengths):
-    """Call `triton_unified_attention.unified_attention`, one query for each sequence."""
+    """Call `triton_unified_attention.unified_attention`, with one query for each sequence."""
     out, batch = torch.full_like(q, torch.nan), len(q)
     starts = torch.arange(batch + 1, dtype=torch.int32)
     unified.unified_attention(

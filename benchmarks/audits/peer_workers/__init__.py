@@ -2,6 +2,6 @@
 
 An engine first prints `{"versions": {…}}`. The request `{"prefill": tokens}` times a prompt in an empty cache, up to
 the next logits; the answer is `{"seconds": …}`. The request `{"decode": tokens}` times greedy decoding of that number
-of tokens after an untimed prompt of 8; the answer is `{"seconds": …, "ids": […]}`. The files of other engines run in
-their own Python, without this repository.
+of tokens after an untimed prompt of 8 tokens; the answer is `{"seconds": …, "ids": […]}`. Engines other than ours run
+in a separate Python, without this repository.
 """

@@ -9,8 +9,8 @@ On a GPU we compare their results with exact numbers and time them (benchmarks/s
     exact.py      every op in float64, with error bounds
     ...           cases, by family
 
-To add a kernel to the table, declare a `CaseFamily` in any module of this package: a function that makes cases from a
-model's config, a dtype and an amount of work. For a feature that no published Llama has, declare a `Variant`.
+To add a kernel to the table, declare a `CaseFamily` in any module of this package. It has a function that makes cases
+from a model's config, a dtype and an amount of work. For a feature that no published Llama has, declare a `Variant`.
 """
 
 import pkgutil
@@ -44,14 +44,14 @@ SIZES = re.compile(r"(?<= )\d[\dx]*(?= )")  # of matrices and vectors in a case'
 
 # Kernels refuse cases with these names, with messages that match these patterns. XLA's ops run instead.
 REFUSED = (
-    (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
-    (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" q8_row .*x(288|512|768|1376) ", "at least 1024 columns of W, in multiples of 128,"),
+    (r" (q8|q4|nf4) .*x(512|768) ", "at least 1024 columns of W, in multiples of 256,"),
     (r" (q8|q4|nf4) .*x(288|1376) ", "takes a scale for each"),
-    (r" mxfp4 .*x(288|512|768|1376) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" mxfp4 .*x(288|512|768|1376) ", "at least 1024 columns of W, in multiples of 256,"),
     (r" fp8 .*x(288|1376) ", "columns of W in multiples of 256 in bfloat16"),
     (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
     (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
-    (r"^attention_.*x48 ", "heads of 64 or 128"),
+    (r"^attention_.*x48 ", "a head_dim of 64 or 128"),
 )
 
 CARD_SAMPLE = (
@@ -89,10 +89,10 @@ CARD_SAMPLE = (
 
 
 def refusal(name: str) -> str | None:
-    """Return a pattern for the error message of a kernel that refuses the case `name`. None: no kernel refuses it.
+    """Return a pattern for the error message of a kernel that refuses the case `name`; None if none does.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
-    ('heads of 64 or 128', None)
+    ('a head_dim of 64 or 128', None)
     """
     return next((words for pattern, words in REFUSED if re.search(pattern, name)), None)
 
@@ -131,9 +131,9 @@ def gated_cases() -> dict[str, Case]:
 
 
 def card_sampled() -> dict[str, Case]:
-    """Choose the cases that we compile for cards on which nothing is measured: each kernel, and each kind of weights.
+    """Choose the cases that we compile for cards on which we measure nothing.
 
-    We omit prompts and `coded_gemm`, which need wgmma.
+    The cases cover each kernel and each kind of weights. We omit prompts and `coded_gemm`, which need wgmma.
     """
     cases = gated_cases()
     return {name: cases[name] for name in CARD_SAMPLE}
@@ -142,8 +142,8 @@ def card_sampled() -> dict[str, Case]:
 def sampled() -> dict[str, Case]:
     """Choose cases for a shorter check: one of each kind in the table for two models, and some variants.
 
-    Two cases are of one kind if their names differ only in sizes, and not in heads. The sample has the last, which is
-    the largest.
+    Two cases are of one kind if their names differ only in sizes, except for the numbers of heads. The sample has the
+    last case of each kind, because it is the largest.
     """
     cases = [case for case in kernel_cases().values() if set(TWO_MODELS) & set(case.models)]
     largest = {SIZES.sub("", case.name): case for case in cases}

@@ -34,7 +34,7 @@ PREFILL = KernelLimits(168, eager=False, wgmma=True)  # 384 threads share the re
 def decode_limits(config: Config, dtype: np.dtype) -> KernelLimits:
     """Return limits for a decode kernel.
 
-    In bfloat16, the tensor cores always compute 8 query heads, also for a group with fewer, so registers depend only on
+    In bfloat16, the tensor cores always compute 8 query heads, even for a group with fewer, so registers depend only on
     head_dim. In float32, each query head of a group has its q, output and online softmax in registers, so registers
     depend on the size of the group. The kernel must not load keys and values before the previous kernel has ended,
     because that kernel writes some of them.

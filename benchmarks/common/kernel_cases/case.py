@@ -29,7 +29,7 @@ LATE = KernelLimits(eager=False)  # for a kernel without weights, which loads no
 
 
 class KernelWork(NamedTuple):
-    """Sizes of a model's work: cache positions, tokens of a prompt chunk, positions of a page, and sequences."""
+    """Sizes of a model's work: cache positions, tokens per prompt chunk, positions per page, and sequences."""
 
     several: bool = False  # several vectors, tokens and sequences, too
     capacity: int = 4096  # positions of the cache
@@ -85,7 +85,7 @@ def _bytes(a: jax.ShapeDtypeStruct) -> int:
 
 @dataclass(frozen=True)
 class CaseFamily:
-    """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
+    """Cases of the kernel table, which a function makes from a model's config, a dtype and an amount of work."""
 
     cases: Callable[[Config, np.dtype, KernelWork], Iterator[Case]]
 
@@ -121,7 +121,7 @@ def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
 
 
 def times(batch: int) -> str:
-    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences; empty for one.
+    """Return the suffix of a shape's name for `batch` vectors, tokens or sequences. It is empty if `batch` is 1.
 
     >>> times(1), times(8)
     ('', ' x8')

@@ -82,7 +82,7 @@ def _limits(geometry: Geometry) -> KernelLimits:
 
     1.75                for codes of eight bits: two masks and an addition per two codes, and a shift per four
     1.4                 for codes of four bits: a mask and an addition per two codes, and three shifts per eight
-    2.5                 for codes of 5 and 6 bits: the same, and a shift and a mask for the low bits of two codes
+    2.5                 for codes of 5 and 6 bits: as for 4 bits, with a shift and a mask for the low bits of two codes
     width / group       to scale the sums and add them up, and the same again for minima
     48 / group          for products and their addresses, loads, and waits
     160 per step        to wait, to request the next copies, and for the loop itself

@@ -55,7 +55,7 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
-    """Compute W x and its error bound. Kernels multiply quantized codes by x in fixed point: three 8-bit digits.
+    """Compute W x and its error bound. Kernels multiply quantized codes by x in fixed point, with three 8-bit digits.
 
     For each digit, a warp takes a quarter of the groups. It multiplies the integer sum of each group by the group's
     scale and adds the products up, with one rounding per group. Then the kernel adds up the three digits and the four
@@ -219,7 +219,7 @@ def _score_spread(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return two numbers for each row: the largest minus the smallest finite score, and the error of the softmax sum.
 
     This error is relative to the sum of exponentials. U is float32's unit roundoff. An exponent has an error of at most
-    U times its magnitude, also if it rescales the sum of a part. A term is a product of two exponentials, and a sum has
+    U times its magnitude, even if it rescales the sum of a part. A term is a product of two exponentials, and a sum has
     n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))

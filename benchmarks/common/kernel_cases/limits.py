@@ -113,7 +113,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
 
 
 def _of_codes(product: QuantizedProduct) -> KernelLimits:
-    """Return limits from the instructions of a warp for a step of 256 columns, in which each 8 rows take four products.
+    """Return limits from a warp's instructions for a step of 256 columns. Every 8 rows take four products in a step.
 
     A product is an `mma` instruction, a word has 32 bits, and an octet is 8 rows. A plane is the table of one digit
     of the levels. `pallas_kernels.parts.integer_mma` explains sides, digits, units and lanes.
@@ -150,9 +150,9 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
     Four blocks can share an SM with 128 registers per thread, and three with 168. Three kinds of products may take 168:
     tiles of more than four octets, because three blocks per SM cover their whole matrix; levels of several planes,
-    because instructions and not memory limit their speed; and two vectors in groups of 16, with 16 scales per row. More
-    than two vectors may take all registers, with two blocks per SM, because the digits of each vector take 12
-    registers. Unrolled steps form no loop, so neither limit applies to them.
+    because instructions and not memory limit their speed; and two vectors in groups of 16, with 16 scales per row.
+    Products of more than two vectors may take all registers, with two blocks per SM, because the digits of each vector
+    take 12 registers. Unrolled steps form no loop, so neither limit applies to them.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
@@ -185,5 +185,5 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
 
 
 def _round_up(instructions: float) -> float:
-    """Round up to one decimal, like all limits."""
+    """Round up to one decimal, because all limits have one decimal."""
     return ceil(instructions * 10) / 10

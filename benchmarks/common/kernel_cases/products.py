@@ -129,7 +129,7 @@ def bias_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Ca
     ),
 )
 def several_cases(config: Config, dtype: np.dtype, work: KernelWork, *, batch: int) -> Iterator[Case]:
-    """Yield cases of every product with `batch` vectors, with a bias where a product may have one.
+    """Yield cases of every product with `batch` vectors. A product that may have a bias has one.
 
     Matrices are quantized in every form. For one or two vectors, there are also cases with float matrices.
     """
@@ -265,7 +265,7 @@ def _with_bias(case: Case, rows: int) -> Case:
 
 
 def _limits(op: str, w: Any, x: Any, **how: Any) -> KernelLimits:
-    """Return limits for the kernel of W x. If x has too many vectors for one launch, use the largest launch."""
+    """Return limits for the kernel of W x. If x needs several launches, the limits are for the largest launch."""
     if isinstance(w, tuple):  # a loop for each matrix
         return KernelLimits(max(_limits(op, part, x, **how).registers for part in w))
     most = shares(w, len(x))[0].stop
@@ -278,7 +278,10 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> KernelLimits:
 
 
 def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
-    """Return the shapes and dtypes of a matrix quantized as `EVERY_FORM[scheme]`. None: a matrix of `dtype`."""
+    """Return the shapes and dtypes of a matrix quantized as `EVERY_FORM[scheme]`.
+
+    If `scheme` is None, the matrix has the dtype `dtype` instead.
+    """
     if scheme is None:
         return array(rows, cols, dtype=dtype)
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]

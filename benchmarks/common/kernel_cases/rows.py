@@ -23,7 +23,7 @@ from llamaspec.reference.config import Config
 
 @CaseFamily
 def norm_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
-    """Yield RMSNorm of one token and, if `work` has several, of 256 tokens."""
+    """Yield a case of RMSNorm for one token and, if `work` has several, a case for 256 tokens."""
     for tokens in work.batches(1, 256):
         yield Case(
             op="rmsnorm",
@@ -39,7 +39,7 @@ def norm_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Ca
 
 @CaseFamily
 def logit_cases(config: Config, dtype: np.dtype, work: KernelWork) -> Iterator[Case]:
-    """Yield softmax of a row of logits, which are float32."""
+    """Yield a case of softmax for a row of logits, which are float32."""
     if dtype == FLOAT32:
         kernels = ("softmax",) if config.vocab <= REGISTER_SCORES else ("exp_sums", "softmax")
         yield Case(

@@ -22,5 +22,6 @@ the table, starting with the last case. `variants` times the options that no pub
     drawing.py    random arguments
     clock.py      the remaining time
 
-If the process of a part dies, the other parts still run. The report has the rows so far, and says that it died.
+If the process of a part dies, the other parts still run. The report has the rows so far, and says that the process
+died.
 """

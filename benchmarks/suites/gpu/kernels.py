@@ -41,7 +41,7 @@ def time_kernels(scale: Scale, clock: Deadline, *, backwards: bool = False, vari
 
 
 def time_clearing(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Time decode attention where the last tile of V has hidden rows: the kernel must set these rows to 0.
+    """Time decode attention with hidden rows in the last tile of V, because the kernel must set these rows to 0.
 
     All cases read the same number of tiles. The first case of each dtype and shape has no hidden row, and is the
     baseline.

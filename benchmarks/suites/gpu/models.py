@@ -70,7 +70,7 @@ def params_of(model: RandomModel, scale: Scale) -> Params:
 
 
 def by_kernels(model: RandomModel, params: Params, scale: Scale, batch: int = 1) -> Ops:
-    """Make the table of ops with kernels for a model."""
+    """Make a model's table of ops, in which ops run as our kernels."""
     ops, _ = pallas_ops(model.config, params, batch=batch, capacity=capacity(scale))
     return ops
 
@@ -92,7 +92,7 @@ def programs_of(
 
 
 def capacity(scale: Scale) -> int:
-    """Compute the number of cache positions: the longest context or prompt of `scale`, and one prefill chunk more."""
+    """Compute the number of cache positions: the longest context or prompt of `scale`, plus one prefill chunk."""
     longest = max((*scale.contexts, *scale.prompts)) + scale.chunk
     return -(-longest // 8) * 8
 

@@ -170,8 +170,9 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
 
 
 def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Update the table of tiles with the faster tiles of a report. Of several cases of one product, the first one
-    counts.
+    """Update the table of tiles with the faster tiles of a report.
+
+    If a product has several cases, we use the tile of its first case.
 
     >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
     {'a': [16, 4], 'b': [8, 8]}

@@ -31,10 +31,10 @@ CANARY = 1 << 14  # numbers in each
 
 
 def check(scale: Scale, clock: Deadline, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
-    """Check each case. A row has the largest error relative to its bound, and how many repeats gave other results.
+    """Check each case. A row has the largest error relative to its bound, and how many repeats gave different results.
 
-    The cases come from the table, or if `varied`, from options that no model of the table uses. One call checks every
-    `shares`-th case, starting with case number `share`.
+    If `varied`, the cases have options that no model of the table uses. Otherwise they come from the table. One call
+    checks every `shares`-th case, starting with case number `share`.
     """
     cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
     canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
@@ -91,7 +91,7 @@ def share_of_bound(result: np.ndarray, exact: Approx) -> float:
 
 
 def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]:
-    """Run a case. Returns its results, and how many repeats gave other results."""
+    """Run a case. Returns its results, and how many repeats gave different results."""
     first = case.function(*arguments)
 
     def again(i: jax.Array, differing: jax.Array) -> jax.Array:
@@ -175,7 +175,7 @@ def _choose_numbers(count: int, largest: int) -> np.ndarray:
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Replace the arguments of a case by harder ones, made by the function in `SPOILED` for its op, if there is one."""
+    """Make the arguments of a case harder if `SPOILED` has a function that does so for the case's op."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 

@@ -163,7 +163,7 @@ def run_part(
 ) -> Iterator[SectionRow]:
     """Run a part in a new process, and yield its rows. Calls `started` with the process when it has started.
 
-    Raises ValueError, with the message of the part, if it cannot run on this machine.
+    Raises ValueError with the part's message if the part cannot run on this machine.
     """
     options = {**part.options, **({"began": time.time()} if part.starts else {})}
     arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]

@@ -1,7 +1,7 @@
 """Finds the fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
 
-`pallas_kernels.parts.tile` has a rule for tiles, and a table of shapes for which another tile is faster. This module
-makes the table.
+`pallas_kernels.parts.tile` has a rule for tiles, and a table of shapes for which a different tile is faster. This
+module makes the table.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ STAGES = (2, 3, 4, 6)
 
 
 def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
-    """Find the fastest tile of each product of one vector, and time the tile that is in use now."""
+    """Find the fastest tile of each product with one vector, and time the tile that is in use now."""
     for case in scale.timed:
         if not (product := product_of(case)):
             continue
@@ -54,7 +54,7 @@ def tune(scale: Scale, clock: Deadline) -> Iterator[Row]:
 
 
 def listed(tile: Tile) -> list[int | None]:
-    """Convert a tile to a list for the table, without None at its end. Where a field is None, the rule chooses.
+    """Convert a tile to a list for the table, without None at its end. For a field that is None, the rule chooses.
 
     >>> listed(Tile(16)), listed(Tile(16, blocks=264))
     ([16], [16, None, 264])

@@ -70,7 +70,7 @@ def varied_cases() -> Iterator[Case]:
 def at_once() -> Iterator[Case]:
     """Yield cases of `coded_gemm`, for each number of vectors in `WIDTHS` (kernels pad to these numbers).
 
-    Quantized forms: all for the smallest number of vectors, only q8 and q4 for larger ones.
+    For the smallest number of vectors there are cases of all quantized forms, for larger numbers only of q8 and q4.
     """
     for batch in WIDTHS:
         for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
@@ -80,15 +80,15 @@ def at_once() -> Iterator[Case]:
 def crowded() -> Case:
     """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
-    Four blocks per SM, the maximum, delay the reads. The copies are early, because rings are short and the
-    matrix fits in the L2 cache. We removed the fence in `staging.finish_reads` to test this: all of 3,000 runs were
-    wrong. With 400 blocks of 16 rows, only half of the runs were wrong.
+    Four blocks per SM (the maximum) delay the reads. The copies come early, because rings are short and the matrix fits
+    in the L2 cache. We removed the fence in `staging.finish_reads` to test this: all of 3,000 runs were wrong. With 400
+    blocks of 16 rows, only half of the runs were wrong.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
 
 def come_and_go() -> Case:
-    """Make a product with more blocks than run at once, and with rings that are filled again.
+    """Make a product with more blocks than can run at once, and with rings that are filled again.
 
     The LM heads of 8B (with a longer ring) and 70B have such tiles, but they are too large for NumPy.
     """
@@ -107,7 +107,7 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """Yield quantized products with more rows per tile in the table of tiles than the rule for tiles would choose.
+    """Yield quantized products for which the table of tiles has more rows per tile than the rule would choose.
 
     A scale is for 64 columns or for a whole row. The down projections of Llama 2 13B and 70B, and the output projection
     of 70B, have fewer rows here, because NumPy would take too long.
@@ -132,7 +132,7 @@ def _in_tiles(case: Case, tile: Tile, name: str) -> Case:
 
 
 def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
-    """Select the down projections of one vector among the cases of a model."""
+    """Select a model's cases of the down projection with one vector."""
     return (case for case in cases if case.shape == f"{config.dim}x{config.ffn}")
 
 

@@ -4,7 +4,7 @@ Converters gave many chat markers the type normal or user-defined, and some file
 recognizes many markers by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
 recognizes other markers by their form (conversion/base.py, `does_token_look_special`). We apply these rules in order:
 
-    1. A token with a name in `ENDS` or `FILL_IN` becomes a control token, even if the file gives it another type.
+    1. A token with a name in `ENDS` or `FILL_IN` becomes a control token, even if the file gives it a different type.
        llama.cpp has the same rule.
     2. A token with the form of a chat marker becomes a control token if its type is user-defined, or if its type is
        normal and no merge makes the token. llama.cpp's present converter writes these types. For older files,
@@ -14,7 +14,7 @@ recognizes other markers by their form (conversion/base.py, `does_token_look_spe
        control token.
     4. Generation ends at the tokens with a name in `ENDS`, and at the tokens that the file's keys state. There are two
        exceptions, as in llama.cpp. `<|end|>` does not end generation in vocabularies with `<|return|>` and `<|call|>`
-       (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>`
+       (gpt-oss, where `<|end|>` ends one message), or with `<|flush|>` and either `<|call|>` or `<|calls|>`. `</s>`
        is a normal token in vocabularies with `<|tool_response>` (Gemma 4).
 
 llama.cpp gives gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` the type user-defined, so that
@@ -48,7 +48,7 @@ LONGEST_MARKER = 100  # characters
 
 
 def ending_names(names: Collection[str]) -> frozenset[str]:
-    """Select from `names`, a vocabulary, the names of the tokens that end generation (rule 4).
+    """Find the tokens in the vocabulary `names` that end generation (rule 4).
 
     >>> sorted(ending_names({"<|end|>", "<|return|>", "<|call|>", "a"})), sorted(ending_names({"<|end|>", "<|user|>"}))
     (['<|call|>', '<|return|>'], ['<|end|>'])

@@ -30,7 +30,7 @@ Value = int | float | bool | str | list[str] | np.ndarray
 class Metadata:
     """The keys and values of a GGUF file; a method for each type returns a value, or raises `CheckpointError`.
 
-    The error names the file and the key. It says that the key is missing, or that its value has another type.
+    The error names the file and the key. It says that the key is missing, or that its value has the wrong type.
     """
 
     def __init__(self, values: Mapping[str, Value], path: str):

@@ -1,7 +1,7 @@
-"""Reads importance matrices, which say how much an error in each column of a matrix counts.
+"""Reads importance matrices, which say how much an error in each column of a matrix matters.
 
 llama-imatrix (https://github.com/ggml-org/llama.cpp, tools/imatrix) runs a model on a text and sums the squares of the
-numbers that multiply each column. It writes two formats; the importance of a column is the mean square:
+numbers that multiply each column. The importance of a column is the mean of these squares. There are two file formats:
 
     GGUF    general.type is "imatrix"; for each tensor NAME, in float32, NAME.in_sum2 [matrices, cols] and NAME.counts
             [matrices]: the importances are in_sum2 / counts, or 1 if the count is 0
@@ -27,13 +27,13 @@ LONGEST_NAME = 1000
 
 
 class ImportanceMatrix(NamedTuple):
-    """The importances of columns by the name of their tensor in a GGUF file, and the file that they come from."""
+    """The importances of columns (by the name of a tensor in a GGUF file), and the file that they come from."""
 
     path: str
     values: Mapping[str, Float32[np.ndarray, " values"]]
 
     def of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32[np.ndarray, "matrices cols"]]:
-        """Return the importances of the tensors in `shapes`, by name, without tensors for which the file has no entry.
+        """Return, by name, the importances of the tensors in `shapes` that have an entry in the file.
 
         Raises `CheckpointError` if an entry does not fit the shape of its tensor, or if the file has no entry for any
         tensor in `shapes`.
@@ -44,7 +44,7 @@ class ImportanceMatrix(NamedTuple):
                 matrices, cols = shape[0] if len(shape) == 3 else 1, shape[-1]
                 if self.values[name].size != matrices * cols:
                     what = f"{name} has {self.values[name].size} importances, expected {matrices * cols}"
-                    raise refused(self.path, f"{what}: the file was made for another model")
+                    raise refused(self.path, f"{what}: the file was made for a different model")
                 rows[name] = self.values[name].reshape(matrices, cols)
         if shapes and not rows:
             first = quoted(next(iter(self.values), ""))
@@ -90,7 +90,7 @@ def _in_gguf(file: MappedFile) -> Iterable[tuple[str, Float32[np.ndarray, " valu
         if sums.size % counts.size:
             raise refused(
                 file.path,
-                f"{quoted(own)} has {sums.size} sums, expected a multiple of {counts.size}, its number of matrices",
+                f"{quoted(own)} has {sums.size} sums, expected a multiple of {counts.size} (the number of matrices)",
             )
         rows, counts = sums.reshape(counts.size, -1), counts[:, None]
         with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""The mixtures of ggml's types that llama.cpp calls Q4_K_M and the like: a table, and the type of each matrix.
+"""Mixtures of ggml's types, such as llama.cpp's Q4_K_M: a table of them, and rules for the type of each matrix.
 
 (https://github.com/ggml-org/llama.cpp, src/llama-quant.cpp: llama_tensor_get_type, with its switches as they are in
 llama-cpp-python 0.3.36. tests/goldens/mixtures.json has llama.cpp's choices for each architecture that we write.) A
-matrix gets the type of the first rule of its row that applies, and otherwise the mixture's main type:
+matrix gets the type of the first rule below that applies, and if none applies, the mixture's main type:
 
             main     attn_v, attn_qkv                   ffn_down                           attn_output
     q2_k    Q2_K     Q4_K if gqa, else Q3_K             Q3_K                               Q5_K if eight, else Q3_K
@@ -121,7 +121,7 @@ MIXTURES = {
 
 
 def wanted_type(name: str, *, mixture: Mixture, architecture: str, config: Config, weighted: bool = False) -> str:
-    """Choose the type of the matrix `name` of a GGUF file, before we look at the length of its rows.
+    """Choose the type of the matrix `name` in a GGUF file, without regard to the length of its rows.
 
     `weighted` says whether an importance matrix is given.
 

@@ -29,8 +29,8 @@ class Located(NamedTuple):
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
     """Locate the tensors of a model, given its only file or the first of its files.
 
-    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing, or if a part's keys state
-    another number than its file name. Also raises it if a tensor occurs twice, or if the parts together do not have as
+    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing, or if the numbers in a part's
+    keys and in its file name differ. Also raises it if a tensor occurs twice, or if the parts together do not have as
     many tensors as the first part states.
     """
     metadata = header.metadata
@@ -54,7 +54,7 @@ def locate(file: MappedFile, header: Header) -> dict[str, Located]:
 
 
 def _paths(metadata: Metadata, count: int) -> list[Path]:
-    """List the paths of all parts, given the keys of the first. Raises `CheckpointError` for keys of another part."""
+    """List the paths of all parts, given the first part's keys. Raises `CheckpointError` for keys of a later part."""
     path = Path(metadata.path)
     what = f"is one of {count} parts of a model"
     if count > MOST_PARTS:

@@ -1,4 +1,4 @@
-"""Writes GGUF files for llama.cpp: weights keep their dtype, or get another float dtype, a quantized type or a mixture.
+"""Writes GGUF files for llama.cpp: weights keep their dtype, or get a new float dtype, a quantized type or a mixture.
 
 The chosen type applies only to matrices. Vectors and routers are written as float32, since llama.cpp computes with them
 in float32. `gguf.mixtures` chooses the types of a mixture as llama.cpp does, and importances of columns (see
@@ -89,7 +89,7 @@ def write_gguf(
 
     Raises `CheckpointError`, and leaves no file behind, if the file exists, if the disk is full, if a weight is not
     finite or too large for its type, if llama.cpp does not support a part of the model, or if the importances belong to
-    another model.
+    a different model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to, weighted=importances is not None))

@@ -1,4 +1,6 @@
-"""Matrices in the layouts of auto-round (https://github.com/intel/auto-round), named by `packing_format`.
+"""Reads matrices in the layouts of auto-round (https://github.com/intel/auto-round).
+
+The key packing_format in config.json names the layout:
 
     packing_format                                layout
     auto_round:auto_gptq, and others with "gptq"  GPTQ of version 1: zero points minus one

@@ -1,4 +1,6 @@
-"""Reads ternary matrices in the layout of transformers' "bitnet" (https://arxiv.org/abs/2402.17764), quantized offline.
+"""Reads ternary matrices that were quantized offline, in transformers' layout "bitnet".
+
+See https://arxiv.org/abs/2402.17764.
 
 weight         codes plus 1, two bits per code. With n = rows / 4, row i of the bytes has rows i, i + n, i + 2n and
                i + 3n of the matrix, with row i in the lowest bits.

@@ -7,10 +7,10 @@ See https://github.com/bitsandbytes-foundation/bitsandbytes. NF4 and FP4 have th
     weight.quant_map                       the levels, one for each code
     weight.quant_state.bitsandbytes__nf4   JSON: the block size and the matrix's shape (FP4: bitsandbytes__fp4)
 
-If the scales themselves are quantized (see `reference.quantizers.double_quantization`), weight.absmax holds the scales'
-codes. weight.nested_absmax then holds b of that module, the JSON holds o, and weight.nested_quant_map has the levels of
-these codes. bitsandbytes divides a whole matrix into blocks, so a block may span two rows. We read only matrices with
-whole blocks in each row, as in `reference.quantizers.nf4`.
+If the scales themselves are quantized, weight.absmax holds the scales' codes, and weight.nested_quant_map has the
+levels of these codes. In the notation of `reference.quantizers.double_quantization`, weight.nested_absmax then holds
+the numbers b, and the JSON holds o. bitsandbytes divides a whole matrix into blocks, so a block may span two rows. We
+read only matrices with whole blocks in each row, as in `reference.quantizers.nf4`.
 
 LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in the tensor weight, and each row's largest magnitude in
 the tensor SCB. At run time, bitsandbytes chooses by the activations which columns it multiplies in float16. So the file
@@ -139,7 +139,7 @@ def check_rows(cols: int) -> None:
 
 
 def state(kind: Form, rows: int, cols: int) -> np.ndarray:
-    """Format the tensor quant_state of a matrix: the bytes of a JSON object.
+    """Format a matrix's tensor quant_state, which consists of the bytes of a JSON object.
 
     >>> state("nf4", 16, 128).tobytes().decode()
     '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'

@@ -95,7 +95,7 @@ class CompressedTensors(Rule):
         return {"weight": codes, "weight_scale": part.scales}
 
     def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
-        """Pack the zero points of a whole matrix, [rows, groups] in uint8, into the layout's tensor."""
+        """Pack the zero points of a whole matrix ([rows, groups] in uint8) into the layout's tensor."""
         return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
@@ -169,25 +169,27 @@ class PackedIntegers(CompressedTensors):
 class PackedMX(CompressedTensors):
     """The layout mxfp4-pack-quantized: two codes per byte, the first in the low half."""
 
+    packed = "weight_packed"  # the name of the tensor with the codes
+
     @property
     def format(self) -> str:
         return "mxfp4-pack-quantized"
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
-            "weight_packed": StoredArray((rows, -(-cols // 2)), ("uint8",)),
+            self.packed: StoredArray((rows, -(-cols // 2)), ("uint8",)),
             "weight_scale": StoredArray(self.scales(rows, cols), ("uint8",)),
         }
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
-        return Quantized(nibbles(arrays["weight_packed"][start:stop])[:, :cols], arrays["weight_scale"][start:stop])
+        return Quantized(nibbles(arrays[self.packed][start:stop])[:, :cols], arrays["weight_scale"][start:stop])
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        return {"weight_packed": pack_nibbles(part.codes), "weight_scale": part.scales}
+        return {self.packed: pack_nibbles(part.codes), "weight_scale": part.scales}
 
 
 class MXFP8(CompressedTensors):
-    """The layout mxfp8-quantized: a scale is the exponent of a power of two, plus 127."""
+    """The layout mxfp8-quantized. A scale is a power of two, which is stored as its exponent plus 127."""
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         stored = super().stored(rows, cols)

@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints.strict_json import short
 class Fields:
     """A JSON object of the file `path`; a method for each type returns a key's value, or raises `CheckpointError`.
 
-    The error names the file and the key. It says that the key is missing, or that its value has another type.
+    The error names the file and the key. It says that the key is missing, or that its value has the wrong type.
     """
 
     def __init__(self, values: dict[str, Any], path: str | Path):

@@ -1,4 +1,4 @@
-"""Reads matrices in the layout of Marlin, a kernel of AutoGPTQ that stores GPTQ's codes in another order.
+"""Reads matrices in the layout of Marlin, a kernel of AutoGPTQ that stores GPTQ's codes in a different order.
 
     B           int32 [cols / 16, 2 rows]: codes of 4 bits plus 8, eight per word, the first in the lowest bits
     s           scales [groups, rows]

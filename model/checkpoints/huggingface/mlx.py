@@ -149,7 +149,7 @@ class MLX(ByTarget):
 
 
 def is_mlx(values: Mapping[str, Any]) -> bool:
-    """Tell whether `values`, an object in config.json, has MLX's settings: group_size and bits, but no quant_method."""
+    """Tell whether the object `values` in config.json has MLX's settings: group_size and bits, but no quant_method."""
     return "quant_method" not in values and {"group_size", "bits"} <= values.keys()
 
 

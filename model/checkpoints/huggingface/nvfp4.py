@@ -4,8 +4,9 @@
     Model Optimizer      weight, weight_scale, weight_scale_2                w = code * scale * scale_2
 
 A code is a number in e2m1. Two codes share a byte, the first in the low half. Each group of 16 columns has a scale in
-e4m3. All codes are multiples of 1/2, so we convert them to int8 by doubling them, and halve the scales. We round the
-product (or quotient) of the two scales to float32, as both libraries do.
+e4m3; a group of Model Optimizer's W4A8_NVFP4_FP8 has 32 columns. All codes are multiples of 1/2, so we convert them to
+int8 by doubling them, and halve the scales. We round the product (or quotient) of the two scales to float32, as both
+libraries do.
 """
 
 import ml_dtypes
@@ -25,18 +26,18 @@ class NVFP4(Rule):
 
     form, zeros = "int8", False
 
-    def __init__(self, *, packed: str, scale: str, divided: bool):
-        self.packed, self.scale = packed, scale
+    def __init__(self, *, packed: str, scale: str, divided: bool, group: int = BLOCK):
+        self.packed, self.scale, self.group = packed, scale, group
         self.divided = divided  # whether the scale of the matrix divides the groups' scales
 
     def group_of(self, cols: int) -> int:
         del cols
-        return BLOCK
+        return self.group
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
             self.packed: StoredArray((rows, -(-cols // 2)), ("uint8",)),
-            "weight_scale": StoredArray((rows, -(-cols // BLOCK)), (E4M3.name,)),
+            "weight_scale": StoredArray((rows, -(-cols // self.group)), (E4M3.name,)),
             self.scale: StoredArray((1,), ("float32",)),
         }
 

@@ -20,9 +20,10 @@ from llamaspec.model.checkpoints.huggingface.bitnet import read_bitnet
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from llamaspec.model.checkpoints.huggingface.compressed import read_compressed_tensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
+from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8
 from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
 from llamaspec.model.checkpoints.huggingface.mlx import KEY, is_mlx, read_mlx
+from llamaspec.model.checkpoints.huggingface.model_optimizer import read_modelopt
 from llamaspec.model.checkpoints.huggingface.quanto import read_quanto
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
@@ -57,7 +58,7 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the layout from a separate file next to config.json, as in older releases; None if there is no such file.
+    """Read the layout from the file next to config.json in which older models state it; None if there is no such file.
 
     Raises `CheckpointError` if the layout is not supported.
     """
@@ -183,7 +184,10 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
 
 
 def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
-    """Remove from `located` what we do not need of a quantized module: scales of activations, and a zero bias."""
+    """Remove the tensors of a quantized module that we do not need from `located`.
+
+    These are scales of activations, and a bias of zeros.
+    """
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

@@ -126,7 +126,7 @@ def _with_causal_names(
     """Rename the tensors of a model that was saved without its head, as models of embeddings are.
 
     Names in such files lack the prefix "model.". If the head is not the embedding, its tensor is missing. Then we use
-    the embedding in its place, because only logits need a head, and return a note that says so. Other files are
+    the embedding in its place, because only logits need a head, and return a note that says this. Other files are
     returned unchanged.
     """
     embedding, head = (f"{family.names[part]}.weight" for part in ("embedding", "head"))
@@ -210,7 +210,7 @@ def _locate_all(directory: Path, stem: str) -> Located:
             located[name] = place
     for name, shard in weight_map.items():
         if name not in located:
-            raise refused(index_path, f"tensor {quoted(name)} is not in the shard that the index names, {shard}")
+            raise refused(index_path, f"tensor {quoted(name)} is not in the shard that the index names ({shard})")
     return located
 
 

@@ -42,7 +42,7 @@ class Rule(ABC):
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         """Return the tensors of a quantized module by name.
 
-        The module is quantized if its file has the first of these tensors, in a dtype that this `StoredArray` allows.
+        The module is quantized if its file has the first of these tensors, in a dtype that its `StoredArray` allows.
         """
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
@@ -66,13 +66,13 @@ class Rule(ABC):
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
         """Unpack the rows from `start` to `stop` into codes and scales.
 
-        `start` and `stop` are multiples of `ROWS`, or `stop` is the end of the matrix. If `in_groups` is False, the
-        result has a scale for each column.
+        `start` is a multiple of `ROWS`; `stop` is a multiple of `ROWS` or the end of the matrix. If `in_groups` is
+        False, the result has a scale for each column.
         """
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Unpack int32 words into codes of 4 or 8 bits, the lowest bits first: [*batch, codes] in uint8."""
+    """Unpack int32 words into codes of 4 or 8 bits, the lowest bits first. The result is [*batch, codes] in uint8."""
     stored = words.astype("<i4").view(np.uint8)
     return nibbles(stored) if bits == 4 else stored
 
@@ -94,12 +94,12 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nibbles(pairs: np.ndarray) -> np.ndarray:
-    """Unpack bytes into two 4-bit codes each, the low half first: [*batch, codes] in uint8."""
+    """Unpack bytes into two 4-bit codes each, the low half first. The result is [*batch, codes] in uint8."""
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
 def powers_of_two(exponents: np.ndarray) -> np.ndarray:
-    """Decode scales e8m0 to float32: an exponent plus 127, or 255 for NaN.
+    """Decode scales e8m0 to float32. A power of two is stored as its exponent plus 127; 255 means NaN.
 
     >>> powers_of_two(np.array([127, 126, 255], np.uint8))
     array([1. , 0.5, nan], dtype=float32)
@@ -114,7 +114,7 @@ def in_order(g_idx: np.ndarray, group: int) -> bool:
 
 
 def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
-    """Raise ValueError if `g_idx`, the tensor `name`, contains a group outside 0 to `groups` - 1."""
+    """Raise ValueError if the tensor `name` (with the contents `g_idx`) has a group outside 0 to `groups` - 1."""
     if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
         raise ValueError(f"{name} has groups from {g_idx.min()} to {g_idx.max()}, expected 0 to {groups - 1}")
 
@@ -122,7 +122,7 @@ def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
 def check_whole_groups(cols: int, group: int) -> None:
     """Raise ValueError if a row of `cols` weights is not a whole number of groups."""
     if cols % group:
-        raise ValueError(f"rows have {cols} weights, expected a multiple of the group size, {group}")
+        raise ValueError(f"rows have {cols} weights, expected a multiple of {group} (the group size)")
 
 
 def group_size(size: int | None) -> int | None:

@@ -19,7 +19,7 @@ PLAIN = re.compile(r"(?:\(\?:|[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?
 
 
 class ByTarget(Rule):
-    """Several layouts; each applies to the modules that match its targets. None means that they are not quantized."""
+    """Several layouts; each applies to the modules that match its targets. None: these modules are not quantized."""
 
     def __init__(self, rules: Sequence[tuple[list[str], Rule | None]]):
         self.rules, self.first = rules, next(rule for _, rule in rules if rule)

@@ -128,7 +128,7 @@ def _sampling_keys(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
 def _joined(
     entries: list[tuple[str, tuple[np.dtype, tuple[int, ...]]]], path: str
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Join entries with the same name, which are the parts of a fused matrix, by adding their numbers of rows."""
+    """Join the parts of each fused matrix (entries with the same name) by adding their numbers of rows."""
     joined: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, (dtype, shape) in entries:
         if name in joined:
@@ -197,7 +197,7 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
             raise refused(checkpoint.path, f"{what} or groups, which {layout} cannot hold in one model")
         if grouped and tensor.shape[1] % codes.group:
             what = f"rows of {name} have {tensor.shape[1]} weights, but in {layout} the number of weights in a row"
-            needs = f"must be a multiple of the group size, {codes.group} (the schemes q8_row and fp8 have no groups)"
+            needs = f"must be a multiple of the group size {codes.group} (the schemes q8_row and fp8 have no groups)"
             raise refused(checkpoint.path, f"{what} {needs}")
     if all_codes[0].form in CODEBOOKS:
         return BitsAndBytes(all_codes[0].form)
@@ -224,7 +224,7 @@ def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
-    """Yield the name, dtype and shape of each tensor that stores the weight `name`: one, or several if quantized."""
+    """Yield the name, dtype and shape of each tensor that stores the weight `name`. A quantized weight has several."""
     if rule is None or tensor.codes is None:
         yield name, (tensor.dtype, tensor.shape)
         return

@@ -22,7 +22,7 @@ AT_ONCE = 4 << 20  # number of codes per part
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
-    """Open a llama2.c file of any version. Raises `CheckpointError` if its header implies another file size."""
+    """Open a llama2.c file of any version. Raises `CheckpointError` if its header implies a different file size."""
     version, config, group = _read_header(file)
     check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
     if version == 2 and (shape := _undivided(config, version, group)):
@@ -101,7 +101,7 @@ def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | No
 
 
 def _kuiper_group(file: MappedFile, config: Config) -> int | None:
-    """Return the group size of a KuiperLLama file; None if the file's size shows that it has another format."""
+    """Return the group size of a KuiperLLama file; None if the file's size shows that it is no such file."""
     group = int.from_bytes(
         file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
     )

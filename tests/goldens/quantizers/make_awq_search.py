@@ -8,7 +8,7 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
     pip install --no-deps autoawq
 
 autoawq searches one linear layer at a time, here in float32. With `duo_scaling` off, it uses only the inputs' norms, as
-in the paper; with the default, on, it also divides by the means of the weights.
+in the paper. With `duo_scaling` on (the default), it also divides by the means of the weights.
 """
 
 import json

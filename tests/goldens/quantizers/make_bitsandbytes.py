@@ -1,4 +1,4 @@
-"""Write bitsandbytes.json: NF4, FP4, double-quantized scales and int8 rows, by bitsandbytes on a CPU.
+"""Write bitsandbytes.json: NF4, FP4, double-quantized scales and int8 rows, as bitsandbytes computes them on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes
 

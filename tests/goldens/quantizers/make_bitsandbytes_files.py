@@ -1,4 +1,4 @@
-"""Write bitsandbytes_files.json: a linear layer in NF4 and FP4, as transformers saves it by bitsandbytes on a CPU.
+"""Write bitsandbytes_files.json: a linear layer in NF4 and FP4, as transformers and bitsandbytes save it on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes_files
 

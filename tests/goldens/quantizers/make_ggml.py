@@ -1,6 +1,6 @@
 """Write ggml.json: blocks that ggml's C code quantizes, and weights that ggml and gguf read from random blocks.
 
-"weighted" has blocks that ggml quantizes with the importances `importance()` of columns.
+"weighted" has blocks that ggml quantizes with importances of the columns, which `importance` draws.
 
     python -m tests.goldens.quantizers.make_ggml
 

@@ -1,4 +1,4 @@
-"""Write minifloats.json: the value of every code by gfloat, and tensors quantized by torchao and torch.
+"""Write minifloats.json: the value that gfloat gives each code, and tensors that torchao and torch quantize.
 
     python -m tests.goldens.quantizers.make_minifloats
 

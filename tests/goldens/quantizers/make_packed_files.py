@@ -8,8 +8,8 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
     pip install --no-deps auto-round autoawq
 
 Tensors are in base64. For the float32 weights that a library reads back, we store the SHA-256; scales are converted to
-float32 first, so that each weight is rounded only once. Autoawq's gemv and gemv_fast are read by CUDA kernels only, so
-for these we compute (code - zero point) * scale by autoawq's formula for pseudo-quantized weights.
+float32 first, so that each weight is rounded only once. Only CUDA kernels read autoawq's layouts gemv and gemv_fast, so
+for these layouts we compute (code - zero point) * scale by autoawq's formula for pseudo-quantized weights.
 """
 
 import base64

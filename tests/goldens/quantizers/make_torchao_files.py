@@ -8,9 +8,9 @@ Run it in the root of the repository, in a separate environment (Python 3.11):
 
 SHUFFLE is the path of mslk/quantize/shuffle.py from https://github.com/meta-pytorch/MSLK. This file packs 4-bit codes
 in plain PyTorch, while the package MSLK needs a GPU. Tensors are in base64; for the float32 weights that torchao reads
-back, we store the SHA-256. torchao reads an Int4Tensor only inside a GPU product, so for these we store the original
-weights. The decoded weights are within half a step of the original ones, plus the rounding of scales and zero points to
-bfloat16.
+back, we store the SHA-256. torchao reads an Int4Tensor only inside a GPU product, so for such tensors we store the
+original weights. The decoded weights are within half a step of the original ones, plus the rounding of scales and zero
+points to bfloat16.
 """
 
 import base64

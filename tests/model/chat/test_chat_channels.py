@@ -1,4 +1,4 @@
-"""Answers of models that write to channels: which part is shown as the answer, and which part is thought."""
+"""Answers of models that write to channels: which part is shown as the answer, and which part as a thought."""
 
 import re
 

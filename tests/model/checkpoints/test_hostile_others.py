@@ -165,7 +165,7 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    """The tests use at least 60 invalid safetensors files and 45 invalid llama2c files, besides random changes."""
+    """The tests use at least 60 invalid safetensors files and 45 invalid llama2c files, not counting random changes."""
     safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
     assert sum(map(len, safetensors)) >= 60
     assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45

@@ -18,7 +18,7 @@ KUIPER = 3
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(ffn=16, layers=1)])
 def test_kuiperllamas_files_are_read(tmp_path, tied, sizes):
-    """We read KuiperLLama's files, also if the head is tied; KuiperLLama itself reads a tied head wrongly."""
+    """We read KuiperLLama's files, even if the head is tied; KuiperLLama itself reads a tied head wrongly."""
     path = llama2c_files.write(tmp_path / "model.bin", KUIPER, sizes=sizes, tied=tied)
     checkpoint = open_checkpoint(path)
     assert (checkpoint.format, checkpoint.config.tied) == ("kuiper-int8", tied)

@@ -124,7 +124,7 @@ def test_a_command_prints_one_line_about_the_tensors_it_leaves_out(folder):
 def test_rows_that_no_token_uses_may_hold_anything(tmp_path, tied, name):
     """Rows of the embedding or the head beyond the tokenizer's tokens may hold a NaN.
 
-    We read it as 0, and a note says so.
+    We read the NaN as 0, and a note says so.
     """
     config = CONFIG | {"vocab_size": 260, "bos_token_id": None, "eos_token_id": 257, "tie_word_embeddings": tied}
     tensors = families.random_tensors(config)
@@ -163,7 +163,7 @@ ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 @pytest.mark.parametrize("kind", ENDS)
 def test_a_text_also_ends_at_the_tokenizers_own_end(tmp_path, kind):
-    """`generate` stops at the eos_token of the tokenizer's files, even if config.json names only another id."""
+    """`generate` stops at the eos_token of the tokenizer's files, even if config.json names only a different id."""
     config, expected = ENDS[kind]
     families.write_checkpoint(tmp_path, CONFIG | {"vocab_size": 258, "bos_token_id": None, "eos_token_id": 256})
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(("<|endoftext|>", "<|im_end|>", "<|im_start|>")))

@@ -262,7 +262,7 @@ def test_a_false_number_of_experts_is_refused_at_once(tmp_path):
         ),
         ({"lm_head": {"bits": 1}}, "quantization: 1 bits in groups of 64 are not supported"),
         ({"re:lm_head": {"bits": 4}}, 'target "re:lm_head" is not supported (only names)'),
-        ({"group_size": 64}, "rows have 32 weights, expected a multiple of the group size, 64"),
+        ({"group_size": 64}, "rows have 32 weights, expected a multiple of 64 (the group size)"),
     ],
 )
 def test_an_unsupported_quantization_config_is_refused(changes, what, tmp_path):

@@ -1,4 +1,4 @@
-"""Models that were saved without their head, as models of embeddings are: names lack the prefix "model."."""
+"""Models that were saved without their head, as embedding models are. Their tensors' names lack the prefix "model."."""
 
 import json
 

@@ -72,7 +72,7 @@ def test_a_family_is_nearest_to_its_own_models(name):
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
     """Without renormalization, each expert's weight is the router's probability.
 
-    The reference, JAX and the error bounds agree in this.
+    The reference, JAX and the error bounds all use this weight.
     """
 
     def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:

@@ -85,7 +85,7 @@ def test_sinks_are_within_the_bound_in_every_form(form, seq: int, kv_heads: int,
 
 
 def opened(directory: Path, golden: dict, changes: dict[str, np.ndarray | None]):
-    """Write and open a golden's checkpoint, with the tensors in `changes` replaced, or removed if None."""
+    """Write and open a golden's checkpoint, after `changes` replace some tensors; None removes a tensor."""
     (directory / "config.json").write_text(json.dumps(golden["config"]))
     tensors = random_tensors(golden["config"], golden["tensors"]) | changes
     write_safetensors(directory / "model.safetensors", {name: a for name, a in tensors.items() if a is not None})

@@ -264,10 +264,10 @@ def test_a_plan_predicts_the_memory_that_a_process_takes_on_a_gpu(run, shape, sc
 
 
 def test_the_peak_of_loading_counts_what_all_readers_load_at_once():
-    """The planned peak of loading has all weights, and the temporary arrays that the reader threads hold together.
+    """The planned peak of loading includes all weights, and the temporary arrays of all reader threads.
 
     While a matrix is quantized, its codes need 3 bytes per weight. With one thread, only one matrix at a time needs
-    them, the largest first. A tied head takes no memory.
+    them; the largest matrix comes first. A tied head takes no memory.
     """
     shapes = random_shapes(SMALL, dtype=FLOAT32, positions=1, quantize="q8")._replace(rope=None)  # type: ignore
     sizes, temporary = [], []
@@ -304,7 +304,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 
 
 def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoint:
-    """Give a checkpoint's matrices one dtype, and its norms and its embedding another dtype."""
+    """Give a checkpoint's matrices the dtype `matrices`, and its norms and its embedding the dtype `vectors`."""
     tensors = {
         name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else vectors))
         for name, tensor in checkpoint.tensors.items()

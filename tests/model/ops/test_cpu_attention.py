@@ -98,7 +98,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
 def test_both_cores_read_the_cache(heads: int, dtype: str):
     """On two cores, attention of one query uses both, for every number of cache rows that it can choose to read.
 
-    By itself, XLA runs sums of only 16 numbers on one core.
+    Without our help, XLA would run sums of only 16 numbers on one core.
     """
     q, k, v = (np.zeros((rows, heads, HEAD_DIM), dtype) for rows in (1, 256, 256))
     text = attending(q, k, v, start=0)[0].as_text()

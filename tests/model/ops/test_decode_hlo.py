@@ -124,7 +124,7 @@ def test_weights_widened_before_a_loop_are_detected():
 
 
 def test_attention_reads_the_used_part_of_the_cache_alone():
-    """Attention reads no cache rows after the rows in use: they may be NaN, and 0 times NaN is NaN."""
+    """Attention reads no cache rows after the rows in use, because they may be NaN, and 0 times NaN is NaN."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SPANS.smallest

@@ -54,7 +54,7 @@ def shapes(config: Config, dtype: np.dtype = BFLOAT16) -> Params:
 
 
 def in_codes(params: Params, form: str, group: int) -> Params:
-    """Return the shapes of `params` with quantized matrices, arranged as for a GPU that has the kernels."""
+    """Return the shapes of `params` with quantized matrices, in the layout for a GPU that has the kernels."""
 
     def coded(leaf: Any) -> Any:
         if leaf.ndim != 2:
@@ -220,7 +220,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 
 
 def test_a_table_for_silu_computes_no_gelu():
-    """A table of ops is built for one config; a call with another config raises an error and runs no kernel."""
+    """A table of ops is built for one config; a call with a different config raises an error and runs no kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
@@ -306,7 +306,7 @@ def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype)
 def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
     monkeypatch.setattr(llamaspec.model.llama, "default_device", lambda: H200)
     checkpoint = quantized(random_checkpoint(TINY, seed=0), "q8")
-    with pytest.raises(ValueError, match="kernels pallas cannot emulate activations: choose xla or cpu"):
+    with pytest.raises(ValueError, match="pallas kernels cannot emulate activations: choose xla or cpu"):
         llamaspec.model.llama.load_backend(checkpoint, RunOptions(emulate_activations="q8_0"))
 
 

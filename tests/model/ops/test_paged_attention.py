@@ -1,4 +1,4 @@
-"""Paged attention by XLA's and by the CPU's ops equals the reference, and a row's bits do not depend on other rows."""
+"""Paged attention with XLA's ops and with the CPU's op equals the reference. No row's bits depend on other rows."""
 
 from dataclasses import replace
 from functools import partial

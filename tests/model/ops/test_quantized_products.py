@@ -113,7 +113,7 @@ def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
 @pytest.mark.sampled(10)  # 28 cases, 6 s
 @pytest.mark.parametrize("kind", EVERY, ids=str)
 def test_every_kind_is_multiplied_as_one_token_needs_it(kind):
-    """`cpu_product` of one token, as in decoding on a CPU, is within its bound for every kind of quantized matrix."""
+    """`cpu_product` of one token (used in decoding) is within its bound for every kind of quantized matrix."""
     tensor, part = Matrix(*kind, seed=5)(5, 512)
     x = Noise(seed=6)(1, 1, 512)
     assert_product(jax.jit(cpu_product)(x, placed(tensor)), x, tensor, part)

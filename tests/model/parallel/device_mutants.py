@@ -113,7 +113,7 @@ def _stacks_cut_evenly(arrays: Any, config: Any, devices: int, parts: Any, field
 
 
 def other_head(arrays: Any, config: Any, devices: int) -> Any:
-    """Put each key head on the device of another key head."""
+    """Put each key head on the device of a different key head."""
     names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
     return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 

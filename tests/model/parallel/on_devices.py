@@ -15,7 +15,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     commands    exit code, stdout and stderr of every command of `COMMANDS`
     shown       exit code, stdout and stderr of every command of `documented_commands`
 
-A case that raises ends the process with a traceback.
+A case that raises an exception ends the process with a traceback.
 """
 
 import json
@@ -397,9 +397,9 @@ def gradient(name: str) -> dict[str, Any]:
 
 
 def served(devices: int) -> dict[str, Any]:
-    """Serve requests one by one, and then all at once with too few pages for all of them. Two have an adapter.
+    """Serve requests one by one, and then all at once with too few pages for all. Two requests use an adapter.
 
-    In the result, `paged` is true if a request was preempted and another one reused pages of the prefix cache.
+    In the result, `paged` is true if a request was preempted and a different request reused pages of the prefix cache.
     """
     import threading
 
@@ -607,8 +607,8 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
 def drawn(*, own_key: bool) -> dict[str, Any]:
     """Sample tokens on one device and on four. Returns both lists of tokens.
 
-    `same` says whether all four devices have seen the same tokens.
-    With `own_key`, each device uses another random key, which is a mistake (transformers #36634).
+    `same` says whether all four devices have seen the same tokens. With `own_key`, each device uses a different random
+    key, which is a mistake (transformers #36634).
     """
     from contextlib import nullcontext
     from unittest.mock import patch
@@ -652,7 +652,7 @@ _single_device: list[Any] = []
 def trained(kind: str) -> dict[str, Any]:
     """Train on two devices, once without a break and once killed and resumed.
 
-    Return the difference between the two results, and their difference from training on one device.
+    Return the difference between the two results, and how much they differ from training on one device.
     """
     import string
     import tempfile

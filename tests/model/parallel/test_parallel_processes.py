@@ -130,9 +130,10 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
 
 @pytest.mark.slow  # 20 s
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
-    """Training on two processes gives the same bits as training on two devices of one process, also in the optimizer.
+    """Two processes, and two devices of one process, train the same bits of weights and of the optimizer's state.
 
-    A sum of two numbers has only one order. `test_parallel.py` checks the trained weights themselves.
+    The bits can be equal because a sum of two numbers does not depend on their order. `test_parallel.py` checks the
+    trained weights themselves.
     """
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))

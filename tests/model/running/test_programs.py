@@ -40,7 +40,7 @@ def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """Yield a list to which every program that XLA compiles from now on is added."""
+    """Yield a list that gets an entry for every program that XLA compiles from now on."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):

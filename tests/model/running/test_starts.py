@@ -24,7 +24,7 @@ PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 @pytest.fixture
 def traced() -> Iterator[list[str]]:
-    """Yield a list to which every function that JAX traces from now on is added."""
+    """Yield a list that gets an entry for every function that JAX traces from now on."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):

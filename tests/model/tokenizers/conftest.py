@@ -9,7 +9,7 @@ from tests.verify.other_pythons import python_with
 
 
 def libraries(*names: str) -> Iterator[OtherTokenizers]:
-    """Run the tokenizers of libraries in another process; skip the test if no Python has all of them."""
+    """Run the tokenizers of libraries in a separate process; skip the test if no Python has all of them."""
     python = python_with(*names)
     if not python:
         pytest.skip(f"needs a Python with {' and '.join(names)}: set LLAMASPEC_OTHER_PYTHON")

@@ -1,4 +1,4 @@
-"""Run llama.cpp's and transformers' tokenizers in another process, to encode texts.
+"""Run llama.cpp's and transformers' tokenizers in a separate process, to encode texts.
 
 Start it in the root of the repository with
 

@@ -1,4 +1,4 @@
-"""Added tokens of every kind in texts of all of Unicode: at the start, in the middle, doubled, and next to white space.
+"""Added tokens of every kind in texts with all of Unicode: at the start, in the middle, doubled, next to white space.
 
 We compare ids with transformers and llama.cpp. Both run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
 """

@@ -214,7 +214,8 @@ def test_white_space_next_to_control_tokens_is_the_librarys(text, normalized, co
     """A control token with `lstrip` or `rstrip` absorbs white space next to it, as in the tokenizers library.
 
     An added token that consists of white space is not absorbed if it is found before the text is normalized, or if the
-    control token is also found in the normalized text. `normalized` and `controls` say what is found there.
+    control token is also found in the normalized text. `normalized` and `controls` say whether the normalized text is
+    searched for the added and for the control tokens.
     """
     spec = json.loads(tiny_tokenizers.chatml(special=()))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": controls, "special": True}
@@ -272,7 +273,7 @@ MARKERS = [
 @pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
-    """Control tokens are recognized by name, even if the file states another type for them.
+    """Control tokens are recognized by name, even if the file states a different type for them.
 
     Plain text is never encoded to a control token, and generation stops at the token `end`.
     """
@@ -293,7 +294,7 @@ def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
 
 
 def test_tokens_that_merges_make_stay_text(tmp_path):
-    """Tokens that look like chat markers but are the result of merges stay text, because code has such operators."""
+    """Tokens that merges make stay text even if they look like chat markers, because code has such operators."""
     keys = with_added(byte_level_keys(), {"<|": NORMAL, "|>": NORMAL, "<|x|>": NORMAL, "x|>": NORMAL, "<|>": NORMAL})
     merges = keys["tokenizer.ggml.merges"][1][1]
     keys |= named(merges=(ARRAY, (STRING, ["< |", "| >", "x |>", "<| x|>", *merges])))
@@ -367,7 +368,10 @@ def test_letters_of_an_added_token_are_text(tmp_path):
 
 
 def test_a_control_token_of_whole_words_is_refused(tmp_path):
-    """We would find such a token within words, too; tokenizer.json is refused in the same way."""
+    """A control token that may only match whole words is refused, because we would find it within words, too.
+
+    tokenizer.json is refused in the same way.
+    """
     folder_with(tmp_path, ["<x>"])
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config["added_tokens_decoder"]["450"] |= {"special": True, "single_word": True}

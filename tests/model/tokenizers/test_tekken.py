@@ -1,4 +1,4 @@
-"""Mistral's tekken.json: ids equal those of Mistral's library, also after conversion to other formats."""
+"""Mistral's tekken.json: ids equal those of Mistral's library, even after conversion to other formats."""
 
 import json
 

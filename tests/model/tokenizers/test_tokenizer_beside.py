@@ -26,7 +26,7 @@ FIRST = 256  # the first id after the bytes
 
 
 def write(folder: Path, listed: tuple[str, ...] = ("<s>", "</s>"), **files: Any) -> Path:
-    """Write a tokenizer.json with the 256 bytes and the special tokens `listed`, and the other files next to it."""
+    """Write a tokenizer.json with the 256 bytes and the special tokens `listed`. Write `files` next to it."""
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=listed))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     files.setdefault("tokenizer_config", {})

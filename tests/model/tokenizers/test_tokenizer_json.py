@@ -211,7 +211,7 @@ def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
 def test_conversations_equal_the_librarys(data, parts, ends):
     """Chat text with control tokens gets the same ids as from the `tokenizers` library.
 
-    The library finds control tokens in the text by itself.
+    The library itself finds the control tokens in the text.
     """
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
@@ -359,7 +359,10 @@ def test_a_panic_of_the_library_is_one_line(kind, tmp_path, capfd):
 
 
 def test_added_tokens_over_which_the_library_panics_give_one_line(capfd):
-    """The library panics over a token of white space with lstrip that the token before it has absorbed."""
+    """If the library panics over added tokens, the error is one line.
+
+    It panics if a token of white space has lstrip, and the token before it has absorbed the white space.
+    """
     spec = json.loads(tiny_tokenizers.chatml())
     first = len(spec["model"]["vocab"]) + len(spec["added_tokens"])
     spec["added_tokens"] += [added(first, "<x>", rstrip=True), added(first + 1, "\n\n", lstrip=True)]

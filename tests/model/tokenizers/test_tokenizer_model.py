@@ -168,7 +168,7 @@ def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED, CONTROL])
 def test_a_marker_inside_a_tokenizer_model_is_a_control_token(trained, tmp_path, kind):
-    """A chat marker inside a tokenizer.model is a control token with any type, as in a GGUF file."""
+    """A chat marker inside a tokenizer.model is a control token, even if its stated type is different."""
     proto = ModelProto()
     proto.ParseFromString(trained)
     for name in ("<|im_start|>", "<|im_end|>", "<end_of_turn>", "<tool>", "<|>"):

@@ -1,4 +1,4 @@
-"""`model.tokenizers` has one interface for four kinds of files: small files made here, and Llama 2's own files."""
+"""`model.tokenizers` reads four kinds of files with one interface. We test small files, and Llama 2's own files."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Run transformers' tokenizers in another process, with the files of a folder.
+"""Run transformers' tokenizers in a separate process, with the files of a folder.
 
 The process uses the first Python with transformers that LLAMASPEC_OTHER_PYTHON names.
 """

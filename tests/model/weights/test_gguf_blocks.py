@@ -31,7 +31,7 @@ LOAD = partial(load_params, dtype=FLOAT32, positions=1)
 
 
 def changed(checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
-    """Return a copy of `checkpoint` with other fields in the `Codes` of all tensors that a device can unpack."""
+    """Return a copy of `checkpoint` with changed `fields` in the `Codes` of all tensors that a device can unpack."""
 
     def tensor(old: Tensor) -> Tensor:
         return old._replace(codes=old.codes._replace(**fields)) if old.codes and old.codes.blocks else old
@@ -81,9 +81,9 @@ def test_the_device_unpacks_the_same_bits_as_the_host(tmp_path, type):
 
 @pytest.mark.parametrize(("type", "rows", "slab"), [("Q6_K", 12, 4), ("Q4_K", 10, 5)])
 def test_a_large_matrix_is_unpacked_in_slabs(monkeypatch, type, rows, slab):
-    """A loop unpacks a large matrix in slabs of `slab` rows, with the result of unpacking each slab by itself.
+    """A loop unpacks a large matrix in slabs of `slab` rows. The result equals that of unpacking each slab separately.
 
-    `slab` is the largest divisor of the number of rows that is at most 5, the limit in this test.
+    `slab` is the largest divisor of the number of rows that is at most 5 (the limit in this test).
     """
     monkeypatch.setattr(gguf_blocks, "AT_ONCE", 5 * 256)
     packed = np.frombuffer(random_blocks(type, (rows, 256), seed=1), np.uint8).reshape(rows, -1)
@@ -103,7 +103,7 @@ def test_all_matrices_of_a_model(tmp_path, device):
 def test_a_file_of_several_types(tmp_path, readers):
     """A stacked matrix of several types loads, although a separate program unpacks the rows of each type.
 
-    In Q4_K_M, v may have another type than q and k.
+    In Q4_K_M, v may have a different type than q and k.
     """
     checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=readers == 3).write(tmp_path / "x.gguf"))
     shares: list[float] = []
@@ -132,7 +132,7 @@ def test_the_experts_of_a_layer(tmp_path):
 def test_two_types_with_one_form_are_left_to_the_host(tmp_path):
     """The host unpacks two matrices that are stacked in one form of codes, if their blocks have different types.
 
-    Here gate is in Q4_1 and up in Q4_K.
+    Here the matrix gate has the type Q4_1, and the matrix up has Q4_K.
     """
     types = {"gate_proj": "Q4_1", "up_proj": "Q4_K"}
     checkpoint = open_checkpoint(

@@ -216,7 +216,7 @@ def test_mx_is_torchaos(name, mode, case):
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """NVFP4 codes and scales equal torchao's, except for blocks with a scale below 2^-6, torchao's smallest."""
+    """NVFP4 codes and scales equal torchao's, except for blocks with a scale below 2^-6 (torchao's smallest scale)."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)

@@ -10,7 +10,8 @@ each test compares an error for which the claim holds:
 
 A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine), so uniform
 densities suffice. The tests replace the integral over a uniform density by a sum over equally spaced weights
-(`lattice`). These are so many that this changes the two errors by less than the difference between them.
+(`lattice`). There are so many of these weights that this changes the two errors by less than the difference between
+them.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""Quantizers agree with the node tests of ONNX, an independent computation of expected outputs.
+"""Quantizers agree with the node tests of ONNX, which compute the expected outputs independently of us.
 
 An adapter per operator calls `reference` with the inputs of a case. ONNX has one scale per tensor, per index of an
-axis, or per block along an axis: `blocks.spread` expands all three. Codes must be equal unless ONNX's float32 quotient
+axis, or per block along an axis. `blocks.spread` expands all three. Codes must be equal unless ONNX's float32 quotient
 may have hit a tie; a dequantized weight may be off by the roundings of its dtype, which we count.
 """
 

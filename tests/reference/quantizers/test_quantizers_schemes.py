@@ -140,7 +140,7 @@ def test_attention_over_a_quantized_cache(query, key, value, keys):
 
 @given(query=draws(-10, 10), key=draws(-100, 100), keys=st.integers(1, 9))
 def test_scores_over_a_quantized_cache(query, key, keys):
-    """Quantized keys change a score by |(k - k^) q|, at most half a quantization step of k times the sum of |q|."""
+    """Quantized keys change a score by |(k - k^) q|, which is at most half a step of k times the sum of |q|."""
     head_dim = 8
     q, k = query(1, head_dim).astype(np.float64)[0], key(keys, head_dim)
     stored = kv_cache.quantize(k)

@@ -1,4 +1,4 @@
-"""Run libggml in another process, to quantize and dequantize weights and to run GGUF files.
+"""Run libggml in a separate process, to quantize and dequantize weights and to run GGUF files.
 
 The process needs a Python that has llama-cpp-python and gguf. It is started in the root of the repository with
 
@@ -66,7 +66,10 @@ class Libggml:
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def mix_file(self, file: Path, to: Path, ftype: int, importances: Mapping[str, np.ndarray] | None = None) -> None:
-        """Quantize the GGUF file `file` to the mixture `ftype`, with the importances of columns by tensor name."""
+        """Quantize the GGUF file `file` to the mixture `ftype`, and write the result to `to`.
+
+        `importances` maps a tensor's name to the importances of its columns.
+        """
         texts = {name: _text(array.astype("<f4").tobytes()) for name, array in (importances or {}).items()}
         self._ask(mix_file=str(file), to=str(to), ftype=ftype, importances=texts)
 

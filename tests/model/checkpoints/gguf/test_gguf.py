@@ -59,7 +59,7 @@ def test_floats_are_read_as_they_are_stored(tmp_path, family, type):
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
-    """We read ggml's blocks as ggml does, also in matrices with rows that llama.cpp permutes."""
+    """We read ggml's blocks as ggml does, even in matrices with rows that llama.cpp permutes."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     kind, random = ggml.TYPES[type], np.random.default_rng(0)
     file = gguf_files.file_of(config, families.random_tensors(config))

@@ -93,7 +93,7 @@ def test_a_story_of_stories260k(run, data, tmp_path):
         (["--to", "safetensors", "--dtype", "float16"], "--dtype works only with --to gguf"),
         (["--to", "llama2c", "--tokenizer", "x"], "--tokenizer works only with --to gguf"),
         (["--to", "gguf", "--dtype", "float16", "--quantize", "q8_0"], "--dtype float16 and --quantize q8_0"),
-        (["--to", "onnx"], "onnx"),
+        (["--to", "coreml"], "'coreml' is not one of"),
     ],
 )
 def test_what_a_format_does_not_have_is_wrong_usage(run, tmp_path, options, what):

@@ -128,7 +128,7 @@ WEIGHTS = jax.jit(QuantizedMatrix.weights)
 @pytest.mark.sampled(3)  # 14 cases, 10 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
-    """Codes on the device decode to the file's exact weights: all codes, extreme scales, rows reordered for RoPE."""
+    """Codes on the device decode to the file's exact weights, even for extreme scales and rows reordered for RoPE."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     for name, tensor in checkpoint.tensors.items():
         if tensor.codes:
@@ -181,7 +181,7 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
-    """In Q4_K_M, q, k and v have several types; loading joins them into one int8 matrix."""
+    """In Q4_K_M, v may have a different type than q and k; loading joins all three into one int8 matrix."""
     weights = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in weights.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}

@@ -19,7 +19,7 @@ CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
 def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
     """Write a model as one GGUF file, and again split into `count` files; the first of these has only the metadata.
 
-    With `twice`, the last file also contains the tensor `twice`, which another file has already.
+    With `twice`, the last file also contains the tensor `twice`, which an earlier file contains, too.
     """
     full = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
     full.write(folder / "whole.gguf")

@@ -358,7 +358,7 @@ def test_a_file_cut_short(tmp_path, cut):
 
 
 def test_padding_at_the_end_may_lack(tmp_path):
-    """A file without padding at its end loads, as in llama.cpp, because some writers omit the padding."""
+    """A file without padding at its end loads, because some writers omit the padding. llama.cpp loads it, too."""
     file = good()
     data = len(list(file.tensors.values())[-1].data)
     file.alignment = 4096

@@ -38,7 +38,7 @@ def in_gguf(path: Path, sums: dict[str, np.ndarray], counts: dict[str, np.ndarra
 
 
 def dat(entries: dict[str, tuple[int, np.ndarray]]) -> bytes:
-    """Return the older format, with the number of chunks and the name of the text at its end."""
+    """Return the older format of importance matrices, which ends with the number of chunks and the text's name."""
     parts = [struct.pack("<i", len(entries))]
     for name, (calls, values) in entries.items():
         parts += [struct.pack("<i", len(name)), name.encode(), struct.pack("<ii", calls, values.size)]

@@ -74,7 +74,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks, seed):
     try:
         actual = ggml.encode(w, name, c)
     except ValueError as error:
-        assert "float16 ends at 65504" in str(error)
+        assert "the largest float16 is 65504" in str(error)
         with np.errstate(invalid="ignore"):
             assert not np.isfinite(ggml.decode(expected, name)).all()
         return
@@ -101,7 +101,7 @@ MIXED["fused"] = replace(MIXED["llama"], scaling=LongRopeScaling((1.0,) * 32, (2
 @pytest.mark.parametrize("to", MIXTURES)
 @pytest.mark.parametrize("name", MIXED)
 def test_mixtures_are_the_files_of_llama_cpp(live, tmp_path, name, to, weighted):
-    """A model that we write in a mixture has the bytes that llama.cpp makes of our float32 file of this model."""
+    """A model that we write in a mixture has the bytes that llama.cpp writes if it quantizes our float32 file."""
     checkpoint, single, actual, expected = random_checkpoint(MIXED[name], seed=0), *map(tmp_path.joinpath, "abc")
     write_gguf(checkpoint, single, to="float32")
     columns: dict[str, np.ndarray] = {}
