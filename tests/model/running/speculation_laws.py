@@ -29,6 +29,7 @@ from llamaspec.model.running.session import Session
 from llamaspec.model.running.speculation import Speculation
 from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.config import Config
+from tests.model.test_generation import Alphabet
 from tests.support.random_models import random_checkpoint
 
 VOCAB, CONTEXT, CHUNK, BURST, DRAFTS = 12, 48, 8, 4, 3
@@ -95,11 +96,10 @@ def backend(verify: Callable = forward.verify, *, capacity: int = CONTEXT) -> Ja
     return made
 
 
-class Letters:
+class Letters(Alphabet):
     """A tokenizer with a letter for each token."""
 
     vocab, bos, eos, special = VOCAB, None, STOP, {}
-    dummy_prefix, absorbs, appended = False, {}, ()
 
     def bytes_of(self, token: int) -> bytes:
         return b"abcdefghijkl"[token : token + 1]

@@ -45,7 +45,7 @@ def test_a_text_is_the_same_with_drafts(seed):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("right", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", ""))
 def test_every_mutant_is_found_out(right: Implementation, mutant: Mutant):
-    wrong = {right.function.__name__.lower(): right.mutated(mutant)}
+    wrong: dict[str, Any] = {right.function.__name__.lower(): right.mutated(mutant)}
     with pytest.raises((AssertionError, ZeroDivisionError)):  # a burst without tokens has no time per token
         for seed in range(CASES):
             check(seed, **wrong)
