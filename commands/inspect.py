@@ -84,9 +84,11 @@ def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
     On a narrow terminal, shape, dtype and size are on a line below the name.
     """
+    from llamaspec.model.insight.describe import format_bytes
+
     rows = [("tensor", "shape", "dtype", "size")]
     for name, shape, dtype, size, count in folded(tensors):
-        rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
+        rows.append((name, str(shape), dtype, f"{count} x {format_bytes(size)}" if count > 1 else format_bytes(size)))
     names, shapes, dtypes, sizes = (max(map(len, column)) for column in zip(*rows, strict=True))
     needed = names + shapes + dtypes + sizes + 3 * len("  ")
     narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < needed
@@ -150,18 +152,6 @@ def _ranges(labels: Sequence[str]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
-def _size(count: int) -> str:
-    """Format a number of bytes with a unit.
-
-    >>> _size(256), _size(65_536), _size(16_777_216), _size(1_050_673_152)
-    ('256 B', '65.5 kB', '16.8 MB', '1.1 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
 
 
 def _draw(model: str, path: str) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamaspec.model.chat.marked_text import QUOTED, MarkedText, marked, marks_of, plain
+from llamaspec.model.chat.messages import Messages, check_messages
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, turn_stops
 from llamaspec.model.chat.template_process import Workers
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
@@ -32,13 +33,10 @@ from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_texts, encode_text
 from llamaspec.training.data import Example, end_of_text
 
-ROLES = ("system", "user", "assistant", "tool")
 # Control tokens that begin a message. The prompt for an answer holds them, so no answer may.
 HEADERS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "<|assistant|>", "<|user|>")
 BEGIN, END = "\ue000", "\ue001"  # characters for private use: they mark the tag's content in a rendering
 TAG = re.compile(r"\{%[-+]?\s*(end)?generation\s*([-+]?)%\}(\n?)")
-
-Messages = list[dict[str, Any]]
 
 
 class Preference(NamedTuple):
@@ -233,21 +231,7 @@ def _with_marks(source: str) -> str:
 
 def _messages(value: Any) -> Messages:
     """Check a list of messages. A string is a single answer of the assistant."""
-    if isinstance(value, str):
-        value = [{"role": "assistant", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of messages, got {short(value)}")
-    for i, message in enumerate(value, 1):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            role = message.get("role") if isinstance(message, dict) else message
-            raise ValueError(f"message {i} has role {short(role)}, expected {', '.join(ROLES)}")
-        content = message.get("content")
-        calls = message["role"] == "assistant" and message.get("tool_calls")
-        if not isinstance(content, str) and not calls:
-            raise ValueError(f"message {i} has content {short(content)}, expected a string")
-        if message["role"] == "assistant" and not calls and not str(content).strip():
-            raise ValueError(f"message {i} is an answer, but it is empty")
-    return value
+    return check_messages([{"role": "assistant", "content": value}] if isinstance(value, str) else value)
 
 
 def _text(key: str, value: Any) -> str:

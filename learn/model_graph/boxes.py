@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 PASSING = ("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")  # nodes that do not change numbers
-BEFORE_MUL = ("Sigmoid", "Relu")  # activations whose result is multiplied at once
+BEFORE_MUL = ("Sigmoid", "Relu")  # activations that belong to the box of the product after them
 BLOCK = re.compile(r"(.*\blayers\.(\d+))(\..*)?")
 
 
@@ -28,7 +28,7 @@ class Box(NamedTuple):
 
     name: str  # the name of the result, as in the graph
     operators: tuple[str, ...]
-    inputs: tuple[str, ...]  # names of the boxes and graph inputs whose results it reads
+    inputs: tuple[str, ...]  # names of the boxes and graph inputs that it reads
     shape: tuple[int | str, ...]  # of the result
     weights: tuple[Weight, ...]
     attributes: Mapping[str, object]

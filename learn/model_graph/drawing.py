@@ -13,6 +13,7 @@ from math import prod
 
 from llamaspec.learn.model_graph.boxes import BlockGraph, Box, Weight
 from llamaspec.learn.model_graph.layout import ACROSS, Layout, Place, layout
+from llamaspec.model.insight.describe import format_bytes
 
 WIDE, HIGH = 188, 46  # pixels of a box
 LEFT, TOP = 24, 96  # of the drawing's contents
@@ -29,16 +30,10 @@ BARS = {
     "feed-forward": "#4053d3",
     "norms": "#ddb310",
     "head": "#b51d14",
+    "RoPE tables": "#777",
 }
-BARS |= {"RoPE tables": "#777"}
 SIGNS = {"Add": "+", "Mul": "×"}
-TITLES = {
-    "RotaryEmbedding": "RoPE",
-    "Attention": "attention",
-    "Gelu": "GELU",
-    "Sigmoid Mul": "SiLU",
-    "Relu Mul": "ReLU²",
-}
+ACTIVATIONS = {("Gelu",): "GELU", ("Sigmoid", "Mul"): "SiLU", ("Relu", "Mul"): "ReLU²"}
 
 
 def draw_graph(graph: BlockGraph, *, title: str) -> str:
@@ -126,20 +121,20 @@ def _box(box: Box, place: Place, largest: int) -> list[str]:
 
 def _words(box: Box) -> tuple[str, str]:
     """Return the title of a box, and the line below it."""
-    module, kinds = box.name.rpartition(".")[2], " ".join(box.operators)
+    module = box.name.rpartition(".")[2]
     if "Attention" in box.operators:
         heads, own = box.attributes["q_num_heads"], box.attributes["kv_num_heads"]
         shared = "" if heads == own else f", {own} for k and v"
         return f"attention, {_seen(box)}", f"{heads} heads{shared}"
     weights = [weight for weight in box.weights if weight.name.endswith("weight")] or list(box.weights)
-    size = _size(sum(weight.bytes for weight in box.weights))
+    size = format_bytes(sum(weight.bytes for weight in box.weights))
     if "RotaryEmbedding" in box.operators:
         return f"RoPE of {module}", f"cos, sin {list(weights[0].shape)}"
     if "MatMul" in box.operators:
         formula = "W x + b" if "Add" in box.operators else "W x"
         return f"{module}: {formula}", f"{list(weights[0].shape)}, {size}"
     if not weights:
-        return TITLES.get(kinds, module), ", ".join(box.operators)
+        return ACTIVATIONS.get(box.operators, module), ", ".join(box.operators)
     kind = {"RMSNormalization": "RMSNorm", "LayerNormalization": "LayerNorm"}.get(box.operators[-1], box.operators[-1])
     shapes = f"{list(weights[0].shape)}" + (f" × {len(weights)}" if len(weights) > 1 else "")
     return module, f"{kind}, {shapes}, {size}"
@@ -153,8 +148,9 @@ def _seen(box: Box) -> str:
 
 def _cache(box: Box, place: Place, by_name: Mapping[str, Box]) -> list[str]:
     """Draw the KV cache next to attention."""
-    width, heads = by_name[box.inputs[1]].shape[-1], box.attributes["kv_num_heads"]
-    assert isinstance(width, int) and isinstance(heads, int)
+    heads = box.attributes["kv_num_heads"]
+    width = prod(axis for axis in by_name[box.inputs[1]].shape[2:] if isinstance(axis, int))
+    assert isinstance(heads, int)
     x, y = place.x, place.y - HIGH / 2
     return [
         _frame(place, "white", ' stroke-dasharray="4 3"'),
@@ -162,7 +158,7 @@ def _cache(box: Box, place: Place, by_name: Mapping[str, Box]) -> list[str]:
         'marker-start="url(#head)" marker-end="url(#head)"/>',
         _text(x, y + 17, "KV cache", anchor="middle", size=12, weight="bold"),
         _text(x, y + 33, f"k, v [{heads}, past + seq, {width // heads}]", anchor="middle"),
-        _text(x + WIDE / 2, y + HIGH + 13, f"{_size(2 * width * 4)} a token", anchor="end", fill="#555"),
+        _text(x + WIDE / 2, y + HIGH + 13, f"{format_bytes(2 * width * 4)} a token", anchor="end", fill="#555"),
     ]
 
 
@@ -174,9 +170,7 @@ def _whole_model(graph: BlockGraph) -> tuple[list[str], float]:
     body, y = [_text(LEFT, TOP - 14, "The model", size=14, weight="bold")], TOP
     blocks = Counter(sum(weight.bytes for weight in _of_block(block)) for block in graph.blocks)
     each, count = blocks.most_common(1)[0]
-    about = (
-        f"{_size(each)} each" if count == len(graph.blocks) else f"{_size(sum(n * size for size, n in blocks.items()))}"
-    )
+    about = f"{format_bytes(each)} each" if count == len(graph.blocks) else format_bytes(sum(blocks.elements()))
     known: set[str] = set()
     rows = [("input_ids", "[seq]", "plain"), _row(graph.embedding, known, "embedding")]
     rows.append((f"{len(graph.blocks)} blocks", f"{about}; {_windows(graph)}", "attention"))
@@ -197,13 +191,12 @@ def _whole_model(graph: BlockGraph) -> tuple[list[str], float]:
 
 def _row(box: Box, known: set[str], kind: str) -> tuple[str, str, str]:
     """Describe a box of the whole model by its name, its weights and its result."""
-    title = {"head": "head"}.get(kind, box.name)
     shapes = ", ".join(f"{list(weight.shape)}" for weight in box.weights[:1])
-    size = _size(sum(weight.bytes for weight in box.weights))
+    size = format_bytes(sum(weight.bytes for weight in box.weights))
     if {weight.name for weight in box.weights} <= known:
         size = "the embedding"
     known |= {weight.name for weight in box.weights}
-    return f"{title}: {_operation(box)}", f"{shapes}, {size}; gives {_axes(box)}", kind
+    return f"{'head' if kind == 'head' else box.name}: {_operation(box)}", f"{shapes}, {size}; gives {_axes(box)}", kind
 
 
 def _operation(box: Box) -> str:
@@ -223,20 +216,20 @@ def _bytes(graph: BlockGraph, y: float) -> tuple[list[str], float]:
     """Draw a bar for each part's share of the bytes, and the largest tensors."""
     sizes = _sizes(graph)
     total = sum(sizes.values())
-    body = [_text(LEFT, y, f"Where {_size(total)} are", size=14, weight="bold")]
+    body = [_text(LEFT, y, f"Where {format_bytes(total)} are", size=14, weight="bold")]
     y += 12
     for name, size in sizes.items():
         length = max(1.0, 120 * size / max(sizes.values()))
         body.append(f'<rect x="{LEFT + 84}" y="{y}" width="{length:.0f}" height="12" fill="{BARS[name]}"/>')
         body.append(_text(LEFT, y + 10, name))
-        body.append(_text(LEFT + 90 + length, y + 10, f"{_size(size)}, {100 * size / total:.0f} %"))
+        body.append(_text(LEFT + 90 + length, y + 10, f"{format_bytes(size)}, {100 * size / total:.0f} %"))
         y += 19
     y += 22
     body.append(_text(LEFT, y, "The largest tensors", size=14, weight="bold"))
     for weight, count in _largest(graph):
         y += 19
         times = f"{count} × " if count > 1 else ""
-        body.append(_text(LEFT, y, f"{times}{_short(weight.name)}, {list(weight.shape)}, {_size(weight.bytes)}"))
+        body.append(_text(LEFT, y, f"{times}{_short(weight.name)}, {list(weight.shape)}, {format_bytes(weight.bytes)}"))
     return body, y
 
 
@@ -334,15 +327,3 @@ def _text(
 ) -> str:
     style = f'text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" fill="{fill}"'
     return f'<text x="{x:.0f}" y="{y:.0f}" {style}>{escape(text)}</text>'
-
-
-def _size(count: int) -> str:
-    """Format a number of bytes with a unit.
-
-    >>> _size(256), _size(65_536), _size(16_777_216)
-    ('256 B', '65.5 kB', '16.8 MB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"

@@ -70,16 +70,16 @@ def layout(block: Sequence[Box], residual: str) -> Layout:
     middle = ACROSS * (0.4 + max(3, *(len(names) for names in by_row.values())) / 2)
     places, caches = {residual: Place(0, 0)}, {}
     for row, names in sorted(by_row.items()):
-        wanted: dict[str, float] = {}
+        ideal: dict[str, float] = {}
         for name in names:
             if name in stream:
                 places[name] = Place(0, DOWN * row)
                 continue
             xs = [middle if source in stream else places[source].x for source in above[name]]
-            wanted[name] = sum(xs) / len(xs)
+            ideal[name] = sum(xs) / len(xs)
             if name in attention:
-                wanted[f"{name}:cache"] = wanted[name] + ACROSS
-        for name, x in _spread(wanted).items():
+                ideal[f"{name}:cache"] = ideal[name] + ACROSS
+        for name, x in _spread(ideal).items():
             place = Place(x, DOWN * row)
             if name.endswith(":cache"):
                 caches[name.removesuffix(":cache")] = place
@@ -100,19 +100,19 @@ def _stream(block: Sequence[Box], residual: str) -> list[str]:
     return names
 
 
-def _spread(wanted: Mapping[str, float]) -> dict[str, float]:
+def _spread(ideal: Mapping[str, float]) -> dict[str, float]:
     """Move the boxes of a row apart, as little as needed. Boxes that want the same place stand around it.
 
     >>> _spread({"a": 0.0, "b": 0.0, "c": 500.0})
     {'a': -103.0, 'b': 103.0, 'c': 500.0}
     """
     groups: list[tuple[float, list[str]]] = []  # the middle of boxes that touch each other, and their names
-    for name, x in sorted(wanted.items(), key=lambda item: item[1]):
+    for name, x in sorted(ideal.items(), key=lambda item: item[1]):
         groups.append((x, [name]))
         while (
             len(groups) > 1 and groups[-1][0] - groups[-2][0] < ACROSS * (len(groups[-1][1]) + len(groups[-2][1])) / 2
         ):
             (_, left), (_, right) = groups[-2:]
             names = left + right
-            groups[-2:] = [(sum(wanted[name] for name in names) / len(names), names)]
+            groups[-2:] = [(sum(ideal[name] for name in names) / len(names), names)]
     return {name: x + ACROSS * (i - (len(names) - 1) / 2) for x, names in groups for i, name in enumerate(names)}

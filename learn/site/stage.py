@@ -42,7 +42,7 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
-        "docs/found/kernels.md",
+        *("docs/algebra.md", "docs/found/kernels.md"),
     ],
     "Run": [
         *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),

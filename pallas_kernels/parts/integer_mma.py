@@ -429,7 +429,8 @@ def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c:
 def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     """Return the codes that a lane multiplies in one of its rows.
 
-    For each part of the warp's columns (side), there are two words of A for each digit of the levels (plane).
+    The result has an entry [plane][side] with two words of A. A plane is a digit of the levels, and a side is a part of
+    the warp's columns.
     """
     code_words = step.codes[octet] if step.in_registers else _load_codes(step, octet, lane)
     if step.levels is not None:

@@ -281,7 +281,7 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
             raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
     if tile.chunks:
-        raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks} chunks")
+        raise Unsupported(f"codes need a tile without chunks in {op}, got {tile.chunks} chunks")
     # Copies need complete 128-byte lines of codes, and 16-byte rows of scales.
     multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:

@@ -245,7 +245,7 @@ def _improved(
 ) -> tuple[Float32[np.ndarray, " groups"], Int32[np.ndarray, "members groups"]]:
     """Improve one code at a time, at most five times over the group; return the best step for the codes, and the codes.
 
-    The new code of a weight is the nearest one for the step that is best for all other codes.
+    For the new code of a weight, we take the step that is best for all other codes, and round to the nearest code.
     """
     codes = q.astype(np.float32)
     along = importance * w

@@ -28,7 +28,7 @@ from llamaspec.reference.quantizers import symmetric
 def factors(
     x_tops: Float[np.ndarray, " cols"], w: Float[np.ndarray, "rows cols"], *, alpha: float
 ) -> Float64[np.ndarray, " cols"]:
-    """Compute s. `x_tops` has max |X_j| over the calibration tokens.
+    """Compute the factors s. `x_tops` has max |X_j| over the calibration tokens.
 
     Raises ValueError if s is not finite, or alpha is not between 0 and 1.
 

@@ -28,6 +28,7 @@ CONFIGS = {
     "parallel, norms of each head": replace(
         SMALL, layer_norm=True, parallel_residual=True, head_qk_norm=True, rotary_dim=2
     ),
+    "q/k norms, no RoPE": replace(SMALL, kv_heads=2, qk_norm=True, rotary_layers=(False, True)),
     "no gate, no RoPE": replace(SMALL, gated=False, activation="relu2", rotary_layers=(False, True)),
 }
 
@@ -72,9 +73,9 @@ def test_no_box_covers_another_box_or_a_line(checkpoint):
     rectangles = {**plan.places, **{f"{name} cache": place for name, place in plan.caches.items()}}
     frames = {box.name for box in graph.blocks[0]} | {name for name in rectangles if name.endswith(" cache")}
     for name in frames:
-        for other, place in rectangles.items():
+        for neighbor, place in rectangles.items():
             apart = abs(place.x - rectangles[name].x), abs(place.y - rectangles[name].y)
-            assert other == name or apart[0] >= WIDE or apart[1] >= HIGH, (name, other)
+            assert neighbor == name or apart[0] >= WIDE or apart[1] >= HIGH, (name, neighbor)
     for (source, target), route in plan.routes.items():
         rows = [place.y for place in route]
         assert rows == sorted(rows)
