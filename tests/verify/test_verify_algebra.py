@@ -323,6 +323,9 @@ CLI = """
 import jax, jax.numpy as jnp
 def add(x, y): return x + y + 1e-9 * x
 def right(x, y): return y + x
+def narrow(x, y):
+    wide = x.astype(jnp.float32) + y.astype(jnp.float32)
+    return (wide + 1e-9 * wide if x.dtype == jnp.bfloat16 else wide).astype(x.dtype)
 def rmsnorm(x, weight, *, eps):
     wide = jnp.sort(x.astype(jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
@@ -346,6 +349,18 @@ def test_a_different_formula_within_the_bound_is_a_violation(run, candidates):
     assert report["algebra"]["outcome"] == "not equal"
     assert report["hard"] < 1
     assert report["finding"]["condition"].startswith("all results are within their bounds")
+
+
+@pytest.mark.slow  # 4 s
+def test_the_formula_is_compared_for_each_dtype(run, candidates):
+    few = (*FEW[:4], "--set", "rows=2", "--set", "dim=3")
+    code, out, _ = run("verify", "add", "--candidate", f"{candidates}:narrow", "--algebra", *few, "--json")
+    reports = json.loads(out)["reports"]
+    assert code == 1
+    assert {report["dtype"]: report["algebra"]["outcome"] for report in reports} == {
+        **{"float32": "equal", "float16": "equal"},
+        "bfloat16": "not equal",
+    }
 
 
 @pytest.mark.slow  # 2 s

@@ -219,7 +219,9 @@ def _traced(contract: Contract, function: Callable[..., Any], arguments: Argumen
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return the first line of a message, for JAX adds advice and paths in further lines."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _evaluated(contract: Contract, jaxpr: Any, inputs: Arguments, end: float) -> tuple[list[Residues], list[Residues]]:
