@@ -60,6 +60,7 @@ def compared(op, function, *, shapes=3, seed=0, **only) -> Formula:
     with few.context() as patch:
         patch.setattr(equality, "SHAPES", shapes)
         patch.setattr(equality, "LARGE", 0)
+        patch.setattr(equality, "PAIRS", 0)
         narrowed = {**SMALL[op], **only}
         return equality.compare(CONTRACTS[op], function, precision=precision("float32"), only=narrowed, seed=seed)
 
@@ -253,6 +254,16 @@ def test_the_root_of_a_constant_is_known():
 
     formula = of_op("layernorm", layernorm, rows=[2], dim=[1])
     assert (formula.outcome, formula.message) == (EQUAL, "")
+
+
+def test_two_dimensions_are_large_at_once(monkeypatch):
+    def wrong_in_the_last_tile(x, y):
+        return x - y if x.shape[0] > 64 and x.shape[1] > 1024 else x + y
+
+    monkeypatch.setattr(equality, "SHAPES", 1)
+    monkeypatch.setattr(equality, "LARGE", 1)
+    formula = of_op("add", wrong_in_the_last_tile)
+    assert (formula.outcome, formula.draw["rows"], formula.draw["dim"]) == (DIFFERENT, 66, 1041)
 
 
 def test_a_definition_may_clip():
