@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from llamaspec.commands.interrupt import handled_by, still_watched, unechoed
 from llamaspec.commands.loading import cache_folder, checked_request, load, print_seed
 from llamaspec.commands.options import BUILT_IN, Verb, generation_options, template_option
 from llamaspec.commands.output import say, stream
+from llamaspec.model.options import MAX_SEED, SAMPLING, check_max_new_tokens, check_seed
 
 if TYPE_CHECKING:
     from llamaspec.model.chat.chat import Chat
@@ -29,7 +32,12 @@ COMMANDS = """\
 /reset        start over
 /system TEXT  start over, with TEXT as the
               system message
+/regenerate   answer the last question again
+/set          show the settings of answers
+/set NAME VALUE, for example
+     /set temperature 0.5
 /save FILE    write the messages as JSON
+/load FILE    continue the messages in FILE
 /exit         leave; also quit and Ctrl-D
 Ctrl-C        stop an answer"""
 STORIES = """\
@@ -51,8 +59,6 @@ Once it has told one:
 
 def named_values(stated: Iterable[str]) -> dict[str, Any]:
     """Parse NAME=VALUE pairs. A VALUE that is not valid JSON is kept as a string. Raises click.BadParameter."""
-    import json
-
     values = {}
     for pair in stated:
         name, equals, value = pair.partition("=")
@@ -131,20 +137,20 @@ def chat(
 
         typed, lines = bool(agree(typed)), watch.shared(lines)
     interrupted = _Pressed(agree, prompts=first)
+    commands = _Commands(conversation, request, sample=STORIES if is_built_in else "", watch=watch)
     # If the questions come from a file, Ctrl-C ends the whole chat, not only the answer.
     with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
                 return
             try:
-                if re.match(r"\s*/\w+(\s|$)", line):
-                    _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
-                elif line.strip():
+                question = commands.run(line.strip()) if re.match(r"\s*/\w+(\s|$)", line) else line
+                if question.strip():
                     started = perf_counter()
                     # With several processes, echo stays on: if another process fails, this one ends at once, and
                     # could not turn echo on again.
                     with unechoed() if watch is None else nullcontext():
-                        answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
+                        answer = _answer(conversation, question, interrupted, commands.request, thoughts=thoughts)
                     if timings:
                         say(str(clock.with_first_token(answer.first_at - started)))
                     timings = False
@@ -154,41 +160,101 @@ def chat(
                 say(f"error: {error}")
 
 
-def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None:
-    """Run a command such as `/help`. Raises ValueError for an unknown command.
+class _Commands:
+    """The commands of a chat, such as `/help`. `request` holds the arguments of `Chat.reply`, which `/set` changes.
 
-    `saves` says whether this process writes files. If several processes run the model, only the first one does.
+    If several processes run the model, each of them runs each command, but only the first one writes files.
     """
-    name, _, argument = line.partition(" ")
-    match name, argument.strip():
-        case "/help", "":
-            say(COMMANDS + (f"\n\n{sample}" if sample else ""))
-        case "/reset", "":
-            conversation.reset()
-            say("started a new conversation")
-        case "/system", text:
-            conversation.instruct(text or None)
-            say(f"started a new conversation with{'' if text else 'out'} a system message")
-        case "/save", file if file and not saves:
-            pass
-        case "/save", file if file:
-            _save(conversation, file)
-            say(f"wrote {len(conversation.messages)} messages to {file}")
-        case "/save", _:
-            raise ValueError("/save needs the name of a new file: /save FILE")
-        case "/help" | "/reset" | "/exit", _:
-            raise ValueError(f"{name} takes no argument, got {argument.strip()!r}")
-        case _:
-            raise ValueError(f"unknown command {name}: /help lists the commands")
+
+    def __init__(self, conversation: Chat, request: dict[str, Any], *, sample: str, watch: Watch | None):
+        self.request = request
+        self._conversation, self._sample, self._watch = conversation, sample, watch
+
+    def run(self, line: str) -> str:
+        """Run a command. Return the question to ask next, which only `/regenerate` has.
+
+        Raises ValueError for an unknown command.
+        """
+        name, _, argument = line.partition(" ")
+        match name, argument.strip():
+            case "/help", "":
+                say(COMMANDS + (f"\n\n{self._sample}" if self._sample else ""))
+            case "/reset", "":
+                self._conversation.reset()
+                say("started a new conversation")
+            case "/system", text:
+                self._conversation.instruct(text or None)
+                say(f"started a new conversation with{'' if text else 'out'} a system message")
+            case "/regenerate", "":
+                return self._regenerate()
+            case "/set", setting:
+                self._set(*setting.split(maxsplit=1))
+            case "/save" | "/load", "":
+                raise ValueError(f"{name} needs the name of a file: {name} FILE")
+            case "/save", file:
+                self._save(file)
+            case "/load", file:
+                self._load(file)
+            case "/help" | "/reset" | "/regenerate" | "/exit", _:
+                raise ValueError(f"{name} takes no argument, got {argument.strip()!r}")
+            case _:
+                raise ValueError(f"unknown command {name}: /help lists the commands")
+        return ""
+
+    def _regenerate(self) -> str:
+        question = self._conversation.take_back()["content"]
+        if self.request["sampling"].greedy:
+            say("(temperature 0: the answer is the same, unless a setting has changed)")
+        else:
+            self.request["seed"] = (self.request["seed"] + 1) % (MAX_SEED + 1)
+            say(f"seed {self.request['seed']}")
+        return question
+
+    def _set(self, name: str = "", value: str = "") -> None:
+        """Change a setting of the next answers, or show all settings. Raises ValueError for another name or value."""
+        name = name.removeprefix("--").replace("-", "_")
+        kinds = {**{option.name: option.kind for option in SAMPLING.values()}, "max_new_tokens": int, "seed": int}
+        if name and name not in kinds:
+            raise ValueError(f"/set knows no setting {name!r}, only {', '.join(map(_spelled, kinds))}")
+        if name:
+            try:
+                number = kinds[name](value)
+            except ValueError:
+                raise ValueError(f"/set {_spelled(name)} needs a number, got {value!r}") from None
+            if name in SAMPLING:
+                self.request["sampling"] = replace(self.request["sampling"], **{name: number})
+            else:
+                self.request[name] = (check_seed if name == "seed" else check_max_new_tokens)(number)
+        settings = {**asdict(self.request["sampling"]), **self.request}
+        say(", ".join(f"{_spelled(setting)} {settings[setting]}" for setting in ([name] if name else kinds)))
+
+    def _save(self, file: str) -> None:
+        if self._watch and not self._watch.first:
+            return
+        from llamaspec.model.checkpoints.staging import new_file
+
+        messages = self._conversation.messages
+        with new_file(Path(file).expanduser()) as staged:
+            staged.write_text(json.dumps(messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        say(f"wrote {len(messages)} messages to {file}")
+
+    def _load(self, file: str) -> None:
+        if self._watch:
+            raise ValueError("/load works only in a chat that runs in a single process")
+        from llamaspec.model.checkpoints.checkpoint import refused
+        from llamaspec.model.checkpoints.strict_json import read_list
+
+        path = Path(file).expanduser()
+        messages = read_list(path)
+        try:
+            self._conversation.resume(messages)
+        except ValueError as error:
+            raise refused(path, str(error)) from None
+        say(f"read {len(messages)} messages from {file}")
 
 
-def _save(conversation: Chat, file: str) -> None:
-    import json
-
-    from llamaspec.model.checkpoints.staging import new_file
-
-    with new_file(Path(file).expanduser()) as staged:
-        staged.write_text(json.dumps(conversation.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _spelled(setting: str) -> str:
+    return setting.replace("_", "-")
 
 
 def _answer(

@@ -20,7 +20,7 @@ from llamaspec.commands.options import (
     template_option,
     tokenizer_option,
 )  # fmt: skip
-from llamaspec.commands.output import fail, write_json, write_rows
+from llamaspec.commands.output import fail, save_text, write_json, write_rows
 from llamaspec.commands.progress import progress_bar
 
 
@@ -56,10 +56,14 @@ from llamaspec.commands.progress import progress_bar
     metavar="S",
     help="End the examination after S seconds.",
 )
+@click.option(
+    "--html", "html_file", metavar="FILE", help="Write a page with plots of the errors by position and by probability."
+)
 @json_option
 def conform(
     url: str, model: str, tokenizer: str | None, template: str | None, arithmetic: str | None, cache: str | None,
-    served: str, api_key: str, longest: int, at_once: int, seconds: float, as_json: bool,
+    served: str, api_key: str, longest: int, at_once: int, seconds: float, html_file: str | None,
+    as_json: bool,
 ):  # fmt: skip
     """Judge whether the server at URL computes the model that it claims to serve.
 
@@ -74,6 +78,7 @@ def conform(
     llamaspec conform http://127.0.0.1:8000 --model Llama-3.2-1B-Instruct
     llamaspec conform http://127.0.0.1:8080 --model model.gguf --at-once 32
     """
+    from llamaspec.commands.conform_page import page
     from llamaspec.judge.arithmetic import arithmetic as arithmetic_of
     from llamaspec.judge.arithmetic import stored_arithmetic
     from llamaspec.judge.client import NoServerError, Server, TimeIsUpError
@@ -104,4 +109,9 @@ def conform(
         write_json(report_as_json(report))
     else:
         write_rows(*as_rows(report))
+    if html_file:
+        try:
+            save_text(html_file, page(report, as_rows(report)))
+        except ValueError as error:
+            fail(str(error), 2)
     sys.exit(report.status)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llamaspec.commands.loading import open_model, prepare_jax
-from llamaspec.commands.options import FILE, MIXTURE_NAMES, MODEL, SCHEME_NAMES, Verb, tokenizer_option
+from llamaspec.commands.options import COUNT, FILE, MIXTURE_NAMES, MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from llamaspec.commands.output import say
 from llamaspec.commands.progress import progress_bar
 
@@ -49,8 +49,9 @@ from llamaspec.commands.progress import progress_bar
     metavar="DIR",
     help="Merge the LoRA adapter in DIR, which `tune --lora` or PEFT wrote, into the weights, before --quantize.",
 )
+@click.option("--layers", type=COUNT, metavar="N", help="Write a model of only the first N layers.")
 @tokenizer_option
-def convert(source: str, destination: str, adapter: str | None, **options: Any):
+def convert(source: str, destination: str, adapter: str | None, layers: int | None, **options: Any):
     """Convert a checkpoint to another format, or quantize it.
 
     DST is a Hugging Face directory (safetensors), or a file for llama2.c, llama.cpp (gguf) or ONNX's runtimes. Weights
@@ -67,6 +68,7 @@ def convert(source: str, destination: str, adapter: str | None, **options: Any):
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
     from llamaspec.model.checkpoints.adapter import merged
+    from llamaspec.model.checkpoints.smaller import first_layers
     from llamaspec.model.convert import CALIBRATED, check_request
     from llamaspec.model.convert import convert as write
 
@@ -80,6 +82,8 @@ def convert(source: str, destination: str, adapter: str | None, **options: Any):
     checkpoint = open_model(source, adapter)
     in_codes = sum(bool(tensor.applies) for tensor in checkpoint.tensors.values())
     checkpoint = merged(checkpoint)
+    if layers:
+        checkpoint = first_layers(checkpoint, layers)
     if in_codes and not options["quantize"]:
         say(f"{in_codes} quantized matrices become float32, to hold the adapter exactly; --quantize makes them smaller")
     if options["calibration"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from os.path import isfile
 from typing import Any
 
 import click
@@ -24,7 +26,7 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command("eval", cls=Verb)
 @click.argument("model", type=MODEL, default=BUILT_IN)
-@click.option("--text", required=True, metavar="FILE", help="Let MODEL predict this UTF-8 text, token by token.")
+@click.option("--text", metavar="FILE", help="Let MODEL predict this UTF-8 text, token by token.")
 @click.option(
     "--against",
     type=MODEL,
@@ -40,7 +42,7 @@ from llamaspec.commands.progress import progress_bar
 @combined(tokenizer_option, running_options, processes_options, emulate_option, json_option)
 def evaluate(
     model: str,
-    text: str,
+    text: str | None,
     against: str | None,
     by_tensor: bool,
     stride: int | None,
@@ -60,6 +62,9 @@ def evaluate(
     llamaspec eval Llama-3.2-1B --text wiki.txt
     llamaspec eval Llama-3.2-1B --quantize q4 --against Llama-3.2-1B --text wiki.txt --by-tensor
     """
+    if text is None:
+        hint = f"; if {model} is the text: llamaspec eval --text {shlex.quote(model)}" if isfile(model) else ""
+        raise click.UsageError(f"eval needs the text that the model predicts: --text FILE{hint}")
     if by_tensor and not against:
         raise click.UsageError("--by-tensor needs --against MODEL2")
     from llamaspec.model.checkpoints.codes import quantized

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from os.path import exists
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llamaspec.commands.loading import cache_folder, checked_request, load, print_seed
-from llamaspec.commands.options import Verb, generation_options, json_option
+from llamaspec.commands.options import BUILT_IN, Verb, generation_options, json_option
 from llamaspec.commands.output import say, stream, write_json
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
         if sys.stdin is None:
             raise click.UsageError("standard input is closed")
         prompt = sys.stdin.read().removesuffix("\n")
+    elif options["model"] == BUILT_IN and exists(prompt):
+        say(f"continuing {prompt!r} as a text; if it is a model: --model {prompt}")
     _generate(prompt, as_json=as_json, timings=timings, wrap=False, **options)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from llamaspec.commands.loading import cache_folder, open_model
 from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
-from llamaspec.commands.output import write, write_json
+from llamaspec.commands.output import say, write, write_json
 from llamaspec.commands.progress import progress_bar
 
 
@@ -36,27 +37,39 @@ from llamaspec.commands.progress import progress_bar
     metavar="NAME",
     help="--plan: plan for this device, such as h200 or rtx-4090.  [default: measure this machine]",
 )
+@click.option("--graph", "graph_file", metavar="FILE.svg", help="Draw the model and one of its blocks in FILE.svg.")
 @devices_option
 @json_option
 @click.pass_context
-def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
+def inspect(
+    invocation: click.Context, model: str | None, plan: bool, as_json: bool, graph_file: str | None, **planned: Any
+):
     """Show what a checkpoint contains, and the memory and time that it needs.
 
     Prints the tensors, with equal layers in one row. Then prints the format, the hyperparameters and the cost of a
     token. Reads only the header of the checkpoint. --plan prints the memory of each part, the work for a token, and how
-    many tokens per second a device can reach at most.
+    many tokens per second a device can reach at most. --graph draws the graph that `convert --to onnx` writes: every
+    operator of a block, with shapes and bytes.
 
     \b
     llamaspec inspect Qwen3-0.6B-Q8_0.gguf --json
     llamaspec inspect Llama-3.2-1B --plan --quantize q4
+    llamaspec inspect Llama-3.2-1B --graph llama.svg
     llamaspec inspect --plan --shape llama-3.1-8b --device h200 --context 32768 --batch 8
     """
+    if graph_file and (plan or as_json):
+        raise click.UsageError(
+            f"--graph and {'--plan' if plan else '--json'} exclude each other: give only one of them"
+        )
     if plan:
         _plan(model, as_json=as_json, **planned)
         return
     for name in planned:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} needs --plan")
+    if graph_file:
+        _draw(model or default_model(), graph_file)
+        return
     from llamaspec.model.insight.describe import describe
 
     description = describe(open_model(model or default_model()))
@@ -71,9 +84,11 @@ def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
     On a narrow terminal, shape, dtype and size are on a line below the name.
     """
+    from llamaspec.model.insight.describe import format_bytes
+
     rows = [("tensor", "shape", "dtype", "size")]
     for name, shape, dtype, size, count in folded(tensors):
-        rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
+        rows.append((name, str(shape), dtype, f"{count} x {format_bytes(size)}" if count > 1 else format_bytes(size)))
     names, shapes, dtypes, sizes = (max(map(len, column)) for column in zip(*rows, strict=True))
     needed = names + shapes + dtypes + sizes + 3 * len("  ")
     narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < needed
@@ -139,16 +154,20 @@ def _ranges(labels: Sequence[str]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _size(count: int) -> str:
-    """Format a number of bytes with a unit.
+def _draw(model: str, path: str) -> None:
+    """Draw the model's graph in the file `path`."""
+    try:
+        from llamaspec.learn.model_graph.boxes import read_graph
+        from llamaspec.learn.model_graph.drawing import draw_graph
+        from llamaspec.model.checkpoints.onnx.graph import llama_graph
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[onnx]'") from None
+    from llamaspec.model.checkpoints.staging import new_file
 
-    >>> _size(256), _size(65_536), _size(16_777_216), _size(1_050_673_152)
-    ('256 B', '65.5 kB', '16.8 MB', '1.1 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
+    graph = read_graph(llama_graph(open_model(model), data="weights").model)
+    with new_file(path, replace=True) as staged:
+        staged.write_text(draw_graph(graph, title=Path(model).name), encoding="utf-8")
+    say(f"wrote {path}")
 
 
 def _plan(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from llamaspec.commands.output import say, wrapped
@@ -17,6 +18,7 @@ from llamaspec.model.options import SAMPLING, SamplingOption
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
+ALIAS = "model_alias"  # the second way to name a model; see `Verb`
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # sections of a verb's help and their parameters; all others come before these
     "Model and memory": (
@@ -72,27 +74,33 @@ def broken_choices(option: str, width: int) -> str:
 class Verb(click.Command):
     """A command that accepts --debug anywhere. The flag does nothing here: `cli.main` looks for it in `sys.argv`.
 
-    If the command samples tokens, its help groups the options into sections.
+    The user may name the model that a command runs as an argument or by `--model`. If the command takes a prompt or
+    another argument, only `--model` names the model. If the command samples tokens, its help groups the options into
+    sections.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
+        self._required: click.Argument | None = None  # the model, if the user must name one
+        model = next((param for param in self.params if param.name == "model" and param.type is MODEL), None)
+        if isinstance(model, click.Argument):
+            if model.required:  # the help shows MODEL without brackets
+                self._required, model.required, model.metavar = model, False, "MODEL"
+            self.params.append(click.Option(["--model", ALIAS], type=MODEL, help="Another way to name MODEL."))
+        elif model and not any(isinstance(param, click.Argument) for param in self.params):
+            self.params.append(click.Argument([ALIAS], type=MODEL, metavar="[MODEL]", required=False))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments as click does.
-
-        If the command takes the model as an argument, but the user wrote `--model`, the error shows the right usage.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name == "--model" and any(isinstance(param.type, ModelName) for param in self.params):
-                usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
-                raise click.UsageError(
-                    f"this command takes the model as an argument, without --model: {usage}", ctx
-                ) from None
-            raise
+        """Parse the arguments as click does. A model that is named twice, or not at all, is a UsageError."""
+        remainder = super().parse_args(ctx, args)
+        if (model := ctx.params.pop(ALIAS, None)) is not None:
+            if ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"two models: {ctx.params['model']} and {model}; name one", ctx)
+            ctx.params["model"] = model
+        if self._required and ctx.params["model"] is None and not ctx.resilient_parsing:
+            raise click.MissingParameter(ctx=ctx, param=self._required)
+        return remainder
 
     def invoke(self, ctx: click.Context) -> Any:
         """Prepare the process, then run the command, which may import JAX. Click does not call this for `--help`.

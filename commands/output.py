@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +23,18 @@ def write(text: str):
     """Write a string to stdout at once, always in UTF-8."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
+
+
+def save_text(path: str, text: str) -> None:
+    """Write a file completely or not at all. Raises ValueError if the file cannot be written."""
+    from llamaspec.model.checkpoints.staging import new_file
+
+    try:
+        is_device = os.path.exists(path) and not os.path.isfile(path)  # /dev/stdout
+        with nullcontext(Path(path)) if is_device else new_file(path, replace=True) as staged:
+            staged.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def write_json(value: object):

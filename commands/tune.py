@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.loading import open_to_run, open_with_tokenizer, prepare_jax
-from llamaspec.commands.options import COUNT, MODEL, POSITIVE, SCHEME_NAMES, Verb, template_option, tokenizer_option
+from llamaspec.commands.options import (
+    COUNT,
+    MODEL,
+    POSITIVE,
+    SCHEME_NAMES,
+    Verb,
+    devices_option,
+    template_option,
+    tokenizer_option,
+)
 from llamaspec.commands.output import say, write
 from llamaspec.commands.progress import progress_bar, training_progress
 
@@ -26,7 +35,9 @@ METHODS_OF = {  # options, and the methods that read them
     "temperature": ("distill", "reward"),
     "group": ("reward",),
     "answer_tokens": ("reward",),
+    "elastic_depth": ("supervised", "distill"),
 }
+DEPTH = "loss_at_"  # before the number of layers, in the names of measures
 RATE, ADAPTER_RATE = 1e-4, 1e-3  # default learning rates: of all weights, of adapters
 
 
@@ -48,17 +59,25 @@ def layer_numbers(context: click.Context, parameter: click.Parameter, value: str
     return tuple(map(int, numbers))
 
 
-def kept_share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | tuple[int, int] | None:
-    """Parse the share of weights that pruning keeps, between 0 and 1, or "2:4", which gives (2, 4).
+def pruning(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
+    """Parse what pruning keeps, and return fields of `TuneRecipe`.
 
+    It is a share of the weights between 0 and 1, or "2:4", or shares of whole parts such as "heads:0.5,channels:0.5".
     Raises BadParameter for other text.
     """
     if value is None or value == "2:4":
-        return (2, 4) if value else None
-    with suppress(ValueError):
-        if 0 < float(value) < 1:
-            return float(value)
-    raise click.BadParameter(f"{value!r} is neither a share between 0 and 1 nor 2:4")
+        return {"prune": (2, 4) if value else None}
+    names = {"heads": "keep_heads", "channels": "keep_channels", "": "prune"}
+    fields: dict[str, Any] = {}
+    for part in value.split(","):
+        name, _, share = part.strip().rpartition(":")
+        field = names.get(name)
+        with suppress(ValueError):
+            if field and field not in fields and 0 < float(share) < 1:
+                fields[field] = float(share)
+                continue
+        raise click.BadParameter(f"{part!r} is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE")
+    return fields
 
 
 @click.command(cls=Verb)
@@ -93,9 +112,11 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option(
     "--prune",
-    callback=kept_share,
-    metavar="SHARE|2:4",
-    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4).",
+    callback=pruning,
+    metavar="SHARE|2:4|heads:SHARE|channels:SHARE",
+    help="Keep only the largest weights of each matrix, and train them: a share such as 0.5, or 2 of every 4 (2:4). Or "
+    "keep only a share of the attention heads or of the feed-forward channels, such as heads:0.5,channels:0.5, which "
+    "makes the model smaller.",
 )
 @click.option(
     "--beta", type=POSITIVE, help="With --method preference: multiply the margin of a pair by BETA.  [default: 0.1]"
@@ -108,6 +129,12 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     callback=layer_numbers,
     metavar="LIST",
     help="With --method distill: the student has only these layers, such as 0,2,4.  [default: all]",
+)
+@click.option(
+    "--elastic-depth",
+    callback=layer_numbers,
+    metavar="LIST",
+    help="Train the first N layers as a model, too, for each N in LIST, such as 4,7. `convert --layers N` writes it.",
 )
 @click.option(
     "--temperature",
@@ -151,6 +178,7 @@ def kept_share(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(["float32", "bfloat16"]),
     help="Compute in this dtype. The trained weights stay in float32.  [default: float32 on a CPU, bfloat16 on a GPU]",
 )
+@devices_option
 @click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
 @click.option(
     "--seed",
@@ -202,7 +230,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
         raise click.UsageError(
             f"--quantize {options['quantize']} needs --lora; without it, choose {', '.join(ROUNDED)}"
         )
-    if options["prune"] and (options["lora"] or options["quantize"]):
+    options |= (pruned := options.pop("prune"))
+    if any(pruned.values()) and (options["lora"] or options["quantize"]):
         raise click.UsageError("--prune cannot be combined with --lora or --quantize")
     checkpoint, tokenizer = open_with_tokenizer(model, options["tokenizer"])
     places = [place for place in (options.pop("tokenizer"), place_of(model)) if place]
@@ -237,7 +266,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     assert out is not None
     teacher = options.pop("teacher")
     running: dict[str, Any] = {"teacher": open_to_run(teacher, None) if teacher else None}
-    running |= {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
+    running |= {name: options.pop(name) for name in ("devices", "resume", "eval_every", "save_every")}
     prepare_jax()
     try:
         with progress_bar() as progress:
@@ -250,15 +279,17 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
-    curves: dict[str, list[tuple[float, float]]] = {"loss": [], "held-out loss": []}
+    curves: dict[str, list[tuple[float, float]]] = {}
+    drifts: list[float] = []  # of each step of the method reward
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
     with training_progress(recipe.steps) as show_step:
 
         def report(step: StepReport) -> None:
             show_step(step)
-            name, loss = ("held-out loss", step.evaluation.loss) if step.evaluation else ("loss", step.loss)
-            if loss > 0 and not step.skipped:  # the axes are logarithmic
-                curves[name].append((float(step.step), loss))
+            drifts.extend([step.measures["drift"]] if "drift" in step.measures else [])
+            for name, loss in losses(step).items():
+                if loss > 0 and not step.skipped:  # the axes are logarithmic
+                    curves.setdefault(name, []).append((float(step.step), loss))
             if as_json:
                 write(json.dumps(summary(step, recipe.steps)) + "\n")
 
@@ -267,7 +298,19 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     if plot:
         draw(plot, f"{model}, {recipe.method}", curves)
     kind = "an adapter" if recipe.lora else "a model"
+    if drifts:
+        say(
+            f"log probabilities of an answer, as drawn and as learned, differed by {max(drifts):.2g} on average in the "
+            "step with the largest difference"
+        )
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
+
+
+def losses(step: StepReport) -> dict[str, float]:
+    """Return the losses to draw by their names: of the step or of its evaluation, for each elastic depth if any."""
+    name, result = ("held-out loss", step.evaluation) if step.evaluation else ("loss", step)
+    depths = {key.removeprefix(DEPTH): value for key, value in result.measures.items() if key.startswith(DEPTH)}
+    return {f"{name}, {depth} layers": loss for depth, loss in depths.items()} or {name: result.loss}
 
 
 def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
@@ -275,10 +318,9 @@ def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) ->
     from llamaspec.benchmarks.common.svg import lines
     from llamaspec.model.checkpoints.staging import new_file
 
-    drawn = {name: points for name, points in curves.items() if points}
-    if drawn:
+    if curves:
         with new_file(path, replace=True) as staged:
-            staged.write_text(lines(title, "per token, pair or answer", drawn, x="step", y="loss"), encoding="utf-8")
+            staged.write_text(lines(title, "per token, pair or answer", curves, x="step", y="loss"), encoding="utf-8")
 
 
 def summary(step: StepReport, steps: int) -> dict[str, Any]:

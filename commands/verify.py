@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from llamaspec.commands.options import (
     json_option,
     parallel_option,
 )
-from llamaspec.commands.output import write, write_json, write_rows
+from llamaspec.commands.output import save_text, write, write_json, write_rows
 from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Time limit in seconds for each op and dtype. --time has the same limit, but always times two rounds.",
+    help="Time limit in seconds for each op and dtype. It also applies to --time, which runs at least two rounds.",
 )
 @click.option(
     "--timeout",
@@ -155,8 +154,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     `verify kernelbench FILE` finds out which op the class Model of a KernelBench problem computes, and checks the class
     ModelNew against that op.
 
-    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference; --list
-    OP shows this signature. The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
+    verify draws inputs that tend to break kernels, and calls the candidate with the arguments of the reference (--list
+    OP shows them). The exit status is 0 if all results are within bounds, 1 if not, and 2 if there is no
     verdict.
     """
     import secrets
@@ -359,25 +358,13 @@ def _verify(
             annotations = as_annotations(reports, printed, wrong=wrong)
             click.echo("".join(f"{line}\n" for line in annotations), nl=False, err=True)
         if options["junit"]:
-            _save(options["junit"], as_junit(reports, printed, wrong=wrong))
+            save_text(options["junit"], as_junit(reports, printed, wrong=wrong))
         if options["html"]:
-            _save(options["html"], page(reports, contracts, printed))
+            save_text(options["html"], page(reports, contracts, printed))
     if problem:
         raise problem
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
-
-
-def _save(path: str, text: str) -> None:
-    """Write a file completely or not at all. Raises ValueError if the file cannot be written."""
-    from llamaspec.model.checkpoints.staging import new_file
-
-    try:
-        is_device = os.path.exists(path) and not os.path.isfile(path)  # /dev/stdout
-        with nullcontext(Path(path)) if is_device else new_file(path, replace=True) as staged:
-            staged.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _library() -> str:

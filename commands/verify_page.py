@@ -7,6 +7,8 @@ from html import escape
 from math import inf
 from typing import TYPE_CHECKING
 
+from llamaspec.commands.page import document
+
 if TYPE_CHECKING:
     from llamaspec.verify.contract import Contract
     from llamaspec.verify.judging.judge import Point
@@ -14,27 +16,11 @@ if TYPE_CHECKING:
 
 WITHIN, BEYOND = "within", "beyond"  # series of a chart
 LEAST = 1e-6  # we plot only errors of at least this share of their bound
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
-h2 { overflow-wrap: anywhere }
-pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; overflow-wrap: anywhere }
-pre { font-size: 13px; line-height: 1.4 }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(540px, 100%), 1fr)); gap: 1em }
-.wide { overflow-x: auto }
-.plots svg text { font-size: 14px }
-.plots svg { width: 100%; height: auto; border: 1px solid #ddd }
-table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: left; border-bottom: 1px solid #ddd }
-.violated { color: #b51d14 } .suspicious { color: #96690b } .within { color: #087a3d }
-"""
 
 
 def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Sequence[Sequence[str]]) -> str:
     """Return a self-contained HTML page. `lines` are the lines that `verify` prints for each report."""
-    parts = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>llamaspec verify</title>',
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
-        _summary(reports),
-    ]
+    parts = [_summary(reports)]
     for number, (report, printed) in enumerate(zip(reports, lines, strict=True)):
         parts += [
             f'<h2 id="r{number}">{escape(f"{report.op} {report.dtype}  {report.candidate}")}</h2>',
@@ -44,7 +30,7 @@ def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Se
             "</div>",
             *_draw_rows(report, contracts.get(report.op)),
         ]
-    return "\n".join([*parts, "</body>\n</html>"]) + "\n"
+    return document("llamaspec verify", parts)
 
 
 def _summary(reports: Sequence[Report]) -> str:

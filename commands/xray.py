@@ -38,8 +38,8 @@ def xray(
 ):
     """Write a web page that shows TEXT on its way through a model.
 
-    The page shows the model's blocks, and in each block its ops. For each op: the equation, the code of the reference,
-    the lines that ran, the numbers as heat maps, and the error. Attention, RoPE, the KV cache, sampling and
+    The page shows the model's blocks, and in each block its ops. For each op, it shows the equation, the code of the
+    reference, the lines that ran, the numbers as heat maps, and the error. Attention, RoPE, the KV cache, sampling and
     quantization have interactive pictures. The page loads nothing from the network. The command prints the page's path.
 
     \b

@@ -138,7 +138,7 @@ class RoundedConfig(Config):
 
 
 def cache_class(dtype: str, *, ggml: bool = False) -> type[LayerCache]:
-    """Make the class of a layer's cache that stores keys and values in `dtype`, rounded at random.
+    """Make the class of a layer's cache that stores keys and values in `dtype`, with random rounding.
 
     When ggml multiplies a tensor by the cache, it rounds the tensor to the cache's dtype, too. We round the result
     instead.
@@ -160,7 +160,7 @@ def cache_class(dtype: str, *, ggml: bool = False) -> type[LayerCache]:
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A checkpoint's definition, and its weights in the arithmetic that an engine claims."""
+    """The definition of a checkpoint's model, with the weights rounded as an engine claims to round them."""
 
     params: Params  # exact
     config: Config
@@ -168,7 +168,7 @@ class Definition:
     arithmetic: Arithmetic
 
     def log_probabilities(self, ids: Sequence[int], start: int) -> Float[np.ndarray, "positions vocab"]:
-        """Compute the log-probabilities of the tokens from position `start` on, each after all tokens before it."""
+        """Compute the log-probabilities of the tokens from position `start` on, given all tokens before them."""
         return _log_probabilities(self.params, self._config(ids), ids, start, LayerCache)
 
     def samples(self, ids: Sequence[int], start: int, *, count: int) -> Iterator[Float[np.ndarray, "positions vocab"]]:

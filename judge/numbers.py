@@ -36,6 +36,7 @@ class Position(NamedTuple):
 
     trace: str  # the name of the request
     position: int  # in the prompt and its answer
+    exact: float  # the exact log-probability of the server's token
     difference: float  # the largest, in nats
     ratio: float
     behind: float  # how much less likely the server's token is than the likeliest, in nats, exact
@@ -141,7 +142,7 @@ def compare(
 ) -> list[Position]:
     """Compare a trace with a definition.
 
-    `ids` changes the ids of the prompt, to test another way in which the server may have read the prompt. With a
+    `ids` changes the ids of the prompt, to test a different way in which the server may have read the prompt. With a
     `temperature`, we divide the logits by it, to test whether the server does so before it computes log-probabilities.
     """
     if not trace.entries:
@@ -156,7 +157,9 @@ def compare(
         off = np.abs(np.where(actual > IMPOSSIBLE, actual, -np.inf) - expected)
         ratio = float(np.sqrt(np.sum(off**2) / np.sum(squares)))
         behind, tie = float(np.max(row) - expected[0]), 2 * EXPLAINED * float(np.sqrt(np.max(squares)))
-        positions.append(Position(trace.name, trace.start + i, float(np.max(off)), ratio, behind, tie))
+        positions.append(
+            Position(trace.name, trace.start + i, float(expected[0]), float(np.max(off)), ratio, behind, tie)
+        )
     return positions
 
 

@@ -102,7 +102,9 @@ def _in_company(protocol: Protocol) -> Outcomes:
     prompts = [*company[::2], PROMPT, *company[1::2]]
     fields = {"max_tokens": LENGTH, "temperature": 0, "logprobs": 2}
     answers = protocol.server.at_once(prompts, most=protocol.at_once, **fields)
-    yield from _same(protocol, answers[prompts.index(PROMPT)], f"the request among {len(company)} others")
+    yield from _same(
+        protocol, answers[prompts.index(PROMPT)], f"the request sent at the same time as {len(company)} more"
+    )
 
 
 def _same(protocol: Protocol, answer: Answer, what: str) -> Outcomes:

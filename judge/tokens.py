@@ -108,7 +108,7 @@ def _spelled(ids: Sequence[int], at: int, tokenizer: Tokenizer) -> str:
 
 
 def _control_token(tokenizer: Tokenizer) -> str | None:
-    """Return the name of a control token that is several tokens if it is read as text; None if there is none."""
+    """Return the name of a control token that becomes several tokens if it is read as text, or None."""
     return next((name for name in tokenizer.special if len(tokenizer.encode(name)) > 1), None)
 
 

@@ -115,7 +115,7 @@ def _tokens(text: str) -> Iterator[Token]:
 def _is_word(token: Token) -> bool:
     """Return whether a token is a word of prose.
 
-    A function such as `sqrt` and a variable such as `x`, `W_o`, `dx_i` or `s0` are not.
+    A function such as `sqrt` and a variable such as `x`, `W_o`, `dx_i` or `s0` are not words of prose.
     """
     base = token.text.partition("_")[0]
     if token.kind != "word" or token.text in GREEK or base in LIMITS or token.text in PREFIXES:

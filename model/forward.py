@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from llamaspec.model.cache import Cache, LayerPages, LayerStore
 from llamaspec.model.ops.block import join
 from llamaspec.model.ops.table import Ops, Positions
-from llamaspec.model.sampling import Sampling, sample
+from llamaspec.model.sampling import Sampling, log_probabilities, sample
 from llamaspec.model.weights.params import Layer, Params, Rope
 from llamaspec.reference.config import Config
 
@@ -39,6 +39,23 @@ def hidden_states(
     The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
     needs no room, and a row with length -1 in the cache is idle when decoding.
     """
+    states, cache = residual_stream(
+        params, tokens, cache, lengths=lengths, positions_within=positions_within, config=config, ops=ops
+    )
+    return states[-1], cache
+
+
+def residual_stream(
+    params: Params,
+    tokens: Int[Array, "batch seq"],
+    cache: Cache,
+    *,
+    lengths: Int[Array, " batch"] | None = None,
+    positions_within: Int[Array, "batch seq"] | None = None,
+    config: Config,
+    ops: Ops,
+) -> tuple[list[Float[Array, "batch seq dim"]], Cache]:
+    """Return the embedded tokens and the output of each block, and the cache. See `hidden_states`."""
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if positions_within is not None:
         positions = Positions(positions_within, *(table[positions_within] for table in params.rope[:2]))
@@ -47,12 +64,13 @@ def hidden_states(
         positions = positions._replace(at=jnp.where(counts, positions.at, -1))
     x = params.embedding[tokens]
     x = x if config.embedding_scale == 1 else (x.astype(jnp.float32) * config.embedding_scale).astype(x.dtype)
-    layers = []
+    states, layers = [x], []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
         at = _of_layer(positions, params.rope, i, config=config)
         x, layer_cache = _block(x, layer, layer_cache, at, window=config.window(i), config=config, ops=ops)
+        states.append(x)
         layers.append(layer_cache)
-    return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
+    return states, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
 
 # With `jit`, layers of equal shapes are traced and lowered only once. If all programs were compiled before, tracing
@@ -121,6 +139,8 @@ class DecodeState(NamedTuple):
     tokens: Int[Array, " batch"]  # the newest token of each row, not fed yet
     seen: Bool[Array, "batch vocab"]  # whether the repetition penalty applies to a token
     done: Bool[Array, " batch"]  # whether the row has drawn a stop token
+    # Log probabilities of the tokens that a call draws, if the caller passes an array for them; otherwise None.
+    scores: Float[Array, "burst batch"] | None = None
 
 
 def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
@@ -155,13 +175,13 @@ def decode(
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
     def unfinished(state):
-        step, _, _, _, _, done = state
+        step, _, _, _, _, done, _ = state
         return (step < steps) & ~jnp.all(done)
 
     # The work outside the layers is small, but on a GPU each operation is a kernel. So we compute lengths from the
     # step, update `seen` and `done` with one expression each, and do not check indices that cannot be out of range.
     def step(state):
-        step, tokens, drawn, layers, seen, done = state
+        step, tokens, drawn, layers, seen, done, scores = state
         # The barrier makes the weights depend on the loop. Without it, XLA would convert weights of a narrow dtype to a
         # wider one before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
@@ -171,12 +191,15 @@ def decode(
         seen = seen | (tokens[:, None] == ids)
         done = jnp.any(done[:, None] | (tokens[:, None] == stops), axis=1)
         drawn = lax.dynamic_update_slice(drawn, tokens[None], (step, 0))
-        return step + 1, tokens, drawn, now.layers, seen, done
+        if scores is not None:
+            own = log_probabilities(logits, tokens, sampling.temperature)
+            scores = lax.dynamic_update_slice(scores, own[None], (step, 0))
+        return step + 1, tokens, drawn, now.layers, seen, done, scores
 
     drawn = jnp.zeros((burst, batch), jnp.int32)
-    start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done)
-    steps_taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
-    return drawn, steps_taken, DecodeState(tokens, seen, done), Cache(layers, cache.lengths + steps_taken)
+    start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done, text.scores)
+    steps_taken, tokens, drawn, layers, seen, done, scores = lax.while_loop(unfinished, step, start)
+    return drawn, steps_taken, DecodeState(tokens, seen, done, scores), Cache(layers, cache.lengths + steps_taken)
 
 
 def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -> Positions:

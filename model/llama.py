@@ -205,7 +205,7 @@ class Llama:
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits after each of `ids`: in float32, or from the reference in float64.
+        """Compute the logits after each of `ids`, in float32 (in float64 if the backend is the reference).
 
         Raises TypeError for a str, ValueError for ids out of range, FloatingPointError for logits that are not finite.
 

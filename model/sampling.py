@@ -133,6 +133,14 @@ def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Flo
     return _normalize(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
 
 
+def log_probabilities(
+    logits: Float[Array, "*batch vocab"], tokens: Int[Array, "*batch"], temperature: Any = 1.0
+) -> Float[Array, "*batch"]:
+    """Compute the log probability of each token at a temperature, before any tail is cut off."""
+    scaled = logits if isinstance(temperature, float) and temperature == 1 else logits / temperature
+    return jnp.take_along_axis(scaled, tokens[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(scaled, axis=-1)
+
+
 def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
     """Choose the first id at which the cumulative distribution exceeds `uniforms`, in the order of the vocabulary."""
     vocab = p.shape[-1]

@@ -50,7 +50,7 @@ def attention_decode(
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):
-        raise ValueError(f"attention_decode takes k for {len(q)} sequences, one per query, got k {k.shape}")
+        raise ValueError(f"attention_decode takes k with one sequence per query ({len(q)}), got k {k.shape}")
     if k.shape[2] % 8:
         raise Unsupported(f"attention_decode takes a capacity in multiples of 8, got {k.shape[2]}")
     batch, kv_heads, capacity, head_dim = k.shape

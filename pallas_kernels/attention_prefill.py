@@ -175,7 +175,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles of K and V in shared memory, filled by one warpgroup for the two that compute."""
+    """Tiles of K and V in shared memory. One warpgroup fills them, and the other two compute."""
 
     staged: dict[str, Any]
     stages: int
@@ -201,7 +201,7 @@ class Ring:
         lax.fori_loop(jnp.maximum(steps - self.stages, 0), steps, drain, None)
 
     def wait(self, name: str, step) -> Any:
-        """Wait for the tile of K or V of this step, in shared memory."""
+        """Wait until this step's tile of K or V is in shared memory."""
         slot = lax.rem(step, self.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]
@@ -307,7 +307,7 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
     batch, _, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]
     if head_dim not in (64, 128):
-        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes a head_dim of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(
             f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"

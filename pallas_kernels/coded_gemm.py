@@ -101,7 +101,7 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """The number of columns that are multiplied at once: a group of W or a line of x, the smaller of the two."""
+        """The number of columns that are multiplied at once: a group of W or a line of x, whichever is smaller."""
         return min(PIECE, self.group or PIECE)
 
     @property
@@ -191,7 +191,9 @@ def geometry_of(w: ScaledCodes, x: Any, cut: BlockGrid | None = None) -> Geometr
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
     multiple = max(2 * LINE if w.in_words else LINE, 4 * (w.group or 1))
     if rows % ROWS or cols % multiple or not rows or not cols:
-        raise Unsupported(f"{op} takes rows in multiples of {ROWS}, columns in multiples of {multiple}, got {w.shape}")
+        raise Unsupported(
+            f"{op} takes rows in multiples of {ROWS} and columns in multiples of {multiple}, got {w.shape}"
+        )
     width = next(width for width in WIDTHS if len(x) <= width)
     cut = cut or cut_for(rows, cols, width=width, bits=w.bits, group=w.group)
     geometry = Geometry(rows, cols, width, w.bits, w.group, w.minima is not None, cut)
@@ -238,7 +240,7 @@ def _coded_gemm(codes, scales, x, minima, sums, low_codes, *, geometry: Geometry
         started: list[bool] = []  # whether x is ready
 
         def place(tile) -> tuple[Any, Any]:
-            """Return the first row of a tile, and the number of its part of the columns."""
+            """Return the first row of a tile, and the index of the tile's part of the columns."""
             row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
             return pl.multiple_of(row * geometry.tile_rows, ROWS), part
 

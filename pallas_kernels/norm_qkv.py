@@ -100,7 +100,7 @@ def norm_qkv(
             f"norm_qkv takes W with {heads} + 2 x {kv_heads} heads of {head_dim} rows each, got {rows} rows"
         )
     if batch != len(x) or not capacity:
-        raise ValueError(f"norm_qkv takes k for {len(x)} sequences, one per vector, got k {k.shape}")
+        raise ValueError(f"norm_qkv takes k with one sequence per vector ({len(x)}), got k {k.shape}")
     check_operand("norm_qkv", "norm", norm, (cols,), x.dtype)
     check_operand("norm_qkv", "bias", bias, (rows,), x.dtype)
     check_operand("norm_qkv", "k", k, k.shape, x.dtype)

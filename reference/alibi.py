@@ -7,7 +7,7 @@ Instead, a score is reduced by the distance i - j times the slope. If all <q, k>
 the weight of the next key. So the first head attends mostly to near keys, and the last head to nearly all keys. The
 biases are not periodic and not learned, so a text may be longer than the training texts.
 
-The formula for s_h is for a number of heads that is a power of two. For another number of heads, let p be the largest
+The formula for s_h is for a number of heads that is a power of two. For any other number of heads, let p be the largest
 power of two below it. The authors' code takes the p slopes of p heads, and then every other slope of 2 p heads:
 2^(-4/p), 2^(-12/p), ...
 

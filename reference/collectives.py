@@ -37,7 +37,7 @@ Arrays = Sequence[Shaped[np.ndarray, "..."]]  # one array per device
 
 
 def all_reduce(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
-    """Return the sum of all arrays for every device.
+    """Give every device the sum of all arrays.
 
     >>> all_reduce([np.array([1.0]), np.array([2.0])])
     [array([3.]), array([3.])]
@@ -46,7 +46,7 @@ def all_reduce(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
 
 
 def reduce_scatter(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
-    """Return part i of the sum of all arrays for device i. The first axis is a multiple of the number of devices.
+    """Give device i part i of the sum of all arrays. The first axis is a multiple of the number of devices.
 
     >>> reduce_scatter([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
     [array([11.]), array([22.])]
@@ -55,7 +55,7 @@ def reduce_scatter(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
 
 
 def all_gather(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
-    """Return all arrays for every device, concatenated in the order of the devices.
+    """Give every device all arrays, concatenated in the order of the devices.
 
     >>> all_gather([np.array([1]), np.array([2])])
     [array([1, 2]), array([1, 2])]
@@ -64,7 +64,7 @@ def all_gather(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
 
 
 def broadcast(arrays: Arrays, *, root: int) -> list[Shaped[np.ndarray, "..."]]:
-    """Return the array of `root` for every device.
+    """Give every device the array of the device `root`.
 
     >>> broadcast([np.array([1]), np.array([2])], root=1)
     [array([2]), array([2])]

@@ -72,7 +72,7 @@ class Config:
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions a query sees in `layer`: its own and the ones just before it. None means all."""
+        """Return how many positions a query sees in `layer`: its own and the positions before it. None means all."""
         return self.windows[layer] if self.windows else None
 
     def uses_rope(self, layer: int) -> bool:

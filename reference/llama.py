@@ -147,7 +147,7 @@ def attend(
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """Compute the attention half of a block. Returns its output, and the cache with the new positions appended.
 
-    `rotation` is this layer's rotation; None: the model's usual rotation.
+    `rotation` is this layer's rotation. None means the model's usual rotation.
 
     The first token sees only itself. With W_v = W_o = 1, its normalized vector is added to it:
 
@@ -239,7 +239,7 @@ def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config
 
 
 def map_arrays(part: Any, function: Callable[[np.ndarray], Any]) -> Any:
-    """Apply a function to every array in a `Layer` or another named tuple of arrays. None stays None.
+    """Apply a function to every array in a named tuple of arrays, such as a `Layer`. None stays None.
 
     >>> map_arrays(Linear(np.ones(2), None), lambda array: 2 * array)
     Linear(weight=array([2., 2.]), bias=None)
@@ -301,7 +301,7 @@ def forward(
 def greedy(params: Params, prompt: Int[np.ndarray, " seq"], *, config: Config) -> Iterator[int]:
     """Continue `prompt`, always with the most probable token (the lowest id on ties).
 
-    A model without layers that counts modulo 3: its head maps each number's vector to the next number:
+    This model without layers counts modulo 3. Its head maps each number's vector to the next number:
 
     >>> config = Config(dim=3, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=3, context=9, eps=0.0, theta=1.0)
     >>> counting = Params(np.eye(3), [], np.ones(3), np.roll(np.eye(3), 1, axis=0))

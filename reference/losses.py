@@ -22,9 +22,10 @@ logits, T is a temperature, and the factor T^2 keeps the size of the gradients a
 student's p to the teacher's q, is one of the losses of GKD (https://arxiv.org/abs/2306.13649).
 
 GRPO is from Shao et al., 2024 (https://arxiv.org/abs/2402.03300), equation 3: the model writes several answers to one
-question, s_i are their log probabilities, and r_i their rewards. The paper clips the ratio of new to old probability;
-if each answer serves for one update, the ratio is 1, and nothing is clipped. We leave out its KL term, and its division
-by the standard deviation of the rewards, as Dr. GRPO does (https://arxiv.org/abs/2503.20783).
+question, s_i are their log probabilities at the temperature at which they were drawn, and r_i their rewards. The paper
+clips the ratio of new to old probability; if each answer serves for one update, the ratio is 1, and nothing is clipped.
+We leave out its KL term, and its division by the standard deviation of the rewards, as Dr. GRPO does
+(https://arxiv.org/abs/2503.20783).
 """
 
 import numpy as np
@@ -109,7 +110,8 @@ def group_relative(
 ) -> tuple[float, Float[np.ndarray, " answers"]]:
     """Compute the GRPO loss of the answers to one question, and the loss's gradient for their log probabilities.
 
-    A training step makes answers with more than the mean reward likelier. If all rewards are equal, the gradient is 0.
+    A training step makes an answer likelier if its reward is above the mean. If all rewards are equal, the gradient is
+    0.
 
     >>> group_relative(np.array([-2.0, -3.0]), np.array([1.0, 0.0]))
     (-0.5, array([-0.5,  0.5]))

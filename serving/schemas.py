@@ -278,7 +278,9 @@ def _check_finite(root: dict[str, Any]) -> None:
     for key, schema in reached.items():
         if key not in finite:
             about = f" of {schema['$ref']}" if _is_text(schema.get("$ref")) else ""
-            raise ValueError(f"the schema{about} requires itself inside itself, so no answer could ever end")
+            raise ValueError(
+                f"the schema{about} requires a value inside itself without end, so no answer could ever end"
+            )
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:

@@ -30,7 +30,7 @@ FREE = Constraint(None, lambda name, weight, arrays: weight)
 
 
 def rounding(checkpoint: Checkpoint, scheme: str) -> Constraint:
-    """Make the constraint that rounds the matrices of a model by a scheme of integers.
+    """Make the constraint that rounds the matrices of a model by an integer scheme.
 
     The gradient of the loss with respect to a rounded weight is used unchanged for the weight itself.
     """

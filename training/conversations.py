@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamaspec.model.chat.marked_text import QUOTED, MarkedText, marked, marks_of, plain
+from llamaspec.model.chat.messages import Messages, check_messages
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, turn_stops
 from llamaspec.model.chat.template_process import Workers
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
@@ -32,13 +33,10 @@ from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_texts, encode_text
 from llamaspec.training.data import Example, end_of_text
 
-ROLES = ("system", "user", "assistant", "tool")
 # Control tokens that begin a message. The prompt for an answer holds them, so no answer may.
 HEADERS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "<|assistant|>", "<|user|>")
 BEGIN, END = "\ue000", "\ue001"  # characters for private use: they mark the tag's content in a rendering
 TAG = re.compile(r"\{%[-+]?\s*(end)?generation\s*([-+]?)%\}(\n?)")
-
-Messages = list[dict[str, Any]]
 
 
 class Preference(NamedTuple):
@@ -111,7 +109,9 @@ class Reader:
         match line:
             case {"prompt": list() as prompt, "answer": answer}:
                 if self.template is None:
-                    raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+                    raise ValueError(
+                        "holds a conversation, but the model has no chat template: choose one with --template"
+                    )
                 text = self._render(_messages(prompt), prompt=True)
                 return Question(self._special.encode(text), _text("answer", answer).strip())
             case {"prompt": prompt, "answer": answer}:
@@ -135,11 +135,11 @@ class Reader:
         answer.
         """
         if self.template is None:
-            raise ValueError("holds a conversation, but the model has no chat template: --template chooses one")
+            raise ValueError("holds a conversation, but the model has no chat template: choose one with --template")
         first = len(messages) - 1 if last else first
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if not answers:
-            raise ValueError("has no message of the assistant to learn")
+            raise ValueError("has no message of the assistant to learn from")
         if not TAG.search(self.template.source):
             return self._encoded(self._by_prefixes(messages, answers))
         every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -168,7 +168,7 @@ class Reader:
                 if not plain(longer).startswith(plain(shorter)):
                     what = f"renders the messages before message {i + 1} differently if this message follows them"
                     raise ValueError(
-                        f"{self.template.name}: {what}, so we cannot tell which tokens are the answer's: "
+                        f"{self.template.name}: {what}, so we cannot tell which tokens belong to the answer: "
                         "use a template with {% generation %}, or one answer per line"
                     )
             answer = after[len(before) :]
@@ -231,21 +231,7 @@ def _with_marks(source: str) -> str:
 
 def _messages(value: Any) -> Messages:
     """Check a list of messages. A string is a single answer of the assistant."""
-    if isinstance(value, str):
-        value = [{"role": "assistant", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of messages, got {short(value)}")
-    for i, message in enumerate(value, 1):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            role = message.get("role") if isinstance(message, dict) else message
-            raise ValueError(f"message {i} has role {short(role)}, expected {', '.join(ROLES)}")
-        content = message.get("content")
-        calls = message["role"] == "assistant" and message.get("tool_calls")
-        if not isinstance(content, str) and not calls:
-            raise ValueError(f"message {i} has content {short(content)}, expected a string")
-        if message["role"] == "assistant" and not calls and not str(content).strip():
-            raise ValueError(f"message {i}, an answer, is empty")
-    return value
+    return check_messages([{"role": "assistant", "content": value}] if isinstance(value, str) else value)
 
 
 def _text(key: str, value: Any) -> str:

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[np.ndarray, "batch predicted"]:
-        """A mask of the predictions that the loss counts. It begins with the second id, the first that is predicted."""
+        """A mask of the predictions that the loss counts, from the second id on. (The first id is not predicted.)"""
         return self.weights[:, 1:] > 0
 
 

@@ -129,7 +129,7 @@ def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, f
     state = task.transform.init(tensors)
     saved = checkpoints(out)
     if saved and not resume:
-        raise refused(out, "already contains a training run: continue it with --resume, or choose another --out")
+        raise refused(out, "already contains a training run: continue it with --resume, or choose a different --out")
     if resume and not saved:
         raise refused(out, "contains no checkpoint that --resume could continue")
     if saved:
@@ -216,7 +216,7 @@ class _Loop:
         if self.skipped == MOST_SKIPPED:
             first = submitted.step - MOST_SKIPPED + 1
             what = f"the gradients of steps {first} to {submitted.step} are not finite"
-            raise FloatingPointError(f"{what}: begin again with another --out and a smaller --lr")
+            raise FloatingPointError(f"{what}: start again with a different --out and a smaller --lr")
         return step_report
 
     def save(self, out: Path, step: int) -> None:

@@ -78,6 +78,27 @@ class Spread(NamedTuple):
         results = (P(), (P(), P()))
         return jax.shard_map(on_each, mesh=self.mesh, in_specs=layouts, out_specs=results, check_vma=False)
 
+    def sums(self, loss: Callable) -> Callable:
+        """Turn the loss of an objective into its sum over the rows of a batch on all devices.
+
+        The trained and the frozen arrays are replicated.
+        """
+
+        def on_each(tensors, frozen, *batch):
+            return lax.psum(loss(tensors, frozen, *batch), AXIS)
+
+        def total(tensors, frozen, *batch):
+            layouts = (P(), P(), *(P(AXIS) for _ in batch))
+            on_all = jax.shard_map(on_each, mesh=self.mesh, in_specs=layouts, out_specs=P(), check_vma=False)
+            return on_all(tensors, frozen, *batch)
+
+        return total
+
+
+def replicated(devices: int) -> Spread:
+    """Choose `devices` devices, each with a copy of all arrays. Raises ValueError if JAX has fewer."""
+    return Spread(mesh(devices), {})
+
 
 def spread(config: Config, *, devices: int, fsdp: bool) -> Spread:
     """Choose the sharding of a training's tensors: by rows with `fsdp`, otherwise replicated.

@@ -50,4 +50,4 @@ def check_at_least_one(**numbers: int) -> None:
 def check_context(context: int) -> None:
     """Raise ValueError if the context is too short to predict a token."""
     if context < 2:
-        raise ValueError(f"context must be at least 2, one token to read and one to predict, got {context}")
+        raise ValueError(f"context must be at least 2 (one token to read and one to predict), got {context}")

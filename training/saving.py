@@ -48,7 +48,7 @@ def save_state(
     arrays = {name: np.asarray(leaf) for name, leaf in _named(tensors, state).items()}
     if broken := next((name for name, array in arrays.items() if not np.all(np.isfinite(array))), None):
         what = f"{broken} is not finite after step {step}"
-        raise FloatingPointError(f"{what}: begin again with another --out and a smaller --lr")
+        raise FloatingPointError(f"{what}: start again with a different --out and a smaller --lr")
     with new_file(out / f"step-{step:08}.safetensors", replace=True) as staged:
         try:
             save_file(arrays, staged, metadata=about)
@@ -78,10 +78,10 @@ def load_state(
     expected_identity = json.loads(json.dumps(dict(identity)))
     # A run on a text has no digest of the stories, and the other way round.
     if differing := [name for name, value in expected_identity.items() if written.get(name) != value]:
-        raise refused(path, f"was made with a different {', '.join(differing)}: --resume needs the same")
+        raise refused(path, f"was made with a different {', '.join(differing)}: --resume needs the same values")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:
-        raise refused(path, "does not have the names and shapes of tensors that this training needs")
+        raise refused(path, "lacks tensors with the names and shapes that this training needs")
     leaves = [jnp.asarray(arrays[name]) for name in expected]
     tensors, state = jax.tree.unflatten(jax.tree.structure((tensors, state)), leaves)
     return tensors, state, step, seconds

@@ -29,7 +29,7 @@ class Trainable(NamedTuple):
 def all_weights(checkpoint: Checkpoint, *, context: int, dtype: np.dtype, constraint: Constraint = FREE) -> Trainable:
     """Return all weights of a model, in float32, as the tensors to train.
 
-    The loss computes in `dtype`, with each weight as `constraint` changes it. The trained model is written to DIR/model
+    The loss computes in `dtype`, after `constraint` has changed each weight. The trained model is written to DIR/model
     in the dtype of the base model. Pruned weights are 0 there, but weights are not rounded.
     """
     config = checkpoint.config

@@ -17,6 +17,8 @@ from llamaspec.model.chat.template import ChatTemplate, turn_stops
 from llamaspec.model.checkpoints.adapter import CONFIG, PARTS, adaptable
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write_config import format_config
+from llamaspec.model.checkpoints.smaller import with_layers, without_weakest
 from llamaspec.model.device import default_device
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.weights.loading import Progress, check_weights, load_params, no_progress
@@ -25,13 +27,14 @@ from llamaspec.training.constraints import FREE, ROUNDED, pruning, rounding
 from llamaspec.training.conversations import Reader, read_data
 from llamaspec.training.data import Example, digest, indices_of_step, tokenizer_digest
 from llamaspec.training.loop import StepReport, Task, Work, run
-from llamaspec.training.objectives.distillation import distillation, kept_layers
+from llamaspec.training.objectives.distillation import distillation
 from llamaspec.training.objectives.objective import HeldOut, evaluator
 from llamaspec.training.objectives.preference import preference, scored, sides
 from llamaspec.training.objectives.reward import Sampler, drawn_work, exact_share, rewarded
 from llamaspec.training.objectives.supervised import supervised
 from llamaspec.training.ops import PACKED, remat
 from llamaspec.training.optimizers import SCHEDULES, optimizer
+from llamaspec.training.parallel import Spread, replicated, round_up
 from llamaspec.training.recipe import check_at_least_one, check_context
 from llamaspec.training.steps import Tensors, compile_step
 from llamaspec.training.trainable import Trainable, adapters, all_weights
@@ -63,12 +66,15 @@ class TuneRecipe:
     remat: bool = False
     quantize: str | None = None  # a scheme: of the frozen model under adapters, or to round all weights by
     prune: float | tuple[int, int] | None = None  # the share of weights that stay, or n of every m
+    keep_heads: float = 1.0  # the share of attention heads that stay
+    keep_channels: float = 1.0  # the share of feed-forward channels that stay
     accumulate: int | None = None  # parts of a step; None: as many as keep the device busy
     beta: float = 0.1  # of the method preference: how strongly a margin counts
     temperature: float = 1.0  # of the methods distill and reward
     group: int = 8  # of the method reward: answers per question
     answer_tokens: int = 64  # of the method reward: the most tokens of an answer
     keep_layers: tuple[int, ...] | None = None  # of the method distill: the layers of the student; None: all
+    elastic_depth: tuple[int, ...] = ()  # the first layers of the model, these numbers of them, are models, too
 
 
 class Tuning(NamedTuple):
@@ -91,6 +97,8 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
         raise ValueError(
             "keep_layers works only with the method distill: it names at least one layer that the student keeps"
         )
+    if recipe.elastic_depth and recipe.method not in ("supervised", "distill"):
+        raise ValueError("elastic_depth works only with the methods supervised and distill")
     if recipe.schedule not in SCHEDULES:
         raise ValueError(f"schedule is {recipe.schedule!r}, expected one of {', '.join(SCHEDULES)}")
     if recipe.lora is not None:
@@ -101,8 +109,12 @@ def check_tune_recipe(recipe: TuneRecipe) -> None:
             raise ValueError("lora_on names no matrix")
     if recipe.quantize is not None and recipe.lora is None and recipe.quantize not in ROUNDED:
         raise ValueError(f"quantize is {recipe.quantize!r}; without lora, expected one of {', '.join(ROUNDED)}")
-    if recipe.prune is not None and (recipe.lora is not None or recipe.quantize is not None):
-        raise ValueError("prune does not work with lora or quantize")
+    for name in ("keep_heads", "keep_channels"):
+        if not 0 < getattr(recipe, name) <= 1:
+            raise ValueError(f"{name}: expected a share above 0, up to 1, got {getattr(recipe, name)}")
+    pruned = recipe.prune is not None or min(recipe.keep_heads, recipe.keep_channels) < 1
+    if pruned and (recipe.lora is not None or recipe.quantize is not None):
+        raise ValueError("pruning does not work with lora or quantize")
     if isinstance(recipe.prune, float) and not 0 < recipe.prune < 1:
         raise ValueError(f"prune: expected a share between 0 and 1, or a pair such as (2, 4), got {recipe.prune}")
     if recipe.accumulate is not None:
@@ -176,6 +188,7 @@ def tune(
     *,
     base: str,
     teacher: Checkpoint | None = None,
+    devices: int = 1,
     resume: bool = False,
     eval_every: int = 100,
     save_every: int = 100,
@@ -186,15 +199,16 @@ def tune(
     """Fine-tune a model on the examples of a JSON lines file, and write the result into `out`.
 
     `base` is the name of the model, for the adapter's files. `teacher` is for the method distill (None: the model
-    itself). Calls `note` with a line about examples that are cut. Calls `report` and raises exceptions as `loop.run`
-    does. Also raises ValueError for an invalid recipe, and CheckpointError for a file that cannot be used.
+    itself). `devices` is the number of devices that share the rows of a batch. Calls `note` with a line about examples
+    that are cut. Calls `report` and raises exceptions as `loop.run` does. Also raises ValueError for an invalid recipe,
+    and CheckpointError for a file that cannot be used.
     """
     out = Path(out)
     check_tune_recipe(recipe)
     for finished in (out / CONFIG, out / "model"):
         if finished.exists():
             raise refused(finished, "exists already: this training is done")
-    student = checkpoint if recipe.keep_layers is None else kept_layers(checkpoint, recipe.keep_layers)
+    student = student_of(checkpoint, recipe)
     check_trainable(student, recipe)
     read: Callable[[Reader, dict[str, Any]], Any] = READERS.get(recipe.method, Reader.example)
     examples: list[Any] = read_data(data, tokenizer, template, read, eos=min(checkpoint.stops, default=None))
@@ -212,8 +226,11 @@ def tune(
     # Sampling pads prompts and answers to `context` each.
     positions = 2 * context if recipe.method == "reward" else context
     trainable = make_trainable(student, recipe, context=positions, base=base, progress=progress)
+    over = replicated(devices) if devices > 1 else None
+    if over:
+        trainable = trainable._replace(frozen=over.place(trainable.frozen))
     platform = default_device().platform
-    rows = rows_at_once(recipe, platform)
+    rows = rows_at_once(recipe, platform, devices)
     static: dict[str, Any] = {
         "config": for_sequences(student.config, positions),
         "ops": remat(PACKED) if recipe.remat else PACKED,
@@ -221,7 +238,7 @@ def tune(
         "rows": rows,
         "length": context,
     }
-    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static, platform)
+    lesson = Lesson(checkpoint, student, tokenizer, template, trainable, recipe, static, platform, over)
     parts = lesson.rewards(examples) if recipe.method == "reward" else lesson.documents(examples, teacher, progress)
     transform = optimizer(
         lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay, kind=recipe.schedule
@@ -236,6 +253,7 @@ def tune(
         documents=parts.documents,
         identity=identity(recipe, checkpoint, teacher, tokenizer, template, data),
         evaluate=parts.evaluate,
+        over=over,
         draws=recipe.method == "reward",
     )
     tensors = run(task, out, resume=resume, eval_every=eval_every, save_every=save_every, report=report)
@@ -264,11 +282,21 @@ class Lesson(NamedTuple):
     recipe: TuneRecipe
     static: Mapping[str, Any]  # config, ops, dtype, rows and length of the loss
     platform: str
+    over: Spread | None  # several devices
+
+    def on_devices(self, loss: Callable) -> Callable:
+        """Make the loss a sum over the devices, if there are several."""
+        return self.over.sums(loss) if self.over else loss
 
     def choose(self, examples: Sequence[Any], step: int) -> list[Any]:
         """Return the examples of a step."""
         indices = indices_of_step(len(examples), step, batch=self.recipe.batch, seed=self.recipe.seed)
         return [examples[i] for i in indices]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of all models to train: of those in the recipe, and of the whole model."""
+        return (*sorted(set(self.recipe.elastic_depth)), self.static["config"].layers)
 
     def documents(self, examples: list[Any], teacher: Checkpoint | None, progress: Progress) -> TaskParts:
         """Make the parts for the methods that learn from the data itself."""
@@ -281,12 +309,14 @@ class Lesson(NamedTuple):
             teacher = teacher or self.checkpoint
             check_teacher(teacher, self.student)
             length = static["length"]
-            frozen = frozen, load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
+            teaching = load_params(teacher, dtype=static["dtype"], positions=length, progress=progress)
+            frozen = frozen, self.over.place(teaching) if self.over else teaching
             config = for_sequences(teacher.config, length)
-            temperature = recipe.temperature
-            objective = distillation(trainable.params, teacher_config=config, temperature=temperature, **static)
+            elastic = {"temperature": recipe.temperature, "depths": self.depths}
+            objective = distillation(trainable.params, teacher_config=config, **elastic, **static)
         else:
-            objective = supervised(trainable.params, **static)
+            objective = supervised(trainable.params, depths=self.depths, **static)
+        objective = objective._replace(loss=self.on_devices(objective.loss))
         training, held_out = split(examples)
 
         def documents(step: int, _: Tensors | None) -> Work:
@@ -319,19 +349,19 @@ class Lesson(NamedTuple):
             return draw(step, self.choose(training, step), tensors)
 
         evaluate = exact_share(sampler, held_out) if held_out else None
-        loss = rewarded(trainable.params, **fixed)
-        return TaskParts(loss, ("loss", "reward"), trainable.frozen, documents, evaluate)
+        loss = rewarded(trainable.params, temperature=recipe.temperature, **fixed)
+        return TaskParts(self.on_devices(loss), ("loss", "reward", "drift"), trainable.frozen, documents, evaluate)
 
 
-def rows_at_once(recipe: TuneRecipe, platform: str) -> int:
-    """Choose the number of rows per batch.
+def rows_at_once(recipe: TuneRecipe, platform: str, devices: int) -> int:
+    """Choose the number of rows per batch, a multiple of `devices`.
 
-    If `recipe.accumulate` is set, it is the number of batches of a step. Otherwise a batch has 1 row on a CPU, and up
-    to 8 rows on other devices.
+    If `recipe.accumulate` is set, it is the number of batches of a step. Otherwise a batch has 1 row per
+    device on a CPU, and up to 8 rows per device elsewhere.
     """
     if recipe.accumulate is not None:
-        return -(-recipe.batch // recipe.accumulate)
-    return 1 if platform == "cpu" else min(8, recipe.batch)
+        return round_up(-(-recipe.batch // recipe.accumulate), devices)
+    return round_up(min(recipe.batch, devices * (1 if platform == "cpu" else 8)), devices)
 
 
 def make_trainable(
@@ -359,19 +389,38 @@ def make_trainable(
     )
 
 
+def student_of(checkpoint: Checkpoint, recipe: TuneRecipe) -> Checkpoint:
+    """Return the model to train: `checkpoint`, or the part of it that the recipe keeps.
+
+    Raises CheckpointError if `checkpoint` has no such part, or if no format of the result can express it.
+    """
+    student = checkpoint if recipe.keep_layers is None else with_layers(checkpoint, recipe.keep_layers)
+    if min(recipe.keep_heads, recipe.keep_channels) < 1:
+        student = without_weakest(student, heads=recipe.keep_heads, ffn=recipe.keep_channels)
+    if student is not checkpoint:
+        format_config(student, dtype="float32")
+    return student
+
+
 def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
     """Raise CheckpointError if training in general, or with this recipe, does not support the model."""
     if recipe.lora is not None and not adaptable(checkpoint.config, recipe.lora_on):
         raise refused(checkpoint.path, f"has no matrix {', '.join(recipe.lora_on)} that LoRA can change")
     if checkpoint.config.sinks:
         raise refused(checkpoint.path, "has attention sinks, which training does not support")
+    layers = checkpoint.config.layers
+    if wrong := [depth for depth in recipe.elastic_depth if not 0 < depth < layers]:
+        raise refused(checkpoint.path, f"has {layers} layers: no smaller model has {wrong[0]} of them")
 
 
 def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:
     """Raise CheckpointError if the vocabularies of teacher and student differ."""
     if teacher.config.vocab != student.config.vocab:
-        ids = f"a vocabulary of {teacher.config.vocab}, but the student {student.path} has {student.config.vocab}"
-        raise refused(teacher.path, f"has {ids}: a teacher needs the student's tokens")
+        raise refused(
+            teacher.path,
+            f"has {teacher.config.vocab} tokens, but the student {student.path} has {student.config.vocab}: "
+            "a teacher needs the student's tokens",
+        )
 
 
 def identity(

@@ -74,7 +74,7 @@ class Campaign:
     )  # sizes for timing; by default the largest that are drawn
 
     def fewer(self) -> "Campaign":
-        """Return this campaign with a third of its draws and of its time, for an extra dtype."""
+        """Return this campaign with a third of its draws and its time. We use it for extra dtypes."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
@@ -156,7 +156,7 @@ def jobs_for(ops: Sequence[str], candidate: str) -> list[CandidateJob]:
     if ":" not in candidate:
         return [CandidateJob(op, f"{candidate}:{op}") for op in ops]
     if len(ops) != 1:
-        raise ValueError("--candidate names one function: name one op, or for several ops give only the module")
+        raise ValueError("--candidate names one function: name one op. For several ops, give only the module")
     return [CandidateJob(ops[0], candidate)]
 
 
@@ -334,7 +334,7 @@ def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
 
 
 def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:
-    """Time the candidate, and the one that --against names. If timing fails, keep the verdict and add the reason."""
+    """Time the candidate, and also the candidate of --against. If timing fails, keep the verdict and add the reason."""
     with ExitStack() as stack:
         rivals = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
         try:

@@ -56,7 +56,7 @@ class Adapter:
         return Law(law.name, check)
 
     def job(self, path: str, name: str) -> CandidateJob:
-        """Make a job with the class called `name` of the problem at `path` as the candidate."""
+        """Make a job for the problem at `path`. The candidate is the problem's class `name`."""
         return CandidateJob(self.op, f"kernelbench:{self.call}:{path}:{name}", only=self.only)
 
 

@@ -68,7 +68,7 @@ class ExactConfig(Config):
 def prove(
     params: Params, prompt: Sequence[int], *, config: Config, stops: frozenset[int], max_new_tokens: int
 ) -> Iterator[ProvenToken]:
-    """Yield the tokens that follow `prompt`, until a token in `stops`, or one that cannot be decided.
+    """Yield the tokens that follow `prompt`, until a token in `stops`, or until a token cannot be decided.
 
     If `MOST_BITS` bits do not decide a comparison that the logits depend on, the text ends without an undecided token.
 

@@ -23,9 +23,9 @@ FEW_LAYERS = 2
 DRAWN = "drawn"  # a word in the name of a step that samples tokens
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
-# All models have heads of 64 or 128, for which attention has kernels. Float32 is compiled for the models that run in
-# float32. Each scheme with kernels is compiled for one model, and the coarsest scheme for the largest model. Two steps
-# sample, from a small and from a large vocabulary; all other steps are greedy.
+# All models have a head_dim of 64 or 128, for which attention has kernels. Float32 is compiled for the models that run
+# in float32. Each scheme with kernels is compiled for one model, and the coarsest scheme for the largest model. Two
+# steps sample, from a small and from a large vocabulary; all other steps are greedy.
 STEPS = (
     *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
     *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),

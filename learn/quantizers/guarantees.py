@@ -49,7 +49,7 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
     """Bound the error of rounding each weight to the nearest level.
 
     Between two levels, the bound is half their gap. For a weight above the largest or below the smallest level, it is
-    the distance to this level, or half the gap next to this level if that is larger.
+    the larger of two numbers: the distance to this level, and half the gap next to this level.
 
     >>> nearest(np.array([[0.1, 1.5, 4.0]]), np.array([[[0.0, 1.0, 3.0]]]))
     array([[0.5, 1. , 1. ]])

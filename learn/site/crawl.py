@@ -38,7 +38,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """Return a line for each address of a built site that has no target, is absolute, or loads from another site."""
+    """Return a line for each address of a built site that has no target, is absolute, or loads from elsewhere."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     return [
         f"{path.relative_to(site)}: {fault}" for path, page in pages.items() for fault in _of_page(path, page, pages)

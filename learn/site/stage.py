@@ -1,6 +1,6 @@
 """Writes the source of the site: a folder of Markdown pages, from the documents and the files that they link to.
 
-The folder has the layout of the repository, so a link only gets another ending. A document keeps its name, and any
+The folder has the layout of the repository, so a link only gets a different ending. A document keeps its name, and any
 other file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
 """
 
@@ -42,7 +42,7 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
         *("docs/sizes.md", "docs/cheats.md", "docs/proofs.md", "docs/conform.md", "docs/found.md"),
-        "docs/found/kernels.md",
+        *("docs/algebra.md", "docs/found/kernels.md"),
     ],
     "Run": [
         *("docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md", "docs/onnx.md"),
@@ -88,7 +88,7 @@ def stage(root: Path, out: Path) -> list[str]:
 def reading_order(root: Path) -> list[str]:
     """Return the files of reference/ in the order of docs/reading.md.
 
-    A folder in that document means its files, sorted.
+    A folder in that document stands for its files, sorted.
     """
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
@@ -172,7 +172,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Map each name by which docstrings refer to a file of reference/ to the address of the file's page.
+    """For each name that docstrings use for a file of reference/, return the address of the file's page.
 
     Addresses are relative to the page of `path`.
     """

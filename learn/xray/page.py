@@ -35,7 +35,7 @@ def check_folder(folder: Path) -> None:
         return
     index = folder / "index.html"
     if not index.is_file() or MARK not in index.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{folder} contains files that xray did not write: name another folder")
+        raise FileExistsError(f"{folder} contains files that xray did not write: choose a different folder")
 
 
 def write_page(

@@ -6,6 +6,7 @@ from typing import Any
 
 from llamaspec.model.chat.channels import channels_of
 from llamaspec.model.chat.marked_text import MarkedText, marked, quoted
+from llamaspec.model.chat.messages import Messages, check_messages
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
 from llamaspec.model.generation import Generation
 from llamaspec.model.llama import Llama
@@ -20,13 +21,13 @@ LONGEST_TOKEN = 256  # characters per token; the longest known token is 128 spac
 class _Turn:
     """A question, and the model's answer so far."""
 
-    question: dict[str, str]  # the question as a message
+    question: dict[str, Any]  # the question as a message
     text: MarkedText  # the conversation up to the answer, as the template renders it
     ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> Messages:
         """The question and the answer as messages. Empty while the answer has no tokens."""
         if not self.generation.ids:  # the answer did not begin, or was interrupted before its first token
             return []
@@ -80,7 +81,7 @@ class Chat:
         self.reset()
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> Messages:
         """The messages so far, as `{"role": ..., "content": ...}`, including an unfinished answer.
 
         An answer keeps its leading white space, because templates expect that. If an answer has reasoning, its message
@@ -97,6 +98,36 @@ class Chat:
         """Forget the conversation, and begin a new one with the system message `system`, or without one."""
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
+
+    def resume(self, messages: Messages) -> None:
+        """Forget the conversation, and continue the one that `messages` hold, as the property `messages` returns them.
+
+        The model reads them with the next question. Leading messages with the role system are the system message.
+        Raises ValueError, and leaves the conversation unchanged, if the messages are not valid, or if the template
+        refuses them.
+        """
+        check_texts(check_messages(messages))
+        self._rendered(messages)
+        begin = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        self._system = messages[:begin]
+        self.reset()
+        self._messages = list(messages)
+
+    def take_back(self) -> dict[str, Any]:
+        """Forget the last question and everything after it. Return the question as a message.
+
+        Raises ValueError if the conversation has no question.
+        """
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            return dict(turn.question)
+        asked = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        if not asked:
+            raise ValueError("the conversation has no question yet")
+        question = self._messages[asked[-1]]
+        del self._messages[asked[-1] :]
+        self._text, self._ids = marked(""), []
+        return dict(question)
 
     def make_room(self, text: str, *, answer: int) -> int:
         """Forget the oldest turns if the next question and its answer would not fit in the context.
@@ -207,7 +238,7 @@ class Chat:
         """The number of characters above which a text certainly has more tokens than the context."""
         return self.context * LONGEST_TOKEN
 
-    def _rendered(self, messages: Iterable[dict[str, str]]) -> MarkedText:
+    def _rendered(self, messages: Iterable[dict[str, Any]]) -> MarkedText:
         return self._template.render(list(messages), **self._variables)
 
     def _settle(self) -> None:

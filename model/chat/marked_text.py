@@ -41,7 +41,7 @@ class MarkedText(str):
         return text
 
     def _base(self) -> str:
-        """Return the string without marks: as a str, or for HTML as a markupsafe.Markup."""
+        """Return the string without marks, as a str, or as a markupsafe.Markup if it is HTML."""
         return plain(self)
 
     def __str__(self) -> Any:

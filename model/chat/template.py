@@ -193,7 +193,7 @@ class SpecialTokens:
     def encode(self, text: str, *, after: str = "") -> list[int]:
         """Encode the rendered string `text`, which continues the string `after`.
 
-        We encode the name of a special token as that token if none of its characters is marked as quoted.
+        We encode the name of a special token as the token's id if no character of the name is marked as quoted.
         """
         parts = self._parts(text)
         before = self._parts(after)

@@ -2,7 +2,7 @@
 
 A template is a program that comes with a model, perhaps from an untrusted author. So a sandbox keeps the template away
 from Python. The process ends if it takes too much time or memory. It has no model and no secrets in its environment,
-and it must not write files. A template sees no other conversations either: this process serves one template and forks a
+and it must not write files. A template cannot see other conversations: this process serves one template and forks a
 child for each rendering, so a rendering cannot change the memory of the next one.
 
 The process writes a newline to stdout once it is ready, then reads messages from stdin. Each message begins with its

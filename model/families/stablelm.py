@@ -4,6 +4,7 @@ StableLM 2 12B also computes attention and the feed-forward layer of a block in 
 and k with its own weights. See https://arxiv.org/abs/2402.17834.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from llamaspec.model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
@@ -21,6 +22,11 @@ def write_gguf(config: Config) -> dict[str, Any]:
     No reader needs the key: llama.cpp and this package recognize a parallel block by its missing second norm.
     """
     return {PARALLEL: config.parallel_residual}
+
+
+def read(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the field `head_dim` as transformers does for this family, which ignores the key in config.json."""
+    return {"head_dim": values["dim"] // values["heads"]}
 
 
 FAMILY = Family(
@@ -49,6 +55,8 @@ FAMILY = Family(
     | {"qkv_bias": False, "head_qk_norm": False, "parallel_residual": False},
     switches=SWITCHES,
     rope=RopeKeys(partial=True, fraction=0.25),
+    derived=("head_dim",),
+    read=read,
     bos=0,
     stop=0,
 )

@@ -66,3 +66,15 @@ def _share_read(weight: Weight, config: Config) -> float:
     if weight.role is Role.EMBEDDING and not config.tied:
         return 1 / config.vocab
     return config.experts_per_token / config.experts if weight.role is Role.EXPERT else 1.0
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes with a unit.
+
+    >>> format_bytes(256), format_bytes(65_536), format_bytes(16_777_216), format_bytes(1_050_673_152)
+    ('256 B', '65.5 kB', '16.8 MB', '1.1 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

@@ -69,7 +69,7 @@ class EvalText(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a text: tokens `begin` to `end`, without `end`. We score only the tokens from `scored` on."""
+    """A part of a text: tokens `begin` to `end` (excluded). We score only the tokens from `scored` on."""
 
     begin: int
     scored: int

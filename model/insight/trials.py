@@ -1,4 +1,4 @@
-r"""Changes that may repair a checkpoint, each tried on a text: a correct model predicts ordinary text well.
+r"""Changes that may repair a checkpoint. We try them on a text, because a correct model predicts ordinary text well.
 
 We report a change if it makes the text `ODDS` times as likely. If the unchanged model had generated the text, this
 would happen by chance with a probability of at most 1 / ODDS for any change (Markov's inequality). But no checkpoint

@@ -193,7 +193,7 @@ def _by_blocks(
 
 
 def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
-    """Choose a divisor of a matrix's number of columns: one loop multiplies this many columns.
+    """Choose how many columns of a matrix one loop multiplies. The result divides the matrix's number of columns.
 
     A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` slices for
     codes. Returns None if no such divisor exists.

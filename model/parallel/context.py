@@ -58,7 +58,7 @@ def attend_across(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the positions of all devices. `cache` has only the positions of this device: every n-th one."""
+    """Attend to the positions of all devices. `cache` has only the positions of this device (every n-th position)."""
     batch, seq = q.shape[:2]
     dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)

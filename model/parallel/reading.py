@@ -40,7 +40,7 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
 
 
 def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tensor]:
-    """Make the tensors of one device's share without a checkpoint: shapes without values, not quantized."""
+    """Make the tensors of one device's share without a checkpoint. They have shapes but no values or codes."""
     untied = replace(config, tied=False) if devices > 1 else config
     return {
         name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))

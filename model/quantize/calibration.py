@@ -9,8 +9,10 @@ matrix absorbs the division. A layer has four kinds of matrices, in the order of
     matrices         their inputs           what absorbs 1 / s
     q, k, v          rmsnorm(x)             the norm's weight
     o                attention's outputs    the rows of v
-    gate, up         rmsnorm(x)             the norm's weight; the columns of a router absorb s
+    gate, up         rmsnorm(x)             the norm's weight
     down             silu(gate) * up        the rows of up
+
+A router reads the same inputs as gate and up, so its columns are multiplied by s.
 
 To get the inputs of a matrix, we run the text through all earlier layers and matrices, which are already quantized.
 Matrices with the same inputs share s. In o, query heads that share a kv head also share s, since they read the same

@@ -7,8 +7,8 @@ module keeps only sums over X. If Q replaces a matrix W, the squared error of th
 
 So AWQ's search needs only G and the means of |X|, and GPTQ needs only G.
 
-AWQ and GPTQ round to the grid of the scheme q4, which is symmetric around zero: all readers and kernels support q4,
-but not zero points.
+AWQ and GPTQ round to the grid of the scheme q4, which is symmetric around zero. All readers and kernels support q4, but
+some do not support zero points.
 """
 
 from collections.abc import Callable, Iterable

@@ -50,7 +50,7 @@ def untuned_options(platform: str) -> dict[str, Any]:
 
     Two processes that compile one program with these options compute the same bits, no matter how busy the GPU is. With
     autotuning they may not: XLA times several ways to sum a product and takes the fastest. On a busy GPU, each process
-    may measure a different one as the fastest.
+    may find that a different way is the fastest.
     """
     return compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
 

@@ -102,9 +102,7 @@ def memory_of(
 
 
 def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
-    """Count the bytes in use at the same time in the widest op of a prompt's chunk: attention, or the feed-forward
-    layer.
-    """
+    """Count the bytes in use at once in the widest op of a prompt's chunk (attention or the feed-forward layer)."""
     longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
     def attention(queries: int, longest: int) -> int:

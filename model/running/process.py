@@ -110,5 +110,5 @@ def give_back_compilers_memory(config: Config, *, platform: str) -> None:
 
 
 def _counts_its_memory(config: Config, platform: str) -> bool:
-    """Return whether to save memory at the cost of some milliseconds: for a large model on a CPU."""
+    """Return True for a large model on a CPU. There, we save memory at the cost of some milliseconds."""
     return platform == "cpu" and is_large(config)

@@ -1,4 +1,4 @@
-"""Compiled programs on disk, found without tracing: a second start does not trace or lower them.
+"""Compiled programs on disk. They are found without tracing, so a second start does not trace or lower them.
 
 JAX's own cache looks up a program by its lowered form. Tracing and lowering take a second on a CPU, and several seconds
 with the kernels of a GPU. This store looks up a program by everything that its lowered form depends on: our source, the

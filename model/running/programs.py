@@ -104,7 +104,7 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Return the widths, in tokens, of the wider chunks for longer prompts: at most `capacity` each.
+    """Return the widths (in tokens, at most `capacity`) of the wider chunks for longer prompts.
 
     On a CPU there are none, because they are not faster. On a GPU they are 512 and 1,024. For quantized matrices
     (`codes`) we add 2,048, because every chunk decodes each matrix once, which takes longer than reading the matrix.

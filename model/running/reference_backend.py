@@ -147,7 +147,10 @@ class ReferenceBackend:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers that we read each time they are indexed, and do not keep: in float64, they may not fit in memory."""
+    """Layers that we read each time they are indexed.
+
+    We do not keep them, because they may not fit in memory in float64.
+    """
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read

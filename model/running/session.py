@@ -60,7 +60,7 @@ class Session[Cache, Drawing]:
         stops: frozenset[int],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
-        """Yield the tokens drawn after `prompt` in bursts: the tokens of one call of `Backend.decode` at a time.
+        """Yield the tokens drawn after `prompt` in bursts. A burst has the tokens of one call of `Backend.decode`.
 
         Each item has a burst, and the reason why the text ended: None except for the last burst. A stop token is
         included, but its keys and values are not computed. Raises ValueError for a prompt longer than the context,

@@ -73,7 +73,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_after_special(self, text: str) -> list[int]:
-        """Encode a text that follows a control token in a conversation; otherwise the same as `encode`.
+        """Encode a text that follows a control token in a conversation. For all other texts, use `encode`.
 
         Some tokenizers put a space in front of such a text, and others do not.
         """

@@ -159,7 +159,7 @@ def stated_end(folder: Path, eos: int | None) -> tuple[int, ...]:
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Read add_prefix_space of tokenizer_config.json: whether texts get a space in front.
+    """Read add_prefix_space of tokenizer_config.json, which says whether texts get a space in front.
 
     Returns None if the key is absent or has no effect.
 

@@ -69,7 +69,7 @@ def _two_nibbles(blocks: Any) -> Multiples:
 
 
 def _six_bits_from_minus_32(blocks: Any) -> Multiples:
-    """Unpack Q3_K's multiples, of six bits each: the lower four are in one field, the upper two in another field."""
+    """Unpack Q3_K's multiples of six bits. One field has the lower four bits, and another the upper two bits."""
     return (_signed(Field(96, 104, 4, 8).of(blocks) | Field(104, 108, 2, 4).of(blocks) << 4) - 32,)
 
 

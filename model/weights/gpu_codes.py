@@ -37,7 +37,7 @@ APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # form: bits pe
 
 
 class Stacked(NamedTuple):
-    """A matrix whose rows have several forms of codes: quantized matrices that multiply the same vectors, stacked."""
+    """Quantized matrices with different forms of codes, stacked by rows because they multiply the same vectors."""
 
     parts: tuple[QuantizedMatrix, ...]
 

@@ -28,9 +28,9 @@ def attention_combine(
 ) -> Float[Array, "batch width"]:
     """Combine parts of o, with m and t in `stats`, and round once to `out`.
 
-    `splits` is a multiple of 4. The first `group` columns are queries, and the others padding. The caller launches the
-    kernel for the parts and this kernel in one traced function. It reads each part once and writes o, with one thread
-    block per head. Each warp handles one part after the other.
+    `splits` is a multiple of 4. The first `group` columns are queries, and the other columns are padding. The caller
+    launches the kernel for the parts and this kernel in one traced function. This kernel reads each part once and
+    writes o, with one thread block per head. Each warp handles one part after the other.
     """
     batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES

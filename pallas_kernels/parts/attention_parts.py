@@ -54,8 +54,8 @@ def attend_in_parts(
 ) -> Array:
     """Attend from q [batch, heads, head_dim] to the keys of a cache. Returns [batch, heads * head_dim].
 
-    `locate` finds keys for copies to shared memory, and `locate_rows` for loads to registers. The keys of a tile are in
-    `pieces` separate places in memory.
+    `locate` finds the keys to copy to shared memory, and `locate_rows` finds the keys to load to registers. The keys of
+    a tile are in `pieces` separate places in memory.
     """
     batch, heads, head_dim = q.shape
     group = heads // k.shape[1]
@@ -186,7 +186,7 @@ def check_attention(
     """Raise ValueError for shapes that do not fit together, and Unsupported for arguments that are not supported."""
     if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
         raise ValueError(
-            f"{op} takes q [batch, heads, head_dim] and k and v of one shape that end in [rows, head_dim], got "
+            f"{op} takes q [batch, heads, head_dim] and k and v of equal shapes [..., rows, head_dim], got "
             f"{q.shape}, {k.shape} and {v.shape}"
         )
     batch, heads, head_dim = q.shape
@@ -196,7 +196,7 @@ def check_attention(
             f"{op} takes q, k and v all in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if head_dim not in (64, 128):
-        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes a head_dim of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(
             f"{op} takes a number of query heads that is a multiple of the key heads, got {heads} and {kv_heads}"

@@ -46,7 +46,7 @@ class SplitAttention:
 
     @property
     def columns(self) -> int:
-        """Return the columns of the tensor cores' product: the number of queries, padded to 8."""
+        """Return the number of columns of the tensor cores' product: the queries, padded to a multiple of 8."""
         return -(-self.group // 8) * 8
 
     @property

@@ -108,12 +108,12 @@ class SplitAttentionRegisters:
         store_in_pieces(o_ref, o)
 
     def _attend(self, q, keys: KeyRows) -> tuple[Any, Any, Any]:
-        """Compute o, the largest score m and the sums of weights for each warp: one sum for each of the warp's keys."""
+        """Compute, for each warp, o, m (the largest score) and sums of weights, one sum for each of the warp's keys."""
         target = keys.target
         shape, wide = (WARPS, KEYS, COLUMNS), (WARPS, COLUMNS, self.head_dim)
 
         def places(shape, layout):
-            """The index in a tile of the key of each element."""
+            """Return the index, within the tile, of each element's key."""
             warp, key = (plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout) for axis in (0, 1))
             return warp * KEYS + key
 
@@ -175,7 +175,7 @@ def _load_rows(
 ) -> Array:
     """Load a tile [WARPS, KEYS, head_dim] from arrays of 8, 16, 32 or 64 rows.
 
-    `places(lane, head_dim)` lists the 16-byte loads of a lane. Each has the octet (0 or 1) of the warp's 16 keys, the
+    `places(lane, head_dim)` lists the 16-byte loads of a lane. Each load has an octet (0 or 1) of the warp's 16 keys, a
     row in the octet, and a column. We add eight times `column_of(lane)` to the column.
     """
     (size, head_dim), shape = rows[0].shape, (WARPS, KEYS, rows[0].shape[1])
@@ -253,7 +253,7 @@ def _scores(k: Array, q: Array, target: Target) -> Array:
 
 
 def _add_weighted(o: Array, v: Array, p: Array, target: Target) -> Array:
-    """Add the values, each times its key's weight p for each query, to o."""
+    """For each query, add the values to o, each value multiplied by its key's weight p."""
     if target.interpret:
         return o + jnp.einsum("wkd,wkq->wqd", v, p.astype(v.dtype), preferred_element_type=jnp.float32)
 
@@ -289,7 +289,7 @@ def _mma(a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
 
 
 def _transposed(first: Any, second: Any) -> Any:
-    """Round a key's weights for two queries, and transpose them to the weights of two keys for one query."""
+    """Round weights, and transpose them: from one key and two queries per lane to two keys and one query."""
     pair = assembly(ROUND, [first, second], [int32()], "=r,f,f")
     return ptx(TRANSPOSE, pair, results=1)[0]
 

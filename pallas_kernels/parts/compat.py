@@ -45,7 +45,7 @@ class Target:
         return self.pdl and self.card.dependent_launch and not self.interpret
 
     def require_wgmma(self, op: str) -> None:
-        """Raise Unsupported if the card lacks the instruction wgmma. This kernel uses it to multiply."""
+        """Raise Unsupported if the card lacks the instruction wgmma, which the kernel `op` uses."""
         if not self.card.wgmma:
             raise Unsupported(f"{op} needs a GPU with wgmma (compute capability 9.0), got {self.card}")
 
@@ -90,7 +90,7 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 def interpreter() -> Iterator[None]:
     """Run the kernels in this context on a CPU, one simulated thread after the other.
 
-    They are the kernels that are built for the card of the current target.
+    The kernels are built for the card of the current target.
 
     Raises RuntimeError for a race. jax 0.12 raises it at the access, and jax 0.11 at the end of the program. Set
     NPROC=16 (the number of XLA's threads) and JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts; otherwise a larger

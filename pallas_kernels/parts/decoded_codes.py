@@ -210,7 +210,7 @@ def _signed_bytes(codes: Any) -> Any:
 
 
 def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) -> list[Any]:
-    """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then their upper halves in this order.
+    """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then the upper halves in this order.
 
     The low bits of the codes are in the same places of the word `least`, shifted up by `higher` bits.
     """

@@ -67,7 +67,7 @@ def words(register: Any, kind: Any) -> list[Any]:
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """List the words of an array that a thread has, with the type `kind`: int32 or float32."""
+    """List a thread's words of an array, with the type `kind`: int32 or float32."""
     return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 
@@ -239,7 +239,7 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
-    """Run a PTX instruction without side effects. Its text names the int32 results $0, $1, ..., then the operands."""
+    """Run a PTX instruction without side effects. In its text, $0, $1, ... are int32 results, then operands."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     return assembly(instruction, operands, [int32()] * results, constraints)
 

@@ -58,7 +58,7 @@ def pack(
     """
     _, cols = codes.shape
     if cols % BLOCK:
-        raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols} columns")
+        raise ValueError(f"int4 codes need columns in multiples of {BLOCK}, got {cols}")
     if np.any((codes < lowest) | (codes > lowest + 15)):
         raise ValueError(f"int4 codes must be {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
     return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)

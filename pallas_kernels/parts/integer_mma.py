@@ -133,7 +133,7 @@ class StepMemory(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Tell whether codes are unsigned: words of codes with minima."""
+        """Tell whether codes are unsigned. Codes in words are unsigned if they have minima."""
         return self.in_words and self.minima
 
 
@@ -401,9 +401,9 @@ def _of_two(
 
 
 def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
-    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 starts the elements `counting` one higher.
+    """Make the initial C: the bits of 3 2^22 as a float. With minima, lane 3 adds 1 to the elements `counting`.
 
-    Unused elements get the same value as others, so that the compiler makes it only once.
+    Unused elements get the same value as others, so that the compiler makes this value only once.
     """
     zero = word(ZERO_BITS)
     if not step.minima:
@@ -415,7 +415,7 @@ def _begin(step: StepMemory, lane: Lane, counting: Sequence[int]) -> list[Any]:
 def _product(
     step: StepMemory, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]
 ) -> list[Any]:
-    """Multiply the `upper` and `lower` rows of A by B, the `digits`, and add `c`. All are this lane's parts."""
+    """Multiply the `upper` and `lower` rows of A by `digits` (B), and add `c`. All are this lane's parts."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
@@ -429,7 +429,8 @@ def _product_of_halves(step: StepMemory, upper: Any, lower: Any, digits: Any, c:
 def _codes(step: StepMemory, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     """Return the codes that a lane multiplies in one of its rows.
 
-    For each part of the warp's columns (side), there are two words of A for each digit of the levels (plane).
+    The result has an entry [plane][side] with two words of A. A plane is a digit of the levels, and a side is a part of
+    the warp's columns.
     """
     code_words = step.codes[octet] if step.in_registers else _load_codes(step, octet, lane)
     if step.levels is not None:

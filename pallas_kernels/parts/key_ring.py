@@ -110,7 +110,7 @@ class OpenRing:
                 self._fetch("v", step)
 
     def wait(self, name: str, step) -> Any:
-        """Wait for the tile of K or V of this step, in shared memory."""
+        """Wait until this step's tile of K or V is in shared memory."""
         slot = lax.rem(step, self.ring.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]

@@ -70,7 +70,7 @@ class ScaledCodes:
 
     @property
     def group(self) -> int | None:
-        """The number of columns with a common scale; None: a whole row; 0: the matrix has no scales."""
+        """The number of columns with a common scale: None for a whole row, and 0 if the matrix has no scales."""
         if self.scales.ndim == 1:
             return None
         groups = self.scales.shape[1]
@@ -80,7 +80,7 @@ class ScaledCodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaledE4M3:
-    """A matrix of e4m3 floats, times a scale for each row. `codes` has the bits of the floats, which are not NaN."""
+    """A matrix of e4m3 floats, times a scale for each row. `codes` has the bits of the floats. None of them is NaN."""
 
     codes: Any  # int8 [rows, cols]
     scales: Any  # float32 [rows]
@@ -191,7 +191,7 @@ def _register_columns(product: QuantizedProduct) -> int:
 
 
 def _in_registers(op: str, product: ProductOf, tile: Tile, card: Card, *, normed: bool) -> ProductOf:
-    """Finish the choice for a card without TMA: each block has one tile, and loads its weights to registers."""
+    """Finish `product` for a card without TMA: each block has one tile, and loads the tile's weights to registers."""
     product = replace(product, ring=False, stages=tile.stages or product.register_steps)
     if isinstance(product, QuantizedProduct):
         product = replace(product, chunk=_register_columns(product))
@@ -281,7 +281,7 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
             raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
     if tile.chunks:
-        raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks} chunks")
+        raise Unsupported(f"codes need a tile without chunks in {op}, got {tile.chunks} chunks")
     # Copies need complete 128-byte lines of codes, and 16-byte rows of scales.
     multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:

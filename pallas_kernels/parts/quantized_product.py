@@ -7,8 +7,8 @@ Some kinds of codes have minima m, which may also express zero points.
 The tensor cores multiply codes as integers (`integer_mma.py`). The sums are then exact. This takes at most a third of
 the instructions that are necessary to decode codes to floats and to multiply the floats one by one. The vectors, times
 the norm if any, must be integers too, so they are stored in shared memory in fixed point (`fixed_point.py`). Each group
-of columns with a common scale has one exponent, or each 128 columns if a row has one scale. With minima, the sum of x
-over each group is stored next to its exponent.
+of columns with a common scale has one exponent. If a row has one scale, each 128 columns have one exponent. With
+minima, the sum of x over each group is stored next to its exponent.
 
 On cards without TMA there is no ring: threads load codes and scales to registers. If the steps do not divide a row,
 the last step ends with the row, and overlaps the step before. For this step, the last columns of a vector are stored a
@@ -288,7 +288,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _staging_layout(self) -> Any:
-        """The register layout of a pass, the columns that all threads load at once: `VECTOR` columns per thread."""
+        """The register layout of a pass. In a pass, all threads load columns at once, `VECTOR` columns per thread."""
         groups, lanes, vector = self._in_groups(PASS)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)

@@ -163,8 +163,8 @@ class RowTiles:
 def even_share(blocks: int, card: Card) -> int:
     """Return the bytes of shared memory per block that make `blocks` blocks spread evenly over the GPU's SMs.
 
-    Blocks that start while others run fill any free room. So an SM only gets room for its share, but for at least
-    two blocks, so that the next kernel's blocks also fit.
+    Blocks that start while others run fill any free room. So we leave an SM room for only its share of the blocks, but
+    for at least two, so that the next kernel's blocks also fit.
 
     >>> from llamaspec.pallas_kernels.parts.card import H200
     >>> even_share(528, H200), even_share(300, H200), even_share(100, H200)

@@ -61,7 +61,7 @@ class Span:
         return plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout) + self.start
 
     def only_new(self, values: Array, neutral: float) -> Array:
-        """Replace elements that are also in the previous span by `neutral`."""
+        """Put `neutral` in place of elements that are also in the previous span."""
         if not self.overlap:
             return values
         place = plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout)

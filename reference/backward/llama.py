@@ -8,8 +8,18 @@ paths: unchanged around f, and through f:
 So a gradient can reach the first block without passing through any matrix. That is why deep stacks of residual blocks
 can learn. The forward pass keeps every value that the backward pass needs. To save memory, training may recompute some
 of them instead (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
+
+Elastic depth trains a model so that its first d blocks are a good model, too, for each d in a set D. The norm and the
+head turn the residual stream x_d after block d into logits l_d, and the loss is the mean over D of the cross entropies:
+
+    l_d = W_head rmsnorm(x_d)        loss = 1 / |D| sum_(d in D) cross entropy(l_d)
+
+So dx_d receives one more term for each d in D, and a block learns from all models that contain it. The idea is from
+Once-for-All (Cai et al., 2020, https://arxiv.org/abs/1908.09791) and LayerSkip (Elhoushi et al., 2024,
+https://arxiv.org/abs/2404.16710).
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -50,14 +60,20 @@ class AttentionValues(NamedTuple):
 
 
 def loss_and_gradient(
-    params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
+    params: Params,
+    tokens: Int[np.ndarray, " seq"],
+    weights: Float[np.ndarray, " seq"],
+    *,
+    config: Config,
+    depths: Collection[int] | None = None,
 ) -> tuple[float, Params]:
     """Compute the cross entropy of `tokens`, and the gradient of this loss for every weight of the model.
 
     Each token is predicted from the earlier tokens, and `weights[i]` multiplies the loss of `tokens[i]`. The first
     token is not predicted, so `weights[0]` is not used. The gradient has the shape of `params`. If the head is tied,
-    `head` and `embedding` have separate parts, and the gradient of the shared matrix is their sum. Raises ValueError if
-    `config` turns on a feature that no Llama model has (`Config.beyond_llama`).
+    `head` and `embedding` have separate parts, and the gradient of the shared matrix is their sum. `depths` is the set
+    D of elastic depth; None: only the whole model. Raises ValueError if `config` turns on a feature that no Llama model
+    has (`Config.beyond_llama`).
 
     This model has no layers and a head of zeros, so both ids are equally likely:
 
@@ -68,27 +84,42 @@ def loss_and_gradient(
     (0.6931, [[0.7071, 0.0], [-0.7071, 0.0]])
     """
     config.check_llama("gradients")
-    x, saved = embedding(tokens, params.embedding), []
+    chosen = {config.layers} if depths is None else set(depths)
+    states, saved = [embedding(tokens, params.embedding)], []
     for i, layer in enumerate(params.layers):
-        values = _attend(x, layer, window=config.window(i), config=config)
-        middle = x + linear(values.heads, *layer.o)
+        values = _attend(states[-1], layer, window=config.window(i), config=config)
+        middle = states[-1] + linear(values.heads, *layer.o)
         saved.append((values, middle))
-        x = feed_forward(middle, layer, config=config)
-    normed = rmsnorm(x, params.norm, eps=config.eps)
-    logits = linear(normed, params.head)[:-1]  # the last token's logits predict a token that we do not have
-    loss = cross_entropy(logits, tokens[1:], weights[1:])
+        states.append(feed_forward(middle, layer, config=config))
 
-    dlogits = np.concatenate([cross_entropy_backward(logits, tokens[1:], weights[1:]), np.zeros((1, config.vocab))])
-    dnormed, dhead, _ = linear_backward(normed, params.head, dlogits)
-    dx, dnorm = rmsnorm_backward(x, params.norm, dnormed, eps=config.eps)
+    loss, dx, dnorm, dhead = 0.0, np.zeros_like(states[0]), np.zeros(config.dim), np.zeros(params.head.shape)
     layers = []
-    for layer, (values, middle) in zip(reversed(params.layers), reversed(saved), strict=True):
+    for depth in range(config.layers, -1, -1):
+        if depth in chosen:
+            more, *slopes = _prediction_backward(states[depth], params, tokens, weights / len(chosen), config=config)
+            loss, dx, dnorm, dhead = loss + more, *(a + b for a, b in zip((dx, dnorm, dhead), slopes, strict=True))
+        if depth == 0:
+            break
+        layer, (values, middle) = params.layers[depth - 1], saved[depth - 1]
         through, ffn_norm, ffn = _feed_forward_backward(middle, layer, dx, config=config)
         dx = dx + through
         through, slopes = _attend_backward(values, layer, dx, config=config)
         dx = dx + through
         layers.append(slopes._replace(ffn_norm=ffn_norm, ffn=ffn))
     return loss, Params(embedding_backward(tokens, dx, vocab=config.vocab), layers[::-1], dnorm, dhead)
+
+
+def _prediction_backward(
+    x: np.ndarray, params: Params, tokens: np.ndarray, weights: np.ndarray, *, config: Config
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+    """Compute the cross entropy after the residual stream `x`, and its gradients for `x`, the norm and the head."""
+    normed = rmsnorm(x, params.norm, eps=config.eps)
+    logits = linear(normed, params.head)[:-1]  # the last token's logits predict a token that we do not have
+    loss = cross_entropy(logits, tokens[1:], weights[1:])
+    dlogits = np.concatenate([cross_entropy_backward(logits, tokens[1:], weights[1:]), np.zeros((1, config.vocab))])
+    dnormed, dhead, _ = linear_backward(normed, params.head, dlogits)
+    dx, dnorm = rmsnorm_backward(x, params.norm, dnormed, eps=config.eps)
+    return loss, dx, dnorm, dhead
 
 
 def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> AttentionValues:
@@ -108,7 +139,7 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
 def _attend_backward(
     saved: AttentionValues, layer: Layer, dy: np.ndarray, *, config: Config
 ) -> tuple[np.ndarray, Layer]:
-    """Compute the gradient for the block's input through attention, and a `Layer` with the gradients of its weights."""
+    """Compute the gradient of attention for the block's input, and a `Layer` with the gradients for the weights."""
     seq = len(dy)
     dheads, o = _linear_backward(saved.heads, layer.o, dy)
     dq, dk, dv = attention_backward(saved.q, saved.k, saved.v, saved.mask, dheads.reshape(saved.q.shape))

@@ -65,7 +65,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Affine) -> Float64[np.ndarray, "*shape"]:
-    """Return the weights, scale times (code - zero point), which float64 holds exactly."""
+    """Return the weights: scale times (code - zero point). float64 holds these products exactly."""
     zeros, scales = (spread(a.astype(np.float64), q.codes.shape) for a in (q.zeros, q.scales))
     return (q.codes - zeros) * scales
 

@@ -23,7 +23,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Quantize to int8 codes -1 and 1 and float32 scales [*batch, 1]. Raises ValueError unless all weights are finite.
+    """Quantize to int8 codes (-1 or 1) and float32 scales [*batch, 1]. Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[1.0, -2.0, 0.0, 3.0]]))
     >>> q.codes, q.scales

@@ -32,7 +32,7 @@ def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     wrong = ~(np.abs(w) <= FLOAT32_MAX)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(f"weights must be finite numbers of float32, but the one at {at} is {w[at]}")
+        raise ValueError(f"weights must be finite numbers of float32, but the weight at {at} is {w[at]}")
     return w
 
 
@@ -78,5 +78,5 @@ def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"
     with np.errstate(over="ignore"):
         stored = x.astype(np.float16)
     if not np.isfinite(stored).all():
-        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, but float16 ends at 65504")
+        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, but the largest float16 is 65504")
     return stored

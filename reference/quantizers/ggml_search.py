@@ -42,7 +42,7 @@ class Fit(NamedTuple):
 def nearest(x: Float32[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
     """Round to integers, ties to even, as ggml does: add 1.5 * 2^23 and take the last 23 bits.
 
-    Beyond 2^22 this gives other integers, as in ggml. Infinity gives -2^22, and NaN gives 0.
+    Beyond 2^22 the result is wrong in the same way as in ggml. Infinity gives -2^22, and NaN gives 0.
 
     >>> nearest(np.array([0.5, 1.5, -2.6, np.inf], np.float32))
     array([       0,        2,       -3, -4194304], dtype=int32)
@@ -174,7 +174,7 @@ def shifted(
 def positive(
     w: Float32[np.ndarray, "members groups"], importance: Float32[np.ndarray, "members groups"], *, most: int
 ) -> Fit:
-    """Search steps for weights that are not negative and codes from 0 to `most`, then improve one code at a time.
+    """Search steps for codes from 0 to `most` and weights of at least 0, then improve one code at a time.
 
     >>> w = np.array([[4.0, 0.0], [2.2, 0.0], [1.1, 0.0]], np.float32)
     >>> fit = positive(w, np.ones_like(w), most=4)
@@ -245,7 +245,7 @@ def _improved(
 ) -> tuple[Float32[np.ndarray, " groups"], Int32[np.ndarray, "members groups"]]:
     """Improve one code at a time, at most five times over the group; return the best step for the codes, and the codes.
 
-    The new code of a weight is the nearest one for the step that is best for all other codes.
+    For the new code of a weight, we take the step that is best for all other codes, and round to the nearest code.
     """
     codes = q.astype(np.float32)
     along = importance * w

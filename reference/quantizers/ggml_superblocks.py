@@ -355,7 +355,7 @@ def _without_minima(
 def _six_bits(
     scales: Int8[np.ndarray, "*batch 8"], minima: Int8[np.ndarray, "*batch 8"]
 ) -> UInt8[np.ndarray, "*batch 12"]:
-    """Pack 16 numbers of 6 bits. The upper bits of the last four groups share bytes with the first four."""
+    """Pack 16 numbers of 6 bits. The upper bits of the last four groups are in the bytes of the first four groups."""
     s, m = scales.astype(np.uint8), minima.astype(np.uint8)
     first = [x[..., :4] | x[..., 4:] >> 4 << 6 for x in (s, m)]
     return np.concatenate([*first, s[..., 4:] & np.uint8(15) | m[..., 4:] << 4], axis=-1)

@@ -94,7 +94,7 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 
     H is `hessian` (X^T X) with `damp` times its mean diagonal added to the diagonal.
 
-    Diagonal zeros, of features that are never active, become 1 first.
+    A zero on the diagonal (a feature that is never active) becomes 1 first.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],

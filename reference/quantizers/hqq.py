@@ -79,7 +79,7 @@ def nearest(
     *,
     bits: int,
 ) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
-    """Return q, the nearest codes, and d = w - s (q - z), the errors of the weights."""
+    """Return the nearest codes q, and the errors d = w - s (q - z) of the weights."""
     s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
     q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
     return q, groups - s * (q - z)

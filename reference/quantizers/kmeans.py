@@ -57,7 +57,7 @@ def quantize(
     levels: Levels,
     importance: Float[np.ndarray, "rows cols"] | None = None,
 ) -> Codebooks:
-    """Quantize each row with levels that `levels` finds (`lloyd` or `optimal`). `importance` is h; None means 1.
+    """Quantize each row. `levels` (`lloyd` or `optimal`) finds its levels. `importance` is h; None means 1.
 
     Raises ValueError for weights that are not finite, bits outside 1 to 8, and an importance that is negative,
     not finite, or 0 in a whole row.
@@ -71,9 +71,7 @@ def quantize(
     rows = finite(w)
     h = np.ones_like(rows) if importance is None else importance.astype(np.float64)
     if np.any(~np.isfinite(h) | (h < 0)) or not np.all(np.any(h > 0, axis=-1)):
-        raise ValueError(
-            "importance must be finite and positive; it may be 0 for some weights of a row, but not for all"
-        )
+        raise ValueError("importance must be finite and not negative, and may not be 0 for all weights of a row")
     books = np.stack([levels(row, weight, 1 << bits) for row, weight in zip(rows, h, strict=True)]).astype(np.float32)
     codes = np.stack([nearest(row, book) for row, book in zip(rows, books.astype(np.float64), strict=True)])
     return Codebooks(codes.astype(np.uint8), books)

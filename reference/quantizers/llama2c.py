@@ -57,7 +57,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, group: int) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
-    """Return each code times the scale of its group, which float64 holds exactly."""
+    """Return each code times the scale of its group. float64 holds these products exactly."""
     groups = q.codes.reshape(q.scales.size, -1) * q.scales.astype(np.float64)[:, None]
     return groups.reshape(q.codes.shape)
 

@@ -113,7 +113,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, to: Minifloat, block: tuple[int,
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
-    """Return the number of each code times the scale of its block, which float64 holds exactly."""
+    """Return the number of each code times the scale of its block. float64 holds these products exactly."""
     return to.decode(q.codes) * spread(q.scales.astype(np.float64), q.codes.shape)
 
 

@@ -60,7 +60,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Nvfp4:
 
 
 def dequantize(q: Nvfp4) -> Float64[np.ndarray, "*batch cols"]:
-    """Return each code's number times the scales of its block and of the tensor, which float64 holds exactly."""
+    """Return each code's number times the scales of its block and of the tensor, exactly."""
     return E2M1.decode(q.codes) * spread(E4M3.decode(q.scales) * np.float64(q.scale), q.codes.shape)
 
 

@@ -40,7 +40,7 @@ def fake_quantize(
     lowest: int,
     highest: int,
 ) -> Fake:
-    """Compute y, the forward pass, and the mask of the entries that pass a gradient.
+    """Compute y (the forward pass), and the mask of the entries that pass a gradient.
 
     Raises ValueError unless `x` is finite, `scales` are positive, and `zeros` are integers from `lowest` to `highest`.
 
@@ -59,7 +59,7 @@ def fake_quantize(
 
 
 def gradient(upstream: Float[np.ndarray, "*shape"], fake: Fake) -> Float64[np.ndarray, "*shape"]:
-    """Compute dL/dx, the backward pass. `upstream` is dL/dy.
+    """Compute dL/dx (the backward pass). `upstream` is dL/dy.
 
     >>> fake = fake_quantize(np.array([0.6, 1.6, -9.0]), np.array(1.0), np.array(0.0), lowest=-1, highest=1)
     >>> gradient(np.array([5.0, 6.0, 7.0]), fake)

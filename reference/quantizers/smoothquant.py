@@ -28,7 +28,7 @@ from llamaspec.reference.quantizers import symmetric
 def factors(
     x_tops: Float[np.ndarray, " cols"], w: Float[np.ndarray, "rows cols"], *, alpha: float
 ) -> Float64[np.ndarray, " cols"]:
-    """Compute s from `x_tops`, max |X_j| over the calibration tokens.
+    """Compute the factors s. `x_tops` has max |X_j| over the calibration tokens.
 
     Raises ValueError if s is not finite, or alpha is not between 0 and 1.
 
@@ -66,7 +66,7 @@ def fold(norm: Float[np.ndarray, " cols"], s: Float64[np.ndarray, " cols"]) -> F
 def activations(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
     """Round x / s to int8, with one scale per token, computed at run time ("per-token, dynamic" in the paper).
 
-    We divide by fl(max |x| / 127). vLLM's kernels multiply by fl(127 / max |x|), so near ties they may differ.
+    We divide by fl(max |x| / 127). vLLM's kernels multiply by fl(127 / max |x|), so the results may differ near ties.
     Raises ValueError unless all numbers are finite.
 
     >>> activations(np.array([[127.0, 2.5], [0.0, 0.0]]))

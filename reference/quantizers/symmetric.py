@@ -61,7 +61,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
-    """Return each code times the scale of its block, which float64 holds exactly.
+    """Return each code times the scale of its block. float64 holds these products exactly.
 
     >>> dequantize(Quantized(np.array([[127, -64]], np.int8), np.array([[0.5]], np.float32)))
     array([[ 63.5, -32. ]])

@@ -123,6 +123,29 @@ def test_chat_takes_commands(tmp_path):
     assert roles == ["user", "assistant"]
 
 
+@pytest.mark.slow  # 6 s
+def test_chat_sets_regenerates_and_loads(stories, tmp_path):
+    saved, other = tmp_path / "talk.json", tmp_path / "other.json"
+    other.write_text('[{"role": "robot", "content": "hm"}]')
+    lines = [
+        "Tell me about Lily.", f"/save {saved}", "/regenerate", "/set temperature 0", "/regenerate", "/reset",
+        "Tell me about Lily.", f"/load {saved}", "/regenerate", "/set top-k 4", "/set",
+    ]  # fmt: skip
+    done = run_llamaspec("chat", *stories, "--seed", "3", "--max-new-tokens", "12", stdin="\n".join(lines))
+    assert done.code == 0, done.err
+    first, second, *greedy = done.out.splitlines()
+    assert first != second and len(greedy) == 3 and len({*greedy}) == 1
+    notes = [line for line in done.err.splitlines()[1:] if "answer cut" not in line]
+    assert notes[1:3] == ["seed 4", "temperature 0.0"]
+    assert notes[4] == "started a new conversation" and notes[5] == f"read 2 messages from {saved}"
+    assert notes[-2:] == [
+        "top-k 4",
+        "temperature 0.0, top-k 4, top-p 0.95, min-p 0.0, repetition-penalty 1.0, max-new-tokens 12, seed 4",
+    ]
+    failed = run_llamaspec("chat", *stories, stdin=f"/load {other}\n")
+    assert failed.code == 1 and failed.err.splitlines()[-1].startswith(f"error: {other}: message 1 has role")
+
+
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize(
     ("line", "words"),
@@ -130,6 +153,12 @@ def test_chat_takes_commands(tmp_path):
         ("/foo", ["/foo", "/help"]),
         ("/reset now", ["/reset"]),
         ("/save", ["/save", "file"]),
+        ("/load", ["/load", "file"]),
+        ("/load nothere.json", ["nothere.json"]),
+        ("/regenerate", ["no question"]),
+        ("/set temperature", ["temperature", "number"]),
+        ("/set temperature -1", ["temperature", "0 or more"]),
+        ("/set warmth 1", ["warmth", "top-k", "max-new-tokens"]),
         ("/save /no/such/folder/talk.json", ["/no/such/folder"]),
         ("/system Be brief.\nHi", ["system message"]),
     ],
@@ -400,13 +429,32 @@ def test_requests_that_this_model_cannot_serve_are_refused(run, stories):
     assert_refused(run("logits", "--tokens", "", *stories, "--out", "x.npy"), "at least one token")
 
 
+@pytest.mark.sampled(1)  # 2 s each
+@pytest.mark.parametrize(("prompt", "hint"), [(__file__, f"--model {__file__}"), ("Once", "")])
+def test_a_prompt_that_names_a_file_gets_a_hint(prompt, hint):
+    done = run_llamaspec("generate", prompt, "--max-new-tokens", "1", "--temperature", "0")
+    assert done.code == 0 and hint in done.err and ("--model" in done.err) == bool(hint)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "doctor", "bench", "profile", "serve", "chat"])
+def test_a_model_is_named_with_or_without_its_option(run, verb):
+    refusals = [
+        run(verb, *words) for words in (["nothere.gguf"], ["--model", "nothere.gguf"], ["--model=nothere.gguf"])
+    ]
+    assert_refused(refusals[0], "nothere.gguf")
+    assert refusals[1:] == refusals[:1] * 2
+
+
 def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
     assert_refused(run("tell"), "tell", status=2)
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
-    assert_refused(run("inspect", "--model", "a"), "without --model: llamaspec inspect", status=2)
+    assert_refused(run("inspect", "a", "--model", "b"), "two models: a and b", status=2)
+    assert_refused(run("eval", __file__), "--text", f"llamaspec eval --text {__file__}", status=2)
+    assert_refused(run("eval", "nothere"), "--text FILE", status=2)
+    assert_refused(run("tune", "--data", "a", "--out", "b"), "Missing argument 'MODEL'", status=2)
     assert_refused(run("tokens", "Once", "--modle", "a"), "No such option '--modle'", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")

@@ -128,6 +128,8 @@ def made_by(words: list[str]) -> list[str]:
             return [rest[rest.index("-o") + 1]]
         case ["llamaspec", "convert", _, out, *_]:
             return [out]
+        case ["llamaspec", "tune", *rest] if "--out" in rest and "--lora" not in rest:
+            return [f"{rest[rest.index('--out') + 1]}/model"]
     return []
 
 

@@ -1,18 +1,21 @@
 """`conform`: an honest server conforms, and each saboteur's fault is found and named."""
 
+import math
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from llamaspec.commands.conform import conform as command
+from llamaspec.commands.conform_page import page
 from llamaspec.judge import conform, numbers, protocol, tokens
 from llamaspec.judge.client import Server
-from llamaspec.judge.conform import Examination, check_numbers, examine
+from llamaspec.judge.conform import Examination, Report, check_numbers, examine
 from llamaspec.judge.findings import Finding
-from llamaspec.judge.numbers import Spellings
+from llamaspec.judge.numbers import Position, Spellings
 from llamaspec.judge.report import as_rows
 from llamaspec.model.weights.loading import no_progress
 from tests.judge.saboteurs import SABOTEURS
@@ -89,6 +92,22 @@ def test_without_log_probabilities_there_is_no_verdict(brief: None, monkeypatch:
         )  # fmt: skip
     assert (report.outcome, report.status) == ("no verdict", 2)
     assert "no numbers could be compared" in as_rows(report)[-1]
+
+
+def test_the_page_plots_each_position_by_its_verdict():
+    ratios = {"explained": 1.0, "undecided": 9.0, "not explained": 99.0}
+    positions = [
+        Position(f"<{name}>", i, -2.0, 1e-3, ratio, 0.0, 0.1) for i, (name, ratio) in enumerate(ratios.items())
+    ]
+    positions.append(positions[2]._replace(trace="no number", difference=math.inf, ratio=math.inf))
+    assert [position.verdict for position in positions[:3]] == list(ratios)
+    report = Report("http://a?b&c", "small", "served", "float32", [], positions, requests=4, seconds=1.0)
+    text = page(report, ["first & last"])
+    assert text.count("<svg") == 2 and text.count("3 positions of 4;") == 2
+    assert text.count("<circle") >= 6 and "first &amp; last" in text and "a?b&amp;c" in text
+    table = text[text.index("<h2>") :]
+    assert "2 positions are not explained" in table and "&lt;not explained&gt;" in table and "<td>inf</td>" in table
+    assert "<svg" not in page(replace(report, positions=[]), [])
 
 
 def test_the_time_limit_ends_an_examination():

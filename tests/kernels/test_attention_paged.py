@@ -133,8 +133,8 @@ def test_a_ring_that_wraps_twice(page):
         ({"table": (2, 4)}, r"table \[3, max_pages\]"),
         ({"table": (3, 0)}, r"table \[3, max_pages\]"),
         ({"lengths": (1,)}, r"lengths \[3\]"),
-        ({"v": (5, 2, 16, 128)}, "one shape"),
-        ({"q": (3, 4, 128)}, "one shape"),
+        ({"v": (5, 2, 16, 128)}, "of equal shapes"),
+        ({"q": (3, 4, 128)}, "of equal shapes"),
         ({"q": (3, 5, 64)}, "a multiple of the key heads"),
     ],
 )

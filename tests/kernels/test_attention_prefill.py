@@ -141,7 +141,7 @@ def test_a_ring_that_wraps_twice(shape):
         ({"q": (2, 0, 4, 64)}, {}, "got"),
         ({"q": (2, 7, 3, 64)}, {}, "a multiple of the key heads"),
         ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
-        ({"q": (2, 7, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "heads of 64 or 128"),
+        ({"q": (2, 7, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "a head_dim of 64 or 128"),
         ({"v": (2, 2, 104, 64)}, {}, "got"),
         ({"offsets": (2, 1)}, {}, r"offsets \[2\]"),
         ({}, {"window": 0}, "window of 1"),

@@ -142,7 +142,7 @@ def test_what_the_kernels_refuse():
         reasons_by_shape["stories-42m"]["down_add"]
         == "gemv takes columns of W in multiples of 256 in bfloat16, got 1376"
     )
-    assert reasons_by_shape["stories-15m"]["attend"] == "attention_decode takes heads of 64 or 128, got 48"
+    assert reasons_by_shape["stories-15m"]["attend"] == "attention_decode takes a head_dim of 64 or 128, got 48"
     moe = replace(TINY, experts=4, experts_per_token=2)
     assert refused(moe)["moe_add"] == "experts have no kernel"
 

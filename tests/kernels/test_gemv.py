@@ -254,7 +254,7 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
         ),
         (
             lambda: norm_qkv(W[:12], X, X[0], K[..., :12], K[..., :12], AT, ANGLES, ANGLES, heads=1, eps=EPS),
-            "rows of W in multiples of 8, got 12|heads of a multiple of 16 numbers, got head_dim 12",
+            "rows of W in multiples of 8, got 12|a head_dim that is a multiple of 16, got 12",
         ),
     ],
 )

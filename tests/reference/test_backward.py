@@ -1,5 +1,7 @@
 """`reference.backward` agrees with JAX's automatic differentiation of each layer in float64."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ from llamaspec.reference.losses import cross_entropy
 from llamaspec.reference.moe import route
 from llamaspec.reference.rope import frequencies, rope_halves
 from llamaspec.reference.softmax import softmax
-from tests.support.random_models import CONFIGS, random_checkpoint
+from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
 from tests.support.strategies import seeds, share_of
 
 CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float64; a wrong term is of order 1
@@ -225,3 +227,23 @@ def test_the_gradient_of_a_whole_model_is_that_of_its_loss(name):
     measured = (4 * narrow - wide) / 3
     assert abs(measured - expected) <= max(1e-7 * abs(expected), 4 * abs(narrow - wide))
     assert abs(narrow - wide) <= 1e-2 * abs(expected)  # otherwise the extrapolation above means nothing
+
+
+def test_the_gradient_at_several_depths_is_the_mean_of_the_smaller_models():
+    """The first d layers are a model of their own; elastic depth averages the losses and gradients of these models."""
+    config = replace(SMALL, layers=3)
+    params = load_reference_params(random_checkpoint(config, seed=3, dtype=np.float64))
+    rng = np.random.default_rng(3)
+    tokens, weights = rng.integers(0, config.vocab, 9), rng.uniform(0, 1, 9)
+    loss, gradient = loss_and_gradient(params, tokens, weights, config=config, depths=(1, 3))
+    nothing = jax.tree.map(np.zeros_like, params)
+    losses, gradients = [], []
+    for depth in (1, 3):
+        smaller = params._replace(layers=params.layers[:depth])
+        own_loss, own = loss_and_gradient(smaller, tokens, weights, config=replace(config, layers=depth))
+        losses.append(own_loss)
+        gradients.append(own._replace(layers=[*own.layers, *nothing.layers[depth:]]))
+    assert abs(loss - np.mean(losses)) <= CLOSE * loss
+    expected = jax.tree.map(lambda *slopes: np.mean(slopes, axis=0), *gradients)
+    for slope, mean in zip(arrays_of(gradient), arrays_of(expected), strict=True):
+        assert np.abs(slope - mean).max() <= CLOSE * max(1, np.abs(mean).max())

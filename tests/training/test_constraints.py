@@ -1,6 +1,7 @@
 """Rounding and pruning while training: the definitions' values, gradients, masks, and the written weights."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -85,6 +86,17 @@ def test_a_pruned_model_stays_pruned(command, tmp_path):  # noqa: F811
     assert np.array_equal(w != 0, mask) and not np.array_equal(w, before[name].read() * mask)
 
 
+def test_a_model_loses_heads_and_channels(command, tmp_path):  # noqa: F811
+    """The written model has a smaller config, and learns from the whole model."""
+    options = ("--prune=heads:0.5,channels:0.25", "--method=distill", "--steps=2", "--json", "--out", f"{tmp_path}/out")
+    code, printed, log = llamaspec(*command, *options)
+    assert code == 0, log
+    losses = [json.loads(line)["loss"] for line in printed.splitlines()]
+    assert losses[0] > losses[-1] > 0
+    written, config = open_checkpoint(tmp_path / "out" / "model"), open_checkpoint(command[1]).config
+    assert written.config == replace(config, heads=2, kv_heads=1, ffn=6)
+
+
 @pytest.mark.parametrize("lora", [(), ("--lora=2",)], ids=["all weights", "adapters on codes"])
 def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
     out = tmp_path / "out"
@@ -106,7 +118,10 @@ def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
     [
         (("--quantize=nf4",), "--quantize nf4 needs --lora; without it, choose q8, q8_row, q4"),
         (("--prune=2:4", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
-        (("--prune=1.5",), "'1.5' is neither a share between 0 and 1 nor 2:4"),
+        (("--prune=heads:0.5", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
+        (("--prune=1.5",), "'1.5' is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE"),
+        (("--prune=heads:0.5,heads:0.2",), "'heads:0.2' is neither a share between 0 and 1"),
+        (("--prune=layers:0.5",), "'layers:0.5' is neither a share between 0 and 1"),
     ],
 )
 def test_options_that_exclude_each_other_are_one_line(command, tmp_path: Path, arguments, words):  # noqa: F811

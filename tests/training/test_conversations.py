@@ -107,7 +107,7 @@ def test_a_preference_has_two_completions_of_one_prompt(tokenizer, tmp_path):
         ({"messages": []}, "expected a list of messages, got a list"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 'message 1 has role "robot", expected system, user'),
         ({"messages": [TALK[1], {"role": "assistant"}]}, "message 2 has content null, expected a string"),
-        ({"messages": [TALK[1], {"role": "assistant", "content": " "}]}, "message 2, an answer, is empty"),
+        ({"messages": [TALK[1], {"role": "assistant", "content": " "}]}, "message 2 is an answer, but it is empty"),
         ({"messages": TALK[:2]}, "has no message of the assistant to learn"),
     ],
 )

@@ -1,6 +1,8 @@
 """Rewards: the gradient is GRPO's, answers are drawn from the model, and exact answers become likelier."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,24 @@ import optax
 import pytest
 
 from llamaspec.model.checkpoints.adapter import WEIGHTS
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import load
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import HEAD
 from llamaspec.model.tokenizers.of_model import tokenizer_of
-from llamaspec.reference.losses import group_relative
+from llamaspec.reference.losses import group_relative, log_softmax
 from llamaspec.training.conversations import Question
 from llamaspec.training.data import Example
+from llamaspec.training.objectives.preference import token_log_probabilities
 from llamaspec.training.objectives.reward import Answer, Sampler, group_work, rewarded
 from llamaspec.training.ops import PACKED
 from llamaspec.training.steps import compile_step
 from llamaspec.training.trainable import all_weights
+from llamaspec.verify.bounds.running_error import gamma
+from tests.model.test_model_against_reference import composed_bound
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import assert_within
 from tests.training.test_training import llamaspec, refusal
 from tests.training.test_tune import (  # noqa: F401
     FLOAT32,
@@ -63,14 +73,16 @@ def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
     rng = np.random.default_rng(1)
     rewards = [1.0, 0.0, 0.0, 0.5]
     answers = [
-        Answer(Example(rng.integers(0, TINY.vocab, 6 + i).tolist(), [0.0] * 3 + [1.0] * (3 + i)), reward)
+        Answer(
+            Example(rng.integers(0, TINY.vocab, 6 + i).tolist(), [0.0] * 3 + [1.0] * (3 + i)), reward, [0.0] * (3 + i)
+        )
         for i, reward in enumerate(rewards)
     ]
     trainable = all_weights(base, context=16, dtype=FLOAT32)
     loss = rewarded(trainable.params, config=TINY, ops=PACKED, dtype=FLOAT32)
     step = compile_step(loss, optax.sgd(1.0), platform="cpu")
     totals: Any = (
-        jax.tree.map(jnp.zeros_like, trainable.tensors), {name: jnp.zeros(()) for name in ("loss", "reward")}
+        jax.tree.map(jnp.zeros_like, trainable.tensors), {name: jnp.zeros(()) for name in ("loss", "reward", "drift")}
     )  # fmt: skip
     work = group_work(answers, group=2, rows=2, length=16)
     for batch in work.batches:
@@ -87,6 +99,7 @@ def test_the_gradient_of_sampled_answers_is_the_definitions(base):  # noqa: F811
             _, part = exact(base, [answer.example._replace(weights=weights)])
             slopes = {name: a + slopes.get(name, 0) for name, a in part.items()}
     assert abs(float(totals[1]["loss"]) - total) <= ROUNDINGS * size
+    assert float(totals[1]["drift"]) == pytest.approx(-scores.sum(), rel=ROUNDINGS)  # "drawn" with log p = 0
     assert_same_slopes({name: np.asarray(slope) for name, slope in totals[0].items()}, slopes)
 
 
@@ -123,6 +136,66 @@ def test_answers_are_the_models_own(model):  # noqa: F811
     assert drawn[0] != sampler.answers(trainable.tensors, greedy[:1], [(5, 6)])[0]
 
 
+def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
+    """Both programs compute each log p within the proven bound of the exact value, and "drift" is their distance."""
+    temperature, length = 2.0, 12
+    trainable = all_weights(base, context=2 * length, dtype=FLOAT32)
+    static: dict[str, Any] = {"config": TINY, "dtype": FLOAT32}
+    sampler = Sampler(
+        trainable,
+        tokenizer_of(open_checkpoint(model), None),
+        rows=2,
+        length=length,
+        stops=frozenset(),
+        temperature=temperature,
+        platform="cpu",
+        **static,
+    )
+    prompts = [Question([3, 1, 4], ""), Question([1], "")]
+    answers = sampler.answers(trainable.tensors, prompts, [(1, 2), (3, 4)])
+    learn = jax.jit(partial(token_log_probabilities, ops=PACKED, temperature=temperature, **static))
+    rows = jnp.array([answer.example.ids + [0] * (length - len(answer.example.ids)) for answer in answers])
+    learned = learn(trainable.params(trainable.tensors, None), rows)
+    weights = load_reference_params(base)
+    distances = []
+    for answer, row in zip(answers, np.asarray(learned), strict=True):
+        ids, count = np.array(answer.example.ids), len(answer.scores)
+        logits = composed_bound(weights, ids[:-1], TINY)
+        at = slice(len(ids) - 1 - count, None)
+        exact_scores = np.take_along_axis(log_softmax(logits.value / temperature), ids[1:, None], axis=1)[at, 0]
+        # log softmax moves by at most twice the largest change of a logit; the sum of exp and the log round, too.
+        errors = 2 * logits.error.max(axis=1) / temperature + gamma(TINY.vocab + 8) * (1 + np.abs(logits.value).max())
+        for scores in (np.array(answer.scores), row[: len(ids) - 1][at]):
+            assert_within(scores, exact_scores, errors[at])
+        distances.append(np.sum(np.abs(np.array(answer.scores) - row[: len(ids) - 1][at])))
+    loss = rewarded(trainable.params, ops=PACKED, temperature=temperature, **static)
+    work = group_work(answers, group=2, rows=2, length=length)
+    sums = jax.jit(loss)(trainable.tensors, None, *work.batches[0])[1]
+    assert float(sums["drift"]) == pytest.approx(sum(distances), abs=1e-5) and sum(distances) < 1e-3
+    assert min(len(answer.scores) for answer in answers) >= 9
+
+
+def test_answers_are_learned_at_the_temperature_at_which_they_were_drawn():
+    """At temperature 2, loss and gradient are those of a model with half the logits."""
+    untied = random_checkpoint(replace(TINY, tied=False), seed=1, few=3)
+    halved = {name: tensor.read() / (2 if name == HEAD else 1) for name, tensor in untied.tensors.items()}
+    answers = [Answer(Example([3, 1, 4, 1, i], [0.0, 0.0, 1.0, 1.0, 1.0]), float(i), [0.0] * 3) for i in range(2)]
+    [batch] = group_work(answers, group=2, rows=2, length=8).batches
+    results = []
+    for checkpoint, temperature in ((untied, 2.0), (with_arrays(untied, halved), 1.0)):
+        trainable = all_weights(checkpoint, context=8, dtype=FLOAT32)
+        loss = rewarded(trainable.params, config=checkpoint.config, ops=PACKED, dtype=FLOAT32, temperature=temperature)
+        results.append(jax.jit(jax.value_and_grad(loss, has_aux=True))(trainable.tensors, None, *batch))
+    ((value, _), slopes), ((expected, _), exact_slopes) = results
+    assert float(value) == pytest.approx(float(expected), rel=ROUNDINGS)
+    halves = {name: np.asarray(slope) / (2 if name == HEAD else 1) for name, slope in exact_slopes.items()}
+    assert_same_slopes({name: np.asarray(slope) for name, slope in slopes.items()}, halves)
+
+
+def with_arrays(checkpoint: Checkpoint, arrays: dict[str, np.ndarray]) -> Checkpoint:
+    return replace(checkpoint, tensors={name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()})
+
+
 def questions(folder: Path) -> Path:
     """Write forty questions. Their answer is always the letter a, which the random model sometimes draws."""
     path = folder / "questions.jsonl"
@@ -154,6 +227,8 @@ def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
     code, printed, log = llamaspec(*command, *options, "--out", f"{tmp_path}/b")
     assert code == 0, log
     steps = [json.loads(line) for line in printed.splitlines()]
+    assert all(0 < step["drift"] < 1e-3 for step in steps)
+    assert "log probabilities of an answer, as drawn and as learned, differed by" in log
     assert 0 < steps[0]["reward"] < 1 and steps[-1]["held_out"]["measures"]["exact"] == 1
     for path in sorted((tmp_path / "b").glob("step-0000000[6]*")):  # as if killed before its last step
         path.unlink()

@@ -373,10 +373,10 @@ def test_gradients_that_are_not_finite_end_the_run_and_no_checkpoint_is_broken(
     code, printed, log = llamaspec(*command, "--lr=1e30", "--save-every=1", "--out", str(out))
     assert (code, printed) == (1, "")
     *skipped, message = log.splitlines()
-    first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: begin again with", message)[0]
+    first, last = re.findall(r"the gradients of steps (\d+) to (\d+) are not finite: start again with", message)[0]
     assert int(last) - int(first) == loop.MOST_SKIPPED - 1
     assert all("skipped: its gradient is not finite" in line for line in skipped) and len(skipped) == 3
-    assert "another --out" in message and "a smaller --lr" in message
+    assert "a different --out" in message and "a smaller --lr" in message
     assert len(saving.checkpoints(out)) == 2  # of the steps before
     for path in saving.checkpoints(out):
         assert int(path.stem[-8:]) < int(first)
@@ -405,7 +405,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     tensors = {"w": jnp.ones(2)}
     saving.save_state(tmp_path, 1, 0.0, {}, tensors, ())
     before = files(tmp_path)
-    with pytest.raises(FloatingPointError, match=r"is not finite after step 2: begin again with another --out and"):
+    with pytest.raises(FloatingPointError, match=r"is not finite after step 2: start again with a different --out and"):
         saving.save_state(tmp_path, 2, 0.0, {}, {"w": jnp.array([1, jnp.nan])}, ())
     assert files(tmp_path) == before
 

@@ -19,6 +19,7 @@ from llamaspec.model.checkpoints.adapter import CONFIG, WEIGHTS, adapted, read_a
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.checkpoints.smaller import with_layers
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.weights.loading import load_params
 from llamaspec.reference import llama as reference
@@ -29,7 +30,7 @@ from llamaspec.reference.losses import dpo
 from llamaspec.training import saving
 from llamaspec.training.conversations import Preference
 from llamaspec.training.data import Example
-from llamaspec.training.objectives.distillation import distillation, kept_layers
+from llamaspec.training.objectives.distillation import distillation
 from llamaspec.training.objectives.preference import Scored, preference, scored
 from llamaspec.training.objectives.supervised import supervised
 from llamaspec.training.ops import PACKED
@@ -71,12 +72,18 @@ def gradient(trainable: Trainable, *, rows: int, length: int) -> tuple[float, di
     return float(totals[1]["loss"]), {name: np.asarray(slope) for name, slope in totals[0].items()}
 
 
-def exact(checkpoint: Checkpoint, examples: Sequence[Example] = ()) -> tuple[float, dict[str, np.ndarray]]:
-    """Sum the reference's loss and its gradients over separate documents. Gradients have the names of their tensors."""
+def exact(
+    checkpoint: Checkpoint, examples: Sequence[Example] = (), *, depths: Sequence[int] | None = None
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Sum the reference's loss and its gradient over separate documents, by the names of matrices and norms."""
     total, slopes = 0.0, {}
     for document in examples or documents():
         loss, gradient = loss_and_gradient(
-            load_reference_params(checkpoint), np.array(document.ids), np.array(document.weights), config=TINY
+            load_reference_params(checkpoint),
+            np.array(document.ids),
+            np.array(document.weights),
+            config=checkpoint.config,
+            depths=depths,
         )
         total += loss
         named = {"model.embed_tokens.weight": gradient.embedding + gradient.head, "model.norm.weight": gradient.norm}
@@ -157,9 +164,12 @@ def test_a_schedule_rises_from_0_to_its_rate_and_ends_as_it_says(kind):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("base") / "model", layers=1)
+
+
+def write_tiny(folder: Path, *, layers: int) -> Path:
     """Write a random model with a tokenizer of bytes and a chat template."""
-    folder = tmp_path_factory.mktemp("base") / "model"
-    config = replace(TINY, layers=1, vocab=259, context=64)
+    config = replace(TINY, layers=layers, vocab=259, context=64)
     files = {
         "tokenizer.json": tiny_tokenizers.chatml().encode(),
         "chat_template.jinja": (
@@ -384,7 +394,7 @@ def test_the_gradient_of_a_distillation_is_the_definitions(base):
 
     The student has one of the two layers of its teacher.
     """
-    student = kept_layers(base, [1])
+    student = with_layers(base, [1])
     trainable = all_weights(student, context=16, dtype=FLOAT32)
     teacher = load_params(base, dtype=FLOAT32, positions=16)
     static: dict[str, Any] = {"ops": PACKED, "dtype": FLOAT32, "rows": 2, "length": 16, "temperature": 2.0}
@@ -426,12 +436,12 @@ def moved_by(checkpoint: Checkpoint, name: str, change: np.ndarray) -> Tensor:
 
 def test_the_layers_of_a_student_are_the_teachers(base):
     config = replace(TINY, windows=(3, None))
-    student = kept_layers(replace(base, config=config), [1])
+    student = with_layers(replace(base, config=config), [1])
     assert (student.config.layers, student.config.windows) == (1, (None,))
     for name, tensor in student.tensors.items():
         assert tensor is base.tensors[name.replace("layers.0", "layers.1")]
     with pytest.raises(CheckpointError, match="has no layer 2: its layers are 0 to 1"):
-        kept_layers(base, [0, 2])
+        with_layers(base, [0, 2])
 
 
 def test_a_preference_is_learned_by_an_adapter(model, tmp_path):

@@ -91,7 +91,7 @@ def test_no_texts_of_a_chart_overlap(pages):
 
 
 def test_a_kind_beyond_its_bound_is_in_the_chart(pages):
-    """A kind of array with a value beyond its bound has a bar in the color of such values, even if the value is NaN."""
+    """If a value exceeds its bound, the bar of its kind of array has the color for that, even if the value is NaN."""
     _, violated = pages
     not_finite = page_of(report(lambda x, y: np.full_like(x, np.nan)))
     for text, label in ((violated, r"[\d,]+ %"), (not_finite, "\N{INFINITY} %")):

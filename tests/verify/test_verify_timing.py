@@ -255,10 +255,10 @@ UNTIMED = [
     ("kept_where_timed", "not timed, because a timed call returned a wrong result: value: at ["),
     (
         "computes_when_it_is_read",
-        "not timed, because a timed call raised: TypeError: returned Later, which may compute when it is",
+        "not timed, because a timed call raised: TypeError: returned Later: reading it may compute it",
     ),
-    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
-    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
+    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass: reading it may"),
+    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named: reading it may"),
     ("left_to_a_thread", "not timed, because a timed call returned a wrong result: "),
     ("cached_by_a_fingerprint", "not timed, because a timed call returned a wrong result: "),
     ("half_a_batch", "not timed, because a timed call returned a wrong result: "),

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.ops.table import Ops
+from llamaspec.model.sampling import log_probabilities
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.training.conversations import Preference
@@ -31,6 +32,21 @@ class Scored(NamedTuple):
     frozen: tuple[float, float]  # of the chosen and of the rejected answer
 
 
+def token_log_probabilities(
+    params: Params,
+    ids: Int[Array, "batch seq"],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+    temperature: float = 1.0,
+) -> Float[Array, "batch predicted"]:
+    """Compute log p of ids 1, 2, … of each row. A row is one document."""
+    at = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    logits = packed_logits(params, ids, at, config=config, ops=ops, dtype=dtype)
+    return log_probabilities(logits, ids[:, 1:], temperature)
+
+
 def answer_log_probabilities(
     params: Params,
     ids: Int[Array, "batch seq"],
@@ -41,14 +57,11 @@ def answer_log_probabilities(
     dtype: np.dtype,
 ) -> Float[Array, " batch"]:
     """Sum log p of the counted ids of each row. Padding does not count, so the length of a row does not matter."""
-    at = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    logits = packed_logits(params, ids, at, config=config, ops=ops, dtype=dtype)
-    chosen = jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
-    return jnp.sum((chosen - jax.nn.logsumexp(logits, axis=-1)) * counted[:, 1:], axis=1)
+    return jnp.sum(token_log_probabilities(params, ids, config=config, ops=ops, dtype=dtype) * counted[:, 1:], axis=1)
 
 
 def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tuple[np.ndarray, ...]]:
-    """Make batches of `rows` pairs: first `rows` rows with chosen answers, then `rows` rows with rejected answers.
+    """Make batches of `rows` pairs. Rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i.
 
     A batch is a tuple: ids [2 rows, length], counted [2 rows, length], frozen [2 rows] (the log probabilities at the
     start), and real [rows], which is 0 for pairs that only fill up the last batch.
@@ -56,13 +69,11 @@ def side_by_side(pairs: Sequence[Scored], *, rows: int, length: int) -> list[tup
     batches = []
     for start in range(0, len(pairs), rows):
         members = pairs[start : start + rows]
-        chosen, rejected = (
-            padded_rows([member.pair[side] for member in members], rows=rows, length=length) for side in (0, 1)
-        )
-        frozen, real = np.zeros((2, rows), np.float32), np.zeros(rows, np.float32)
+        examples = [example for member in members for example in member.pair]
+        ids, counted = padded_rows(examples, rows=2 * rows, length=length)
+        frozen, real = np.zeros((rows, 2), np.float32), np.zeros(rows, np.float32)
         for row, member in enumerate(members):
-            frozen[:, row], real[row] = member.frozen, 1
-        ids, counted = map(np.concatenate, zip(chosen, rejected, strict=True))
+            frozen[row], real[row] = member.frozen, 1
         batches.append((ids, counted, frozen.reshape(-1), real))
     return batches
 
@@ -96,8 +107,8 @@ def preference(
         scores = answer_log_probabilities(
             params(tensors, frozen_arrays), ids, counted, config=config, ops=ops, dtype=dtype
         )
-        chosen, rejected = jnp.split(scores, 2)
-        gain, other_gain = jnp.split(scores - frozen, 2)
+        chosen, rejected = scores.reshape(-1, 2).T
+        gain, other_gain = (scores - frozen).reshape(-1, 2).T
         margin = beta * (gain - other_gain)
         total = jnp.sum(jax.nn.softplus(-margin) * real)
         sums = {"margin": margin, "accuracy": margin > 0, "chosen": chosen, "rejected": rejected}
@@ -130,9 +141,9 @@ def scored(
     compiled = reproducible(score, platform)
     results: list[Scored] = []
     for ids, counted, _, real in side_by_side([Scored(pair, (0.0, 0.0)) for pair in pairs], rows=rows, length=length):
-        values = np.asarray(compiled(trainable.tensors, trainable.frozen, ids, counted))
-        for i in range(int(real.sum())):
-            results.append(Scored(pairs[len(results)], (float(values[i]), float(values[rows + i]))))
+        values = np.asarray(compiled(trainable.tensors, trainable.frozen, ids, counted)).reshape(-1, 2)
+        for chosen, rejected in values[: int(real.sum())].tolist():
+            results.append(Scored(pairs[len(results)], (chosen, rejected)))
     return results
 
 

@@ -2,6 +2,11 @@
 
 `reference.losses.group_relative` defines the loss. It needs no value model. Each answer is used for only one update, so
 the probability ratio of PPO is 1. The reward is 1 for exactly the known answer, and 0 for any other.
+
+Two programs compute the log probability of a token. `forward.decode` draws it: one token after the other, with a KV
+cache, as serving does. The loss computes all tokens of an answer at once. Both use the same weights, ops and dtype, so
+each is within the error bound of its roundings, and they differ by the sum of two bounds at most. The loss reports the
+difference as "drift": the mean over answers of sum_t |log p_t as drawn - log p_t as learned|.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +30,7 @@ from llamaspec.training.conversations import Question
 from llamaspec.training.data import Example, padded_rows
 from llamaspec.training.loop import Work
 from llamaspec.training.objectives.objective import HeldOut
-from llamaspec.training.objectives.preference import answer_log_probabilities
+from llamaspec.training.objectives.preference import token_log_probabilities
 from llamaspec.training.steps import Sums, Tensors, reproducible
 from llamaspec.training.trainable import Trainable
 
@@ -35,6 +40,7 @@ class Answer(NamedTuple):
 
     example: Example
     reward: float
+    scores: list[float]  # log probability of each id of the answer, as computed when it was drawn
 
 
 class Sampler:
@@ -62,9 +68,11 @@ class Sampler:
             params = trainable.params(tensors, frozen)
             cache = empty_cache(config, batch=rows, capacity=2 * length, dtype=dtype)
             cache = prefill(params, tokens, cache, lengths - 1, config=config, ops=XLA)
-            state = DecodeState(last, jnp.zeros((rows, config.vocab), bool), jnp.zeros(rows, bool))
+            seen, done, scores = jnp.zeros((rows, config.vocab), bool), jnp.zeros(rows, bool), jnp.zeros((length, rows))
             how = {"greedy": greedy, "burst": length, "config": config, "ops": XLA}
-            return decode(params, state, cache, keys, sampling, ends, steps, **how)[0]
+            state = DecodeState(last, seen, done, scores)
+            drawn, _, state, _ = decode(params, state, cache, keys, sampling, ends, steps, **how)
+            return drawn, state.scores
 
         self._draw = reproducible(draw, platform, static_argnames="greedy")
 
@@ -84,11 +92,11 @@ class Sampler:
             steps = np.int32(self._length - int(lengths[: len(members)].min()))
             ends = np.array(sorted(self._stops), np.int32)
             sampled = self._draw(tensors, self._frozen, tokens, lengths, last, keys, ends, steps, greedy=greedy)
-            columns = np.asarray(sampled).T
-            drawn += [self._answer(q, columns[row].tolist(), int(steps)) for row, q in enumerate(members)]
+            columns, scores = (np.asarray(array).T.tolist() for array in sampled)
+            drawn += [self._answer(q, columns[row], scores[row], int(steps)) for row, q in enumerate(members)]
         return drawn
 
-    def _answer(self, question: Question, ids: list[int], steps: int) -> Answer:
+    def _answer(self, question: Question, ids: list[int], scores: list[float], steps: int) -> Answer:
         """Cut the drawn ids after the first id that ends an answer, or where the row is full. Then set the reward.
 
         The reward is 1 if the answer has ended and its text equals the question's known answer, otherwise 0.
@@ -99,25 +107,33 @@ class Sampler:
         complete = bool(own) and own[-1] in self._stops
         text = text_of(self._tokenizer, own[:-1] if complete else own, start=False)
         example = Example([*question.ids, *own], [0.0] * len(question.ids) + [1.0] * len(own))
-        return Answer(example, float(complete and text.strip() == question.answer))
+        return Answer(example, float(complete and text.strip() == question.answer), scores[: len(own)])
 
 
 def rewarded(
-    params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype
+    params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype, temperature: float = 1.0
 ) -> Callable[..., tuple[Array, Sums]]:
-    """Make the loss of sampled answers. It also reports the reward. A row of a batch is an answer."""
+    """Make the loss of answers that were drawn at `temperature`, which also reports reward and drift.
+
+    A row of a batch is an answer. Its log probability is at the same temperature, as GRPO defines it for the policy
+    that drew the answer.
+    """
 
     def loss(
         tensors: Tensors,
         frozen: Any,
         ids: Int[Array, "batch seq"],
         counted: Float[Array, "batch seq"],
+        drawn: Float[Array, "batch seq"],
         advantages: Float[Array, " batch"],
         rewards: Float[Array, " batch"],
     ) -> tuple[Array, Sums]:
-        scores = answer_log_probabilities(params(tensors, frozen), ids, counted, config=config, ops=ops, dtype=dtype)
-        total = -jnp.sum(advantages * scores)
-        return total, {"loss": total, "reward": jnp.sum(rewards)}
+        static = {"config": config, "ops": ops, "dtype": dtype, "temperature": temperature}
+        scores = token_log_probabilities(params(tensors, frozen), ids, **static)
+        counts = counted[:, 1:]
+        total = -jnp.sum(advantages * jnp.sum(scores * counts, axis=1))
+        drift = jnp.sum(jnp.abs(scores - drawn[:, 1:]) * counts)
+        return total, {"loss": total, "reward": jnp.sum(rewards), "drift": drift}
 
     return loss
 
@@ -133,9 +149,12 @@ def group_work(answers: Sequence[Answer], *, group: int, rows: int, length: int)
     for start in range(0, len(answers), rows):
         members = answers[start : start + rows]
         ids, counted = padded_rows([answer.example for answer in members], rows=rows, length=length)
-        own = np.zeros((2, rows), np.float32)
+        own, drawn = np.zeros((2, rows), np.float32), np.zeros((rows, length), np.float32)
         own[:, : len(members)] = advantages[start : start + rows], [answer.reward for answer in members]
-        batches.append((ids, counted, own[0], own[1]))
+        for row, answer in zip(drawn, members, strict=False):
+            end = len(answer.example.ids)
+            row[end - len(answer.scores) : end] = answer.scores
+        batches.append((ids, counted, drawn, own[0], own[1]))
     return Work(batches, len(answers), sum(len(answer.example.ids) for answer in answers))
 
 

@@ -19,6 +19,7 @@ from llamaspec.model.weights.params import Params, params_of, rope_table
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Example
 from llamaspec.training.loop import Work
+from llamaspec.training.objectives.elastic import logits_at_depths, mean_over, names_at
 from llamaspec.training.objectives.objective import Objective
 from llamaspec.training.packing import packed
 from llamaspec.training.steps import Sums, Tensors
@@ -33,7 +34,7 @@ def summed_loss(
     ops: Ops,
     dtype: np.dtype,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
-    """Sum the losses of all predictions in nats, each times its importance. Computes in `dtype`, with sums in float32.
+    """Sum the losses of all predictions in nats, weighted by importance. Computes in `dtype`, with sums in float32.
 
     The second result is a pair: the unweighted sum over predictions with an importance above 0, and the likeliest id of
     each prediction. The first id of a row is not predicted, so `predicted` is seq - 1.
@@ -71,8 +72,7 @@ def packed_logits(
     dtype: np.dtype,
 ) -> Float[Array, "batch predicted vocab"]:
     """Compute the logits that predict ids 1, 2, … of each row; `at` are the positions within the row's documents."""
-    cache = empty_cache(config, batch=ids.shape[0], capacity=ids.shape[1], dtype=dtype)
-    return forward(params, ids, cache, positions_within=at, config=config, ops=ops)[0][:, :-1]
+    return logits_at_depths(params, ids, at, (config.layers,), config=config, ops=ops, dtype=dtype)[0]
 
 
 def packed_work(examples: Sequence[Example], *, rows: int, length: int) -> Work:
@@ -83,12 +83,21 @@ def packed_work(examples: Sequence[Example], *, rows: int, length: int) -> Work:
 
 
 def supervised(
-    params: Callable[[Tensors, Any], Params], *, config: Config, ops: Ops, dtype: np.dtype, rows: int, length: int
+    params: Callable[[Tensors, Any], Params],
+    *,
+    config: Config,
+    ops: Ops,
+    dtype: np.dtype,
+    rows: int,
+    length: int,
+    depths: Sequence[int] = (),
 ) -> Objective:
     """Make the objective of packed documents: the weighted cross entropy. It reports the share of right ids, too.
 
-    `params` makes the tree of weights from the trained tensors and the frozen arrays.
+    `params` makes the tree of weights from the trained tensors and the frozen arrays. With `depths`, the objective is
+    the mean over these depths (see `objectives.elastic`).
     """
+    depths = depths or (config.layers,)
 
     def loss(
         tensors: Tensors,
@@ -97,13 +106,16 @@ def supervised(
         at: Int[Array, "batch seq"],
         weights: Float[Array, "batch seq"],
     ) -> tuple[Array, Sums]:
-        logits = packed_logits(params(tensors, frozen), ids, at, config=config, ops=ops, dtype=dtype)
-        nats = optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
-        total = jnp.sum(nats * weights[:, 1:])
-        right = (jnp.argmax(logits, axis=-1) == ids[:, 1:]) * weights[:, 1:]
-        return total, {"loss": total, "right": jnp.sum(right)}
+        logits = logits_at_depths(params(tensors, frozen), ids, at, depths, config=config, ops=ops, dtype=dtype)
+
+        def measure(logits: Array) -> Sums:
+            nats = optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
+            right = (jnp.argmax(logits, axis=-1) == ids[:, 1:]) * weights[:, 1:]
+            return {"loss": jnp.sum(nats * weights[:, 1:]), "right": jnp.sum(right)}
+
+        return mean_over(depths, logits, measure)
 
     def work(examples: Sequence[Example]) -> Work:
         return packed_work(examples, rows=rows, length=length)
 
-    return Objective(loss, ("loss", "right"), work)
+    return Objective(loss, names_at(("loss", "right"), depths), work)

@@ -78,7 +78,7 @@ def character(name: str, kind: str) -> Character:
 
 
 def friend_of(hero: Character, choices: Choices) -> Character:
-    """Choose a friend with a different kind and a different pronoun, so that every pronoun is unambiguous."""
+    """Choose a friend of a different kind and with a different pronoun, so that every pronoun is unambiguous."""
     animal_names = SHE_ANIMALS if not hero.she else HE_ANIMALS
     kinds = ("girl" if not hero.she else "boy", *(kind for kind in ANIMALS if kind != hero.kind))
     kind = choices.pick(kinds, (4, *(1 for _ in kinds[1:])))

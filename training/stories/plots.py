@@ -89,7 +89,7 @@ def become(w: World, *feelings: str, why: str) -> None:
 
 
 def meet(w: World, helpers: tuple[str, ...], *, helped: str = "{n}") -> None:
-    """Tell that an animal arrives that can help: one of `helpers`, but not of the hero's kind."""
+    """Tell that a helpful animal arrives: one of `helpers`, but not of the hero's kind."""
     w.choose("helper", tuple(kind for kind in helpers if kind != w.hero.kind))
     w.choose("helping", HELPER_TRAITS)
     w.set(someone=a(f"{w.words['helping']} {w.words['helper']}"))

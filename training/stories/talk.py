@@ -108,7 +108,7 @@ class Talk:
         self.turn(question_text, tell)
 
     def question(self) -> None:
-        """Add a question about the last story, or another remark."""
+        """Add a question about the last story, or some other remark."""
         kinds = ("told", "not told", "other plot", "not in it", "more", "outside", "remark", "social")
         match self._choices.pick(kinds, (18, 4, 3, 2, 1, 3, 1, 1)):
             case "told":
@@ -176,7 +176,7 @@ class Talk:
         return bool(self.messages) and self.messages[-1].content.endswith((OFFER, OFFER_ANOTHER))
 
     def _unknown_story(self) -> str:
-        """Ask for an impossible story: with an unknown hero, an unknown thing, or of another kind."""
+        """Ask for an impossible story: with an unknown hero, with an unknown thing, or of a different kind."""
         pick, what = self._choices.pick, self._choices.pick((*KNOWN, *ANOTHER))
         unknown, known_hero = unknown_noun(self._choices), pick(KINDS)
         match pick(("hero", "subject", "kind"), (2, 1, 1)):
@@ -209,7 +209,7 @@ class Talk:
         self.turn(question_text, lambda: "The story does not say.", of_story=True)
 
     def _advice(self) -> str:
-        """Say what to ask: about the story, or for one."""
+        """Say what the person can ask: a question about the last story, or for a new story."""
         if self.stories:
             return f"Ask me about {self.stories[-1].facts['n']}, or for another story."
         kind, group = self._choices.pick(KINDS), self._choices.pick(SUBJECTS)

@@ -209,7 +209,7 @@ def apply(operation: str, *inputs: Any) -> Any:
 
 
 def doubt(x: Residues, number: int) -> np.ndarray:
-    """Return the mask of doubtful residues modulo p, or modulo q for the number 1."""
+    """Return the mask of doubtful residues: modulo p if `number` is 0, modulo q if it is 1."""
     mask = x.doubtful[number]
     return np.zeros(x.shape, bool) if mask is None else mask
 

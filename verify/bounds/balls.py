@@ -108,7 +108,7 @@ def _to_balls(numbers: np.ndarray) -> np.ndarray:
 
 
 def _by_numpy(ufunc: np.ufunc) -> Callable[..., Balls]:
-    """Convert `ufunc`, which NumPy computes by an operator or a method of each element, to a function of `Balls`."""
+    """Convert `ufunc` to a function of `Balls`. NumPy computes it by an operator or a method of each element."""
     return lambda *inputs: Balls(_array(ufunc(*(x.balls for x in inputs))))
 
 

@@ -301,7 +301,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
 
 
 def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
-    """Build the result of a sum in float32, which is rounded again if the declared dtype is narrower."""
+    """Build the result of a sum in float32. It is rounded again if the declared dtype is narrower."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
     return x.like(value, error, size) if x.unit == U else x.rounded(value, error, size)
 

@@ -122,7 +122,7 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
 
 
 def centered(x: Approx) -> Approx:
-    """Subtract the mean. Code may sum the n terms in any order, and divide by n or multiply by 1/n."""
+    """Subtract the mean. A kernel may sum the n terms in any order, and divide by n or multiply by 1/n."""
     mean = np.mean(x.value, axis=-1, keepdims=True)
     terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
     value, error = x.value - mean, x.error + np.mean(x.error, axis=-1, keepdims=True) + terms + 4 * TINY
@@ -296,7 +296,7 @@ def attended(
 def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return the exact softmax of scores, and a bound on the error of each probability.
 
-    The computed scores have errors up to `moved`. Code subtracts the maximum: d = score - maximum. The subtraction
+    The computed scores have errors up to `moved`. A kernel subtracts the maximum: d = score - maximum. The subtraction
     rounds once, and computing e^d as 2^(d log2 e) rounds twice more; these errors are relative to d. Let a be the sum
     of all errors of the exponent. Then each weight, and the sum of the weights, changes by a factor of at most e^a. An
     online softmax also multiplies by exp(old maximum - new maximum) once per block. These differences add up to at most
@@ -340,7 +340,8 @@ def sigmoid(x: Approx) -> Approx:
 def gated(gate: Approx, up: Approx) -> Approx:
     """Compute SwiGLU. The derivative of silu is at most 1.1.
 
-    The sigmoid is an exp, a sum and a quotient. Code that computes the exp as a power of 2 also rounds its exponent.
+    The sigmoid is an exp, a sum and a quotient. A kernel that computes the exp as a power of 2 also rounds the
+    exponent.
     """
     silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
     error = 1.1 * gate.error

@@ -245,7 +245,7 @@ def _as_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
 def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failure:
     """Convert a reply to outputs or a failure.
 
-    The candidate may have forged the reply: raises ValueError or TypeError if the reply is malformed. Raises NoVerdict
+    Raises ValueError or TypeError if the reply is malformed, because the candidate may have forged it. Raises NoVerdict
     if the reply says that this machine or this Python lacks something.
     """
     if reply.unavailable is not None:

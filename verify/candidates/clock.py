@@ -147,7 +147,7 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
     def settled(results: Sequence[Any]) -> bool:
         if later := [type(value).__name__ for value in results if not _settled(value)]:
-            raise TypeError(f"returned {later[0]}, which may compute when it is read, after the clock has stopped")
+            raise TypeError(f"returned {later[0]}: reading it may compute it after the clock has stopped")
         return True
 
     while not (reply.failure or reply.unavailable or clock.enough(end)):

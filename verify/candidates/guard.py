@@ -77,7 +77,7 @@ class Guarded:
         return self.candidate.layouts
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call the candidate, then check whether it, or code that ran earlier, changed a definition or a bound."""
+        """Call the candidate, then check whether a definition or a bound was changed, by this call or earlier."""
         outcome = self.candidate.call(positional, keyword)
         changed = changes(self.before)
         if not changed:

@@ -67,12 +67,12 @@ def as_defined(problem: Problem) -> Call:
 
 
 def product(problem: Problem) -> Call:
-    """Call a problem that computes A @ B for an op that multiplies by the transpose of its second argument."""
+    """Call a problem that computes A @ B. The op multiplies by a transpose, so we transpose the second argument."""
     return lambda x, weight: problem(x, weight.T)
 
 
 def product_with_vector(problem: Problem) -> Call:
-    """Call a problem that computes A @ b, with b [cols, 1], for an op that takes b [cols]."""
+    """Call a problem that computes A @ b with b [cols, 1]. The op takes b [cols], so we convert the shapes."""
     return lambda x, weight: problem(weight, x[:, None])[:, 0]
 
 
@@ -87,7 +87,7 @@ def over_channels(problem: Problem) -> Call:
 
 
 def gate_alone(problem: Problem) -> Call:
-    """Call a problem that computes SiLU for the op SwiGLU: multiply its result by `up`."""
+    """Call a problem that computes SiLU. The op is SwiGLU, so we multiply the result by `up`."""
     return lambda gate, up: problem(gate) * up
 
 

@@ -98,7 +98,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def hand_over(array: Array, library: str, device: str | None) -> Any:
-    """Convert `array` to an array of `library` on `device` (a name that the library knows; None: its default)."""
+    """Convert `array` to an array of `library` on `device` (a name that the library knows, or None for its default)."""
     if library == "numpy":
         whole = to_numpy(array)
         if not array.layout or not whole.size:

@@ -57,7 +57,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
 
 
 def _sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, added: np.ndarray) -> Roundings:
-    """Return the errors that the model allows in the two sums over keys: of the weights, and of the weighted values.
+    """Return the errors that the model allows in two sums over keys: of weights, and of weighted values.
 
     `v` has the sizes of the values, and `added` is the exact sum of the weighted sizes.
     """
@@ -260,8 +260,8 @@ def paged_arguments(
 ) -> Arguments:
     """Make arguments with the pages in a random order; unused positions and an unused page hold `padding`.
 
-    The first pages of a sequence, up to `shared`, are also the first pages of sequence 0. A page is shared only if both
-    sequences fill it to the same position.
+    A sequence shares up to `shared` of its first pages with sequence 0. A page is shared only if both sequences fill it
+    to the same position.
     """
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare

@@ -55,7 +55,7 @@ def backward_arguments(*, precision: Precision, batch: int, rows: int, dy: Value
 
 
 def _expected(value: np.ndarray, size: np.ndarray, *, terms: int, factors: list[np.ndarray]) -> Expected:
-    """Bound a sum of products: `terms` roundings in any order, of magnitudes that sum to `size`.
+    """Bound the error of a sum of products after `terms` roundings. The magnitudes of the products sum to `size`.
 
     Hardware may flush a product of some of `factors` to zero before it is multiplied by the others.
     """

@@ -94,7 +94,7 @@ def expect(
 
 
 def _greedy(scores: np.ndarray, off: np.ndarray, groups: np.ndarray) -> Between:
-    """Give probability 1 to the token with the largest score, or to the first of several equal ones."""
+    """Give probability 1 to the token with the largest score (the first one on ties)."""
     candidates = np.flatnonzero(scores + off >= np.max(scores - off))
     best = np.zeros(len(scores), bool)
     best[candidates[np.unique(groups[candidates], return_index=True)[1]]] = True
@@ -112,7 +112,7 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 
 
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
-    """Sum, for each token, the probabilities of the tokens that are more probable, or count these tokens (`counted`).
+    """For each token, sum the probabilities of all more probable tokens. With `counted`, count these tokens instead.
 
     Returns an upper bound of each sum or count if `sure`, otherwise a lower bound. Tokens with the same number in
     `groups` are equally probable, so we do not count them as more probable than each other.
@@ -123,7 +123,7 @@ def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False)
     above = np.searchsorted(levels, own, side="right")  # the first level that is ahead
 
     def ahead(group: np.ndarray) -> np.ndarray:
-        """Sum, for each token, the probabilities of more probable tokens of the same group."""
+        """For each token, sum the probabilities of all more probable tokens in the same group."""
         place = group * (len(levels) + 1)
         order = np.argsort(place + rank)
         total = np.append(0, np.cumsum(masses[order]))

@@ -240,7 +240,7 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Convert `only`: for the name of a variable, the values to which a user limits the variable.
+    """Convert the values to which a user limits variables. `only` has these values by the variable's name.
 
     Raises ValueError, in one line with the allowed values, for a variable that the contract does not have, for a value
     outside the variable's domain, and for an empty list.
@@ -284,7 +284,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse the array descriptions, such as "normal(3)", that a contract's own narrowing gives as strings.
+    """Parse strings that describe arrays, such as "normal(3)", in a contract's own narrowing.
 
     We do not check that values are in a variable's domain: the contract itself may use values outside the domain.
     """

@@ -1,4 +1,7 @@
-"""Largest size that a contract draws for each dimension: above `FAR`, unless the contract states why it is smaller."""
+"""The largest size that a contract draws for each dimension.
+
+A size must be above `FAR`, unless the contract states why it is smaller.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -107,7 +107,7 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
 
 
 def _running_sum(near: np.ndarray, sums: Roundings) -> str:
-    """Format the message that a running sum explains the largest error.
+    """Format a message which says that a running sum explains the largest error.
 
     `near` has each error divided by its measured bound (`Expected.alarm`).
     """

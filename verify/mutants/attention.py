@@ -1,4 +1,4 @@
-"""Attention like FlashAttention, and its mutants.
+"""Attention by the algorithm of FlashAttention, and its mutants.
 
 An online softmax runs over blocks of keys, and rescales the weighted sum.
 """

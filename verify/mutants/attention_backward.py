@@ -1,4 +1,4 @@
-"""Backward of attention like FlashAttention, and its mutants.
+"""Backward of attention by the algorithm of FlashAttention, and its mutants.
 
 It runs in tiles of keys, with saved softmax sums and D = sum(o do) per query.
 """

@@ -103,7 +103,7 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
         and replay.draw.get(LAYOUT) in (None, *LAYOUTS)
     ):
         raise ValueError(
-            f"{path}: {contract.name} cannot draw the inputs of this file; another version of llamaspec wrote it"
+            f"{path}: {contract.name} cannot draw the inputs of this file; a different version of llamaspec wrote it"
         )
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
@@ -111,7 +111,9 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if inputs != replay.inputs:
-        raise ValueError(f"{path}: the draw now gives different inputs; another version of llamaspec wrote the file")
+        raise ValueError(
+            f"{path}: the draw now gives different inputs; a different version of llamaspec wrote the file"
+        )
 
 
 def _large(contract: Contract, name: str, value: Any) -> bool:

@@ -55,8 +55,8 @@ def counterexample(
     conditioning; the convention that the fault depends on, if any; a note if the shape is one of the contract's large
     ones; and `replay`, the command that repeats the call.
 
-    If the contract is a weaker one, one more line says so, and also if all arrays were contiguous. A walk through a
-    model has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
+    One more line says if the contract is a weaker one, and one more says if all arrays were contiguous. A walk through
+    a model has no contract, so it has no inputs to show. Without `advice`, the lines name no option of `verify`.
     """
     lines = [headline(report)]
     finding = report.worst.finding
@@ -124,7 +124,7 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _convention(contract: Contract, report: Report) -> tuple[str, str]:
-    """Return the convention that decides the expected result, and the option that leaves out such inputs; "" if none.
+    """Return the convention that decides the expected result, and the option that leaves out such inputs, or "".
 
     Other kernels may give a row of only -inf a different result, or may rely on finite numbers beyond a length.
     """
@@ -198,7 +198,7 @@ def _legend(contract: Contract, draw: Draw) -> str:
 
 
 def _inputs(contract: Contract, report: Report) -> str:
-    """Format the arguments in one line; "" if they have too many numbers for a line."""
+    """Format the arguments in one line. Returns "" if they have too many numbers for a line."""
     arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""

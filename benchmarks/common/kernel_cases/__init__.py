@@ -44,14 +44,14 @@ SIZES = re.compile(r"(?<= )\d[\dx]*(?= )")  # of matrices and vectors in a case'
 
 # Kernels refuse cases with these names, with messages that match these patterns. XLA's ops run instead.
 REFUSED = (
-    (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
-    (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" q8_row .*x(288|512|768|1376) ", "at least 1024 columns of W, in multiples of 128,"),
+    (r" (q8|q4|nf4) .*x(512|768) ", "at least 1024 columns of W, in multiples of 256,"),
     (r" (q8|q4|nf4) .*x(288|1376) ", "takes a scale for each"),
-    (r" mxfp4 .*x(288|512|768|1376) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" mxfp4 .*x(288|512|768|1376) ", "at least 1024 columns of W, in multiples of 256,"),
     (r" fp8 .*x(288|1376) ", "columns of W in multiples of 256 in bfloat16"),
     (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
     (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
-    (r"^attention_.*x48 ", "heads of 64 or 128"),
+    (r"^attention_.*x48 ", "a head_dim of 64 or 128"),
 )
 
 CARD_SAMPLE = (
@@ -92,7 +92,7 @@ def refusal(name: str) -> str | None:
     """Return a pattern for the error message of a kernel that refuses the case `name`; None if none does.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
-    ('heads of 64 or 128', None)
+    ('a head_dim of 64 or 128', None)
     """
     return next((words for pattern, words in REFUSED if re.search(pattern, name)), None)
 

@@ -1,4 +1,4 @@
-"""Reads quantized tensors of a GGUF file: decoded to float32, or as codes."""
+"""Reads quantized tensors of a GGUF file, either as codes or decoded to float32."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -27,7 +27,7 @@ LONGEST_NAME = 1000
 
 
 class ImportanceMatrix(NamedTuple):
-    """The importances of columns by the name of their tensor in a GGUF file, and the file that they come from."""
+    """The importances of columns (by the name of a tensor in a GGUF file), and the file that they come from."""
 
     path: str
     values: Mapping[str, Float32[np.ndarray, " values"]]

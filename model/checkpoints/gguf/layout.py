@@ -71,7 +71,7 @@ class WeightPlace(NamedTuple):
 
 
 def stored_shape(weight: Weight) -> tuple[int, ...]:
-    """Return the shape that a weight has in a file: the file stores a matrix of one row as a vector."""
+    """Return the shape of a weight in a file. A file stores a matrix of one row as a vector."""
     return weight.shape[1:] if weight.axes[0] == "one" else weight.shape
 
 

@@ -139,7 +139,7 @@ def check_rows(cols: int) -> None:
 
 
 def state(kind: Form, rows: int, cols: int) -> np.ndarray:
-    """Format the tensor quant_state of a matrix: the bytes of a JSON object.
+    """Format a matrix's tensor quant_state, which consists of the bytes of a JSON object.
 
     >>> state("nf4", 16, 128).tobytes().decode()
     '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'

@@ -189,7 +189,7 @@ class PackedMX(CompressedTensors):
 
 
 class MXFP8(CompressedTensors):
-    """The layout mxfp8-quantized: a scale is the exponent of a power of two, plus 127."""
+    """The layout mxfp8-quantized. A scale is a power of two, which is stored as its exponent plus 127."""
 
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         stored = super().stored(rows, cols)

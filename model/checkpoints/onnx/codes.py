@@ -21,7 +21,7 @@ AT_ONCE = 1 << 26  # codes of a matrix that we hold in memory, to transpose them
 
 
 class Layout(NamedTuple):
-    """The tensors that hold a quantized matrix: their types and shapes, by the end of their names."""
+    """The types and shapes of the tensors that hold a quantized matrix, by the end of the tensors' names."""
 
     group: int
     tensors: Mapping[str, tuple[int, tuple[int, int]]]

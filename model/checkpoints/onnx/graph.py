@@ -6,7 +6,7 @@
 Inputs and outputs have the names that Hugging Face's ONNX models use. A weight has the name, the shape and the bytes of
 the checkpoint's tensor, and the result of a matrix or a norm has the name of its module, such as
 `model.layers.0.self_attn.q_proj`. Weights in bfloat16 or float16 pass through a Cast node, and all arithmetic is in
-float32. Quantized matrices of int8 or int4 codes stay so, and pass through DequantizeLinear; others become float32.
+float32. Matrices of int8 or int4 codes pass through DequantizeLinear; other quantized matrices become float32.
 
 We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Attention
 (https://onnx.ai/onnx/operators/).
@@ -14,6 +14,7 @@ We use operator set 23, the first with RMSNormalization, RotaryEmbedding and Att
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -41,7 +42,6 @@ BITS: dict[int, int] = {
 }
 TYPES = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16}
 
-
 Step = tuple[str, list[str], dict[str, Any]]  # an operator, its inputs after the first, and its attributes
 TO_FLOAT32: Step = ("Cast", [], {"to": TensorProto.FLOAT})
 
@@ -65,12 +65,18 @@ class Llama(NamedTuple):
 def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
     """Make the graph of a checkpoint. Its weights are in the file `data`, in the folder of the graph's file.
 
-    Raises `CheckpointError` if the model has experts or attention sinks.
+    Raises `CheckpointError` if the model has experts, attention sinks or clamped SwiGLU.
     """
-    for what, applies in {"experts": checkpoint.config.experts > 0, "attention sinks": checkpoint.config.sinks}.items():
-        if applies:
-            raise refused(checkpoint.path, f"ONNX files of models with {what} are not supported yet")
-    positions, config = _sequences(checkpoint.config)
+    config = checkpoint.config
+    features = {
+        "experts": config.experts > 0,
+        "attention sinks": config.sinks,
+        "clamped SwiGLU": config.activation == "clamped_silu",
+    }
+    for feature, is_on in features.items():
+        if is_on:
+            raise refused(checkpoint.path, f"ONNX files of models with {feature} are not supported yet")
+    positions, config = _sequences(config)
     graph = _Graph(replace(checkpoint, config=config), positions=positions, data=data)
     for name in ("input_ids", "position_ids"):
         graph.input(name, TensorProto.INT64, ["batch", "seq"])
@@ -85,8 +91,8 @@ def llama_graph(checkpoint: Checkpoint, *, data: str) -> Llama:
 def _sequences(config: Config) -> tuple[int, Config]:
     """Return the length of the longest sequence, and the config for such sequences.
 
-    A model with LongRoPE has other frequencies for sequences longer than `original_context`. A graph can hold only one
-    table of frequencies, so we choose the one for short sequences.
+    A model with LongRoPE has different frequencies for sequences longer than `original_context`. A graph can hold only
+    one table of frequencies, so we choose the one for short sequences.
     """
     if isinstance(config.scaling, LongRopeScaling):
         positions = min(config.context, config.scaling.original_context)
@@ -167,10 +173,10 @@ class _Graph:
         q, k = (self._head_norm(y, i, part, counts[part]) for y, part in ((q, "q"), (k, "k")))
         if config.uses_rope(i):
             tables, features = self._rope_tables(i), config.rotary_features
-            partial = {} if features == config.head_dim else {"rotary_embedding_dim": features}
+            some = {} if features == config.head_dim else {"rotary_embedding_dim": features}
             q, k = (
                 self._op(
-                    "RotaryEmbedding", [y, *tables, "position_ids"], f"{at}.{part}", num_heads=counts[part], **partial
+                    "RotaryEmbedding", [y, *tables, "position_ids"], f"{at}.{part}", num_heads=counts[part], **some
                 )
                 for y, part in ((q, "q"), (k, "k"))
             )
@@ -199,13 +205,9 @@ class _Graph:
                 activated = self._op("Mul", [gate, self._op("Sigmoid", [gate], f"{at}.sigmoid")], f"{at}.silu")
             case "gelu_tanh":
                 activated = self._op("Gelu", [gate], f"{at}.gelu", approximate="tanh")
-            case "relu2":
+            case _:  # relu2
                 relu = self._op("Relu", [gate], f"{at}.relu")
                 activated = self._op("Mul", [relu, relu], f"{at}.relu2")
-            case _:
-                raise refused(
-                    self._checkpoint.path, f"ONNX files with the activation {config.activation} are not supported"
-                )
         return self._op("Mul", [activated, up], f"{at}.hidden") if config.gated else activated
 
     def _add(self, x: str, added: str, name: str) -> str:
@@ -262,15 +264,15 @@ class _Graph:
         return self._chain(x, [("MatMul", [w], {}), *biases, *steps], name or self._module(weight))
 
     def _rope_tables(self, i: int) -> tuple[str, str]:
-        """Store the cosines and sines of all positions [positions, pairs], times the magnitude of the rotation."""
+        """Store the cosines and sines of all positions ([positions, pairs]), multiplied by the rotation's magnitude."""
         rotation = self.config.rotation(i)
         prefix = "rope.local" if self.config.is_local(i) else "rope"
         names = f"{prefix}.cos", f"{prefix}.sin"
         for name, function in zip(names, (np.cos, np.sin), strict=True):
             if name not in self._initializers:
                 offset = self._external(name, TensorProto.FLOAT, (self.positions, len(rotation.frequencies)))
-                rows = rope_table(function, rotation, self.positions)
-                self.stored.append(Stored(name, lambda file, at=offset, rows=rows: _write_at(file, at, rows)))
+                write = partial(_write_rope_table, offset=offset, function=function, rotation=rotation)
+                self.stored.append(Stored(name, partial(write, positions=self.positions)))
         return names
 
     def _window_mask(self, window: int) -> str:
@@ -284,8 +286,8 @@ class _Graph:
         past = self._op("Shape", ["past_key_values.0.key"], "past", start=2, end=3)
         new = self._op("Shape", ["input_ids"], "seq", start=1, end=2)
         total = self._op("Squeeze", [self._op("Add", [past, new], "keys.shape")], "keys.count")
-        zero, one = (self._constant(f"number_{n}", np.array(n, np.int64)) for n in (0, 1))
-        keys = self._op("Range", [zero, total, one], "keys")
+        start, step = (self._constant(f"number_{n}", np.array(n, np.int64)) for n in (0, 1))
+        keys = self._op("Range", [start, total, step], "keys")
         axes = self._constant("axes_1_3", np.array([1, 3], np.int64))
         queries = self._op("Unsqueeze", ["position_ids", axes], "queries")  # [batch, 1, seq, 1]
         width = self._constant(f"{name}.width", np.array(window, np.int64))
@@ -390,13 +392,14 @@ class _Graph:
         return self._names["o"].format(layer=i).rsplit(".", 2)[0]
 
 
-def rope_table(
-    function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int
-) -> Iterator[np.ndarray]:
-    """Yield `function` (cosine or sine) of each position's angles, multiplied by the rotation's magnitude."""
-    for start in range(0, positions, ROPE_POSITIONS):
-        at = np.arange(start, min(start + ROPE_POSITIONS, positions))
-        yield (rotation.magnitude * function(at[:, None] * rotation.frequencies)).astype(np.float32)
+def _write_rope_table(
+    file: BinaryIO, *, offset: int, function: Callable[[np.ndarray], np.ndarray], rotation: Rotation, positions: int
+) -> int:
+    """Write `function` (cosine or sine) of each position's angles, multiplied by the rotation's magnitude."""
+    starts = range(0, positions, ROPE_POSITIONS)
+    blocks = (np.arange(start, min(start + ROPE_POSITIONS, positions))[:, None] for start in starts)
+    values = (rotation.magnitude * function(at * rotation.frequencies) for at in blocks)
+    return _write_at(file, offset, (rows.astype(np.float32) for rows in values))
 
 
 def _write_at(file: BinaryIO, offset: int, arrays: Iterator[np.ndarray]) -> int:

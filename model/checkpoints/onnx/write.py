@@ -33,7 +33,8 @@ def write_onnx(
         refuse_existing(path)  # before the data file appears, since it appears first
     notes = [f"the weights are in {data}: keep both files in one folder"]
     if decoded:
-        notes.append(f"{len(decoded)} quantized tensors become float32: {decoded[0]} …")
+        more = f" and {len(decoded) - 1} more" if decoded[1:] else ""
+        notes.append(f"quantized tensors that become float32: {decoded[0]}{more}")
     if positions < checkpoint.config.context:
         what = f"sequences of up to {positions} tokens, of {checkpoint.config.context} that the model supports"
         notes.append(f"the file is for {what}: LongRoPE rotates longer sequences by other angles")

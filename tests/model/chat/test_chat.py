@@ -154,6 +154,40 @@ def test_a_turn_computes_only_new_tokens(kind):
     assert expected.count(begin) == (3 if kind == "llama2" else 1) and expected[:2] != [begin, begin]
 
 
+def test_a_question_that_was_taken_back_leaves_no_trace(kind):
+    talk, expected = Talk(kind, system="Be brief."), Talk(kind, system="Be brief.")
+    for chat in (talk, expected):
+        chat.ask("Hi", chat.answer(text("Yes.", kind)))
+    talk.ask("Why?", talk.answer(text("Hm.", kind)))
+    assert talk.chat.take_back() == {"role": "user", "content": "Why?"}
+    assert talk.chat.messages == expected.chat.messages
+    for chat in (talk, expected):
+        chat.ask("When?", chat.answer(text("Now.", kind)))
+    assert talk.cached == expected.cached and talk.chat.messages == expected.chat.messages
+    for question in ("When?", "Hi"):
+        assert talk.chat.take_back()["content"] == question
+    with pytest.raises(ValueError, match="no question"):
+        talk.chat.take_back()
+    assert [message["role"] for message in talk.chat.messages] == ["system"]
+
+
+def test_a_loaded_conversation_goes_on_as_the_saved_one(kind):
+    saved, loaded = Talk(kind, system="Be brief."), Talk(kind)
+    saved.ask("Hi", saved.answer(text("Yes.", kind)))
+    loaded.ask("Something else", loaded.answer(text("No.", kind)))
+    loaded.chat.resume(json.loads(json.dumps(saved.chat.messages)))
+    for chat in (saved, loaded):
+        chat.ask("Why?", chat.answer(text("Hm.", kind)))
+    assert loaded.cached == saved.cached and loaded.chat.messages == saved.chat.messages
+    before = loaded.chat.messages
+    for wrong in ([], [{"role": "robot", "content": "x"}], [{"role": "user", "content": 1}]):
+        with pytest.raises(ValueError, match="expected"):
+            loaded.chat.resume(wrong)
+    assert loaded.chat.messages == before
+    loaded.chat.reset()
+    assert loaded.chat.messages == before[:1]  # the loaded system message stays
+
+
 TOOLED = """\
 {% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}<|eot_id|>{% endfor %}\
 {% if enable_thinking is false %}<think></think>{% endif %}"""

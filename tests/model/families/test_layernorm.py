@@ -63,6 +63,12 @@ def test_what_llama_cpp_lacks_is_named(changes, lacking):
     assert families()["stablelm"].gguf.lacks(replace(WIDE, **changes)) == lacking
 
 
+def test_heads_must_fill_the_features_for_transformers():
+    """The class StableLmForCausalLM divides the features by the heads; it would refuse the written file."""
+    assert families()["stablelm"].differences(WIDE) == []
+    assert families()["stablelm"].differences(replace(WIDE, head_dim=WIDE.head_dim + 2)) == ["head_dim"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -85,15 +91,15 @@ HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
 
 
 def test_too_many_heads_are_refused_before_their_norms_are_listed(tmp_path):
-    """2^30 heads in config.json are refused before the reader lists one norm tensor per head."""
+    """2^28 heads in config.json are refused before the reader lists one norm tensor per head."""
     write_huggingface(random_checkpoint(HEADS, seed=0), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     values = json.loads(config.read_text())
-    many = {"num_attention_heads": 2**30, "num_key_value_heads": 2**30}
+    many = {"hidden_size": 2**28 * HEADS.head_dim, "num_attention_heads": 2**28, "num_key_value_heads": 2**28}
     config.write_text(json.dumps(values | many))
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path / "model")
-    assert mentions(str(caught.value), "2 layers 1073741824 heads")
+    assert mentions(str(caught.value), "2 layers 268435456 heads")
 
 
 def test_a_gguf_with_the_norms_of_fewer_heads_is_refused(tmp_path):

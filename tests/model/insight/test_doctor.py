@@ -14,6 +14,6 @@ def test_a_cpu_has_no_kernels_to_miss():
 def test_each_plain_op_of_the_built_in_model_has_a_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "default_device", lambda: H200)
     plain = plain_ops("stories")
-    assert plain["attend"] == "attention_decode takes heads of 64 or 128, got 32"
+    assert plain["attend"] == "attention_decode takes a head_dim of 64 or 128, got 32"
     assert "multiples of 256" in plain["norm_qkv"]
     assert "down_add" not in plain and plain.keys() <= {*Ops._fields, "attend_prompt"}

@@ -10,6 +10,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     families    every case of `FAMILIES`
     drawn       tokens that four devices sample with one random key, and with a key per device
     trained     trainings on two devices, killed and resumed, for each kind of `TRAINED`
+    tuned       fine-tunings on two devices, for each method of `TUNED`
     served      answers of engines, for each number of devices in `SERVED`
     stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
     commands    exit code, stdout and stderr of every command of `COMMANDS`
@@ -132,6 +133,7 @@ SPREAD = {  # caches on four devices; True: the logits equal one device's logits
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+TUNED = ("supervised", "preference", "distill", "reward")
 SERVED = (1, 4)
 TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the commands' process has registered
 COMMANDS = {  # run in order, in one process with one folder of caches
@@ -715,6 +717,72 @@ def trained(kind: str) -> dict[str, Any]:
         }
 
 
+def tuned(method: str) -> dict[str, Any]:
+    """Fine-tune for one step along the gradient, on one device and on two.
+
+    The step has three rows, so one device gets a row of padding. Return the largest differences between the reports and
+    between the trained weights as multiples of their bounds, and the largest change of a weight.
+
+    Each run is within gamma_n of the exact sums: n counts the additions on the way of a number through every matrix,
+    forward and backward. So the runs differ by at most twice as much, and by the roundings of the changed weights. We
+    compare weights along a random direction, because gamma_n holds relative to the sum of magnitudes.
+    """
+    import tempfile
+    from unittest.mock import patch
+
+    import numpy as np
+    import optax
+
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.training.objectives.reward import Answer
+    from llamaspec.training.tune import TuneRecipe, tune
+    from llamaspec.verify.bounds.precision import U
+    from llamaspec.verify.bounds.running_error import gamma
+    from tests.training.test_tune import write_tiny
+
+    def graded(example: Any, reward: float, scores: list[float]) -> Answer:
+        return Answer(example, float(example.ids[-1] % 2), scores)  # a random model draws no right answer
+
+    def weights(path: Path) -> dict[str, np.ndarray]:
+        return {name: tensor.read().astype(np.float64) for name, tensor in open_checkpoint(path).tensors.items()}
+
+    answers = {"preference": {"chosen": "yes", "rejected": "never"}, "reward": {"answer": "a"}}
+    lines = [{"prompt": f"{i}"} | answers.get(method, {"completion": "say"}) for i in range(20)]
+    sizes: dict[str, Any] = {"batch": 1, "group": 3} if method == "reward" else {"batch": 3, "context": 12}
+    recipe = TuneRecipe(steps=1, lr=1.0, method=method, answer_tokens=3, **sizes)
+    reports: list[Any] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch("llamaspec.training.tune.optimizer", lambda **_: optax.sgd(1.0)),
+        patch("llamaspec.training.objectives.reward.Answer", graded),
+    ):
+        checkpoint = open_checkpoint(write_tiny(Path(folder) / "model", layers=1))
+        teacher = open_checkpoint(write_tiny(Path(folder) / "teacher", layers=2)) if method == "distill" else None
+        data = Path(folder) / "data.jsonl"
+        data.write_text("\n".join(map(json.dumps, lines)))
+        how: dict[str, Any] = {"base": "tiny", "teacher": teacher, "report": reports.append}
+        for devices in (1, 2):
+            out = Path(folder) / f"{devices}"
+            tune(checkpoint, tokenizer_of(checkpoint, None), None, data, out, recipe, devices=devices, **how)
+        before, single, double = (weights(Path(folder) / name) for name in ("model", "1/model", "2/model"))
+    config = checkpoint.config
+    forward = config.dim + 2 * config.heads * config.head_dim + config.context + config.ffn + config.vocab
+    error = 2 * gamma(2 * 2 * forward)
+    largest = error * 12 * 4 * np.log(config.vocab)  # 12 tokens of a row, each with up to four times log(vocab)
+    numbers = [[r.loss, *r.measures.values(), e.evaluation.loss] for r, e in (reports[:2], reports[2:])]
+    ratios, rng = [], np.random.default_rng(5)
+    for name, old in before.items():
+        direction = rng.normal(size=old.shape)
+        allowed = error * np.abs((single[name] - old) * direction) + 2 * U * np.abs(single[name] * direction)
+        ratios.append(abs(np.sum((double[name] - single[name]) * direction)) / np.sum(allowed))
+    return {
+        "reports": max(abs(x - y) for x, y in zip(*numbers, strict=True)) / largest,
+        "weights": max(ratios),
+        "change": max(float(np.abs(single[name] - before[name]).max()) for name in single),
+    }
+
+
 def command(*arguments: str) -> dict[str, Any]:
     """Run a `llamaspec` command in this process. Returns its exit code, stdout and stderr."""
     from contextlib import redirect_stderr, redirect_stdout
@@ -774,6 +842,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "tuned":
+            yield from (partial(tuned, method) for method in TUNED)
         case "served":
             yield from (partial(served, devices) for devices in SERVED)
         case "commands":

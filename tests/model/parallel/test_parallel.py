@@ -17,6 +17,7 @@ from tests.model.parallel.on_devices import (
     SHARED_BY,
     SPREAD,
     TRAINED,
+    TUNED,
     WALKS,
     results,
 )
@@ -134,6 +135,13 @@ def test_a_training_that_was_killed_ends_with_the_same_bits():
     for kind, trained in zip(TRAINED, results("trained"), strict=True):
         assert (trained["same"], trained["steps"], trained["opens"]) == (True, 4, True), kind
         assert trained["losses"] < 1e-4 and 0 < trained["weights"] < 1e-3
+
+
+@pytest.mark.slow  # 20 s
+def test_a_fine_tuning_on_two_devices_takes_the_step_of_one():
+    """A step along the gradient changes the weights as on one device, up to the proven bound of rounded sums."""
+    for method, result in zip(TUNED, results("tuned"), strict=True):
+        assert result["reports"] <= 1 and result["weights"] <= 1 and result["change"] > 0.1, (method, result)
 
 
 @pytest.mark.slow  # 15 s

@@ -218,9 +218,9 @@ def test_every_code_comes_back(seed, bits):
 @pytest.mark.parametrize(
     ("w", "block", "bits", "message"),
     [
-        (np.full((2, 4), np.nan), (1, 4), 8, r"the one at \(0, 0\) is nan"),
-        (np.array([[0.0, np.inf]]), (1, 2), 8, r"the one at \(0, 1\) is inf"),
-        (np.array([[0.0, -1e39]]), (1, 2), 8, r"the one at \(0, 1\) is -1e\+39"),
+        (np.full((2, 4), np.nan), (1, 4), 8, r"the weight at \(0, 0\) is nan"),
+        (np.array([[0.0, np.inf]]), (1, 2), 8, r"the weight at \(0, 1\) is inf"),
+        (np.array([[0.0, -1e39]]), (1, 2), 8, r"the weight at \(0, 1\) is -1e\+39"),
         (np.zeros((0, 4)), (1, 4), 8, "has no weights"),
         (np.zeros((2, 4)), (1, 3), 8, r"blocks of \(1, 3\) do not divide a tensor of shape \(2, 4\)"),
         (np.zeros((2, 4)), (4,), 8, r"blocks of \(4,\) do not divide"),

@@ -122,8 +122,8 @@ def test_every_byte_comes_back(bits):
         (np.array([[np.nan]]), 2, None, "must be finite"),
         (np.ones((1, 4)), 0, None, "codes of 1 to 8 bits, got 0"),
         (np.ones((1, 4)), 9, None, "codes of 1 to 8 bits, got 9"),
-        (np.ones((1, 2)), 1, np.array([[1.0, -1.0]]), "importance must be finite and positive"),
-        (np.ones((1, 2)), 1, np.array([[0.0, 0.0]]), "importance must be finite and positive"),
+        (np.ones((1, 2)), 1, np.array([[1.0, -1.0]]), "importance must be finite and not negative"),
+        (np.ones((1, 2)), 1, np.array([[0.0, 0.0]]), "importance must be finite and not negative"),
     ],
 )
 def test_refusals(w, bits, h, message):

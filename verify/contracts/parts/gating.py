@@ -21,8 +21,8 @@ def gating_contract(
 ) -> Contract:
     """Make the contract of `definition(gate, up)`, which is 0 if the gate is 0.
 
-    Without `laws`, the contract has one law: the opposite `up` gives the opposite result. `running` computes the
-    function with an error bound. `low` is a gate for which the function is near 0, but not 0.
+    Without `laws`, the contract has one law: changing the sign of `up` changes the sign of the result. `running`
+    computes the function with an error bound. `low` is a gate for which the function is near 0, but not 0.
     """
 
     def expect(gate: np.ndarray, up: np.ndarray) -> Expected:

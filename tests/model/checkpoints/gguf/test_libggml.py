@@ -74,7 +74,7 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks, seed):
     try:
         actual = ggml.encode(w, name, c)
     except ValueError as error:
-        assert "float16 ends at 65504" in str(error)
+        assert "the largest float16 is 65504" in str(error)
         with np.errstate(invalid="ignore"):
             assert not np.isfinite(ggml.decode(expected, name)).all()
         return
