@@ -300,8 +300,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     kind = "an adapter" if recipe.lora else "a model"
     if drifts:
         say(
-            f"log probabilities of an answer, as drawn and as learned, differed by {max(drifts):.2g} on average in the "
-            "step with the largest difference"
+            "the log probabilities of an answer's tokens differed between drawing and learning by "
+            f"{max(drifts):.2g} in total, in the worst step"
         )
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
 

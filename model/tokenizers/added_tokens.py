@@ -152,7 +152,8 @@ class LongestFirst:
         """Strip the white space at the start of `text` that `after`, the control token before it, absorbs.
 
         If `after` is None, we strip nothing. llama.cpp first searches for all tokens with longer names than `after`.
-        White space in these tokens stays in the text. In llama.cpp, no token absorbs the white space before it, so `before` has no effect.
+        White space in these tokens stays in the text. In llama.cpp, no token absorbs the white space before it, so
+        `before` has no effect.
         """
         if after is None:
             return text
