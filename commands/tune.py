@@ -228,7 +228,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             raise click.UsageError(f"--{name.replace('_', '-')} needs --method {' or '.join(methods)}")
     if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
         raise click.UsageError(
-            f"--quantize {options['quantize']} needs --lora; without it, choose {', '.join(ROUNDED)}"
+            f"--quantize {options['quantize']} needs --lora; without --lora, --quantize takes {', '.join(ROUNDED)}"
         )
     options |= (pruned := options.pop("prune"))
     if any(pruned.values()) and (options["lora"] or options["quantize"]):
@@ -300,8 +300,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     kind = "an adapter" if recipe.lora else "a model"
     if drifts:
         say(
-            "the log probabilities of an answer's tokens differed between drawing and learning by "
-            f"{max(drifts):.2g} in total, in the worst step"
+            "between drawing and learning, the log probabilities of an answer's tokens changed by at most "
+            f"{max(drifts):.2g} (the sum over an answer)"
         )
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
 
