@@ -55,7 +55,7 @@ test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
 
 test-browser: docs
-	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py $(ARGS)
+	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py tests/learn/test_tab.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .
@@ -101,14 +101,17 @@ gates:
 # The site first: tests open it in a browser.
 ci: lint docs test-all gates
 
-# A link that leads nowhere fails, also those that mkdocs does not look at.
+# A link that leads nowhere fails, also those that mkdocs does not look at. The page with Python in a browser tab is
+# packed while mkdocs runs, which empties its folder first.
 SITE := build/site
 docs: $(COMPLETE)
 	@.ci/setup "$(PYTHON)" docs
 	@$(BIN)/python -m llamaspec.learn.site stage $(SITE)
 	@$(BIN)/python -m llamaspec xray "$(TEXT)" --out $(SITE)/source/xray
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet \
-	    --config-file $(SITE)/mkdocs.yml
+	@$(BIN)/python -m llamaspec.learn.site tab $(SITE) & tab=$$!; \
+	    NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet \
+	    --config-file $(SITE)/mkdocs.yml; built=$$?; wait $$tab && exit $$built
+	@mv $(SITE)/tab $(SITE)/html/tab
 	@$(BIN)/python -m llamaspec.learn.site check $(SITE)
 
 # Every mutant must be found, and every op of ours accepted.

@@ -17,8 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+from llamaspec.reference.quantizers.ggml_activations import bfloat16
+from llamaspec.reference.quantizers.minifloat import E4M3
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,18 @@ def f32(array: Any) -> np.ndarray:
 
 def bf16(array: Any) -> np.ndarray:
     """Round to bfloat16 and convert back to float32."""
-    return np.asarray(array).astype(ml_dtypes.bfloat16).astype(np.float32)
+    return bfloat16(f32(array)).astype(np.float32)
+
+
+def e4m3(array: Any) -> np.ndarray:
+    """Round to the fp8 format e4m3 and return the codes, uint8. Numbers that round beyond 448 become NaN.
+
+    >>> [hex(code) for code in e4m3([1.0, -464.0, 465.0, np.nan])]
+    ['0x38', '0xfe', '0x7f', '0x7f']
+    """
+    numbers = f32(array).astype(np.float64)
+    codes = E4M3.encode(np.nan_to_num(numbers))
+    return np.where(np.abs(numbers) <= 464, codes, codes | 0x7F)
 
 
 def f16(array: Any) -> np.ndarray:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from llamaspec.learn.lab.exercise import Broken, Exercise
 from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, narrowings
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Campaign, CandidateJob, Stage, run
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import contract_for
-from llamaspec.verify.judging.runner import unseen
+from llamaspec.verify.judging.runner import Report, unseen, verify
 from llamaspec.verify.reports.report import counterexample
 
 EXAMPLES, SECONDS = 1000, 60.0
@@ -37,19 +39,24 @@ class CheckResult(NamedTuple):
     lines: list[str]
 
 
-def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> CheckResult:
+def check(
+    exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen, in_process: bool = False
+) -> CheckResult:
     """Check the kernel in a folder, and return the verdict.
 
-    If the kernel is right, writes a file into the folder. `is_solved` looks
-    for this file. Calls `progress` with the number of examples that are done,
-    out of `EXAMPLES`. Raises FileNotFoundError for a missing kernel, and
-    ImportError for a kernel that cannot be imported.
+    The kernel runs in a process of its own, or with `in_process` in this one:
+    a browser tab cannot start another. If the kernel is right, writes a file
+    into the folder. `is_solved` looks for this file. Calls `progress` with the
+    number of examples that are done, out of `EXAMPLES`. Raises
+    FileNotFoundError for a missing kernel, and ImportError for a kernel that
+    cannot be imported.
     """
     file = folder / KERNEL
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist: make it with llamaspec lab start {exercise.number}")
     if exercise.op:
-        result = _check_kernel(exercise, file, seed, progress)
+        judge = _judged_here if in_process else _judged_apart
+        result = _verdict(exercise, judge(exercise, file, seed, progress))
     else:
         assert not isinstance(exercise, Broken) and exercise.judge is not None
         result = _check_layer(exercise.judge, file, function_of(exercise))
@@ -68,10 +75,29 @@ def _digest(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _check_kernel(exercise: Exercise, file: Path, seed: int, progress: Stage) -> CheckResult:
+def _judged_apart(exercise: Exercise, file: Path, seed: int, progress: Stage) -> Report:
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
     job = CandidateJob(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=narrowings(exercise))
     [(report, _)] = run([job], campaign, progress=progress)
+    return report
+
+
+def _judged_here(exercise: Exercise, file: Path, seed: int, progress: Stage) -> Report:
+    function = function_of(exercise)
+    contract = contract_for(exercise.op)
+    return verify(
+        contract,
+        Direct(getattr(load_file(str(file)), function), name=f"{file}:{function}"),
+        precision=precision("float32"),
+        examples=EXAMPLES,
+        seed=seed,
+        seconds=SECONDS,
+        only=narrowings(exercise),
+        progress=progress(exercise.op),
+    )
+
+
+def _verdict(exercise: Exercise, report: Report) -> CheckResult:
     lines = counterexample(report, contract_for(exercise.op), advice=False)
     finding = report.worst.finding
     if finding is None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from llamaspec.learn.lab.broken import EXERCISES
 from llamaspec.learn.lab.exercise import Broken, Exercise
 from llamaspec.learn.lab.own import exercises as own_exercises
-from llamaspec.model.checkpoints.staging import new_directory
 from llamaspec.verify import mutant
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
-HELPERS = ("bf16", "f16", "f32", "spans", "full_spans")  # functions of verify.mutant that the kernels call
+HELPERS = ("bf16", "e4m3", "f16", "f32", "spans", "full_spans")  # functions of verify.mutant that the kernels call
 
 
 def exercise(number: int) -> Exercise:
@@ -42,6 +41,8 @@ def function_of(exercise: Exercise) -> str:
 
 def write(exercise: Exercise, folder: Path) -> None:
     """Make the folder of an exercise, completely or not at all. Raises CheckpointError if the folder exists already."""
+    from llamaspec.model.checkpoints.staging import new_directory  # here, since a browser tab writes no folders
+
     texts = {KERNEL: kernel(exercise), TEST: test(exercise), README: readme(exercise)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_directory(folder) as staged:
@@ -61,6 +62,7 @@ def _preamble(exercise: Broken, source: str) -> str:
     """Collect the imports, constants and functions of the kernel's module that `source` uses."""
     module = ast.parse(inspect.getsource(sys.modules[exercise.implementation.function.__module__]))
     named = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    imports: list[str] = []
     parts: list[str] = []
     for node in reversed(module.body):  # a name is defined before its use
         defined = set()
@@ -68,15 +70,16 @@ def _preamble(exercise: Broken, source: str) -> str:
             defined = {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.FunctionDef) and node.name != exercise.op:
             defined = {node.name}
+        elif isinstance(node, ast.ImportFrom) and node.module != mutant.__name__:
+            if names := [alias.name for alias in node.names if alias.name in named]:
+                imports.append(f"from {node.module} import {', '.join(names)}")
         if defined & named:
             parts.append(ast.unparse(node))
             named |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    helpers = [name for name in HELPERS if name in named]
-    imports = ["import ml_dtypes"] if "ml_dtypes" in named else []
-    imports += ["import numpy as np"]
-    if helpers:
-        imports += ["", f"from llamaspec.verify.mutant import {', '.join(helpers)}"]
-    return "\n".join(imports) + "\n" + "".join(f"\n{text}\n" for text in reversed(parts))
+    if helpers := [name for name in HELPERS if name in named]:  # the wrong line may use one that the module does not
+        imports.append(f"from {mutant.__name__} import {', '.join(helpers)}")
+    above = ["import numpy as np", *(["", *imports] if imports else [])]
+    return "\n".join(above) + "\n" + "".join(f"\n{text}\n" for text in reversed(parts))
 
 
 def test(exercise: Exercise) -> str:

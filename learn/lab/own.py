@@ -5,13 +5,10 @@ from itertools import islice
 
 import numpy as np
 
+from llamaspec.learn.lab.built_in import built_in
 from llamaspec.learn.lab.exercise import LayerToWrite
-from llamaspec.model.checkpoints.open import open_checkpoint
-from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.tokenizers.of_model import tokenizer_of
-from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.reference import llama
-from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, encode
+from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, decode, encode
 
 CHAPTER = "Write it yourself"
 LENGTH = 60  # number of tokens of the story
@@ -46,10 +43,8 @@ def _judge_bpe(candidate: Callable) -> str | None:
 
 def _judge_llama(candidate: Callable) -> str | None:
     """Compare the candidate's logits with the definition's, for a story of the built-in model. Tolerance: `CLOSE`."""
-    checkpoint = open_checkpoint("stories")
-    params, config = load_reference_params(checkpoint), checkpoint.config
-    tokenizer = tokenizer_of(checkpoint, None)
-    story = [1, *islice(llama.greedy(params, np.array([1]), config=config), LENGTH)]
+    params, config, vocabulary, start, _ = built_in()
+    story = [start, *islice(llama.greedy(params, np.array([start]), config=config), LENGTH)]
     expected, _ = llama.forward(params, np.array(story), llama.empty_cache(config), config=config)
     for length in (1, 2, 7, len(story)):
         got = np.asarray(candidate(params, np.array(story[:length]), config=config))
@@ -58,7 +53,7 @@ def _judge_llama(candidate: Callable) -> str | None:
         off = np.max(np.abs(got - expected[:length]), axis=1) / np.max(np.abs(expected))
         if not (off <= CLOSE).all():
             at = int(np.argmax(~(off <= CLOSE)))
-            text = decode(tokenizer, story[: at + 1])
+            text = decode(story[: at + 1], vocabulary)
             fault = f"wrong by {off[at]:.2g} times the largest logit"
             return f"the logits after token {at} are {fault}; the story up to this token is {text!r}"
     return None

@@ -1,6 +1,7 @@
-"""Make the source of the site, check the built site, or renumber links to lines.
+"""Make the source of the site or its page with Python, check the built site, or renumber links to lines.
 
 python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
+python -m llamaspec.learn.site tab FOLDER      write FOLDER/tab, the page that runs Python
 python -m llamaspec.learn.site check FOLDER    exit with 1 if an address in FOLDER/html has no target
 python -m llamaspec.learn.site lines           renumber the links of docs/ to lines of source files
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 from llamaspec.learn.site.crawl import faults
 from llamaspec.learn.site.line_links import renumbered
 from llamaspec.learn.site.stage import stage
+from llamaspec.learn.site.tab.pack import write_page
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,6 +22,9 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["stage", folder]:
             stage(ROOT, Path(folder) / "source")
+            return 0
+        case ["tab", folder]:
+            print(write_page(ROOT, Path(folder) / "tab"), file=sys.stderr)
             return 0
         case ["lines"]:
             for document in sorted((ROOT / "docs").glob("*.md")):

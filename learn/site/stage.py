@@ -32,6 +32,38 @@ The built-in model reads a text: every token, block and op, with its equation, i
 
 [Open the page](xray/index.html)
 """
+# In `make docs`, `learn.site.tab` writes the page to which this page links; it may only say why it cannot run.
+TAB = """# In a browser tab
+
+Change a line of a definition, and run it in the browser: the built-in model tells a story from your definition, and
+`verify` shows the inputs for which it is wrong. All 47 exercises of the lab work there too. The page has NumPy and the
+specification in about 15 MB. It needs no server, and no network after it has loaded; it takes some 10 seconds to start.
+
+<a href="tab/index.html">Open the page</a>
+
+It runs in [Pyodide](https://pyodide.org), Python for browsers. NumPy there has no BLAS, so the story comes a few times
+more slowly than from `llamaspec story --backend reference`. Only float32 can be verified: the package with bfloat16,
+ml_dtypes, does not exist for Pyodide in a registry.
+
+## Where its NumPy comes from
+
+The npm package of Pyodide has no NumPy, and PyPI has no NumPy for Pyodide. The npm package `@bentopdf/pymupdf-wasm`
+0.11.16, which others made, has a wheel of NumPy 2.2.5, built with Pyodide's tools. `make docs` takes this wheel and no
+other file of the package, and only if the wheel's SHA-256 is the one in `.ci/tab.txt`.
+
+On 2026-11-29 we compared the wheel with NumPy's own wheel of this version for Linux, from PyPI. Of its 178 Python
+files, 175 are equal, byte for byte. The others:
+
+- `numpy/__config__.py` has the compiler and the processor for which NumPy was built, and no BLAS.
+- `numpy/testing/_private/utils.py` lacks one function, and `numpy/conftest.py` imports this function from
+  `numpy/_core/tests`, where Pyodide's build moved it, since its wheel has no tests. The page does not contain
+  `conftest.py`.
+
+We cannot check the 13 compiled files, since PyPI has none for WebAssembly to compare them with. We have seen that they
+import functions of C, of C++ and of Python, and none of JavaScript. They run only in the browser's sandbox: in a worker
+of the page, for which the page's security policy refuses every connection. The page has NumPy's license, and the
+licenses of the other packages.
+"""
 BOOSTS = {"docs/glossary.md": 20, "docs/gpu-words.md": 10}  # a word's page comes before pages that use it often
 SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
@@ -81,6 +113,7 @@ def stage(root: Path, out: Path) -> list[str]:
             staged.add(path)
             todo += _write(root, path, out)
     (out / "xray.md").write_text(XRAY, encoding="utf-8")
+    (out / "tab.md").write_text(TAB, encoding="utf-8")
     _configure(out, definitions)
     return sorted(staged)
 
@@ -241,5 +274,5 @@ def _configure(out: Path, definitions: list[str]) -> None:
                     f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")
                 ]
             lines += [f"      - {target_of(path)}" for path in paths[1:]]
-            lines.append("      - xray.md")
+            lines += ["      - xray.md", "      - tab.md"]
     (out.parent / "mkdocs.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")

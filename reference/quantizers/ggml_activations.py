@@ -33,7 +33,6 @@ Powers of two: Q(2^k x) = 2^k Q(x), while d, or the number in float16, is not de
 
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float64
 
@@ -94,9 +93,16 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     return in_rows(np.minimum(np.rint(blocks * factor), 127) * d.astype(np.float64))
 
 
-def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Round each number to float32, then to bfloat16."""
-    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+def bfloat16(x: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """Round each number to float32, then to bfloat16, the upper half of its bits. A tie goes to the even bits.
+
+    >>> bfloat16(np.array([257.0, 259.0, 1 / 3]))
+    array([2.56000000e+02, 2.60000000e+02, 3.33984375e-01])
+    """
+    narrow = x.astype(np.float32)
+    bits = narrow.view(np.uint32).astype(np.int64)
+    upper = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return np.where(np.isnan(narrow), narrow, upper.astype(np.uint32).view(np.float32)).astype(np.float64)
 
 
 def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:

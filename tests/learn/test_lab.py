@@ -28,18 +28,23 @@ BROKEN = [exercise for exercise in ALL.values() if isinstance(exercise, Broken)]
 
 
 def outcome(exercise, text, tmp_path, examples):
-    """Judge a kernel's source code by the exercise's contract, in this process; return the verdict."""
+    """Judge a kernel's source code by the exercise's contract, in this process; return the verdict.
+
+    A kernel that needs a name which it neither imports nor defines fails the test.
+    """
     file = tmp_path / KERNEL
     file.write_text(text, encoding="utf-8")
     function = getattr(load_file(str(file)), function_of(exercise))
-    return verify(
+    report = verify(
         contract_for(exercise.op),
         Direct(function, arrays="numpy", name="lab"),
         precision=precision("float32"),
         examples=examples,
         seed=0,
         only=narrowings(exercise),
-    ).outcome
+    )
+    assert report.worst.finding is None or "NameError" not in report.worst.finding.message
+    return report.outcome
 
 
 def test_there_are_forty_in_five_chapters_and_no_two_alike():

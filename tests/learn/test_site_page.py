@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llamaspec.learn.site.stage import ASSETS
-from tests.support.browser import let_timers_run, picture, silent_page
+from tests.support.browser import let_timers_run, picture, problems, silent_page
 from tests.support.site_search import SITE, require_site
 
 PAGES = {
@@ -133,17 +133,10 @@ def test_colors_follow_the_system_and_the_switch(opened):
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
 def test_pages_fit_the_screen_and_axe_finds_nothing_serious(opened, name, width, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra dev")
     with opened(name, width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         picture(page, f"site-{name}-{width}-{scheme}")
-        # Without `preload` axe asks for no style sheets, which a page from a file may not read.
-        problems = axe.Axe().run(page, options={"preload": False}).response["violations"]
-        assert [
-            (problem["id"], [node["html"][:120] for node in problem["nodes"][:3]])
-            for problem in problems
-            if problem["impact"] in SERIOUS
-        ] == []
+        assert problems(page, *SERIOUS) == []
 
 
 def clipped(browser, paths):

@@ -55,6 +55,19 @@ def let_timers_run(page: Any) -> None:
     page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done, 200), 200))")
 
 
+def problems(page: Any, *impacts: str) -> list[tuple[str, str, list[str]]]:
+    """List what axe finds on a page, or only its findings with these impacts: the rule, the impact, three elements.
+
+    Without `preload` axe asks for no style sheets, which a page from a file may not read.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra dev")
+    return [
+        (finding["id"], finding["impact"], [node["html"][:120] for node in finding["nodes"][:3]])
+        for finding in axe.Axe().run(page, options={"preload": False}).response["violations"]
+        if not impacts or finding["impact"] in impacts
+    ]
+
+
 def picture(page: Any, name: str) -> None:
     """Save a screenshot in the folder that the variable SCREENSHOTS names, if it is set."""
     if folder := os.environ.get("SCREENSHOTS"):

@@ -1,8 +1,9 @@
 """Precisions: the rounding errors that a dtype allows a kernel, and the range of its numbers."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 
-import ml_dtypes
 import numpy as np
 
 U = 2.0**-24  # largest relative error of a correct rounding to float32; every kernel accumulates in float32
@@ -14,25 +15,23 @@ class Precision:
     """A dtype of inputs and outputs; computations in between are in float32."""
 
     name: str
-    dtype: np.dtype
     unit: float  # largest relative error of a correct rounding; 0 for float32, since results are float32 already
     smallest: float  # largest absolute error of a correct rounding of a tiny number
     normal: float  # the smallest normal number
     largest: float
 
-
-def _precision(name: str, *, unit: float, smallest: float) -> Precision:
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
-    limits = ml_dtypes.finfo(dtype)
-    return Precision(name, dtype, unit, smallest, float(limits.smallest_normal), float(limits.max))
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """NumPy's dtype. Only bfloat16 needs the package ml_dtypes, which does not exist for browsers."""
+        return np.dtype(getattr(import_module("ml_dtypes"), self.name) if self.name == "bfloat16" else self.name)
 
 
 # GPUs and XLA flush subnormal float32 and bfloat16 numbers to zero, but keep subnormal float16 numbers, which are 2^-24
 # apart.
 PRECISIONS = {
-    "float32": _precision("float32", unit=0.0, smallest=TINY),
-    "bfloat16": _precision("bfloat16", unit=2.0**-8, smallest=TINY),
-    "float16": _precision("float16", unit=2.0**-11, smallest=2.0**-25),
+    "float32": Precision("float32", 0.0, TINY, TINY, (2 - 2.0**-23) * 2.0**127),
+    "bfloat16": Precision("bfloat16", 2.0**-8, TINY, TINY, (2 - 2.0**-7) * 2.0**127),
+    "float16": Precision("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65504.0),
 }
 
 

@@ -1,9 +1,9 @@
 """Quantized weights, computed group by group, and their mutants."""
 
-import ml_dtypes
 import numpy as np
 
-from llamaspec.verify.mutant import f32, implementation, spans
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
+from llamaspec.verify.mutant import e4m3, f32, implementation, spans
 
 GROUPS = {"q8": 64, "q4": 64, "nf4": 64, "mxfp4": 32}  # in the other schemes a row is one group
 NF4 = np.array(
@@ -32,7 +32,7 @@ LEVELS = {
     "q8_row": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32),
     "q4": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32),
     "nf4": np.resize(NF4, 256),
-    "fp8": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "fp8": E4M3.decode(np.arange(256, dtype=np.uint8)).astype(np.float32),
     "mxfp4": np.resize(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32), 256),
 }
 
@@ -59,7 +59,7 @@ def quantize(w: np.ndarray, *, scheme: str) -> tuple[np.ndarray, np.ndarray]:
             elif scheme == "fp8":
                 scale = top / np.float32(448)
                 scaled = np.clip(part / scale, -448, 448) if scale > 0 else part
-                codes[row, span] = scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+                codes[row, span] = e4m3(scaled)
                 scales[row, g] = scale
             elif scheme == "nf4":
                 scaled = part / top if top > 0 else part
@@ -68,7 +68,7 @@ def quantize(w: np.ndarray, *, scheme: str) -> tuple[np.ndarray, np.ndarray]:
             else:
                 exponent = np.frexp(top)[1] - 3 if top > 0 else -127
                 scaled = np.clip(np.ldexp(part, -exponent), -6, 6)
-                nearest = scaled.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+                nearest = E2M1.decode(E2M1.encode(scaled.astype(np.float64)))
                 codes[row, span] = np.searchsorted(LEVELS["mxfp4"][:8], np.abs(nearest)) + 8 * np.signbit(scaled)
                 scales[row, g] = exponent + 127
     return codes, scales
@@ -482,7 +482,7 @@ scale of the first block for every block
     + return (d[:, :1] * codes)
 scale read as bfloat16
     - np.ascontiguousarray(blocks[..., :2]).view(np.float16)
-    + np.ascontiguousarray(blocks[..., :2]).view(ml_dtypes.bfloat16)
+    + (blocks[..., :2].astype(np.uint32) @ np.array([2**16, 2**24], np.uint32)[:, None]).view(np.float32)
 right up to 32 blocks
     - return (d * codes)
     + return (d[:, np.arange(d.shape[1]) % 32] * codes)
