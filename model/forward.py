@@ -218,8 +218,8 @@ def verify(
     """Feed the newest token and the first `count` tokens of `draft` in one pass, and draw the token after each of them.
 
     The sequence of draws ends with the first token that differs from the draft, with a stop token, or with the token
-    after the whole draft. With the ops `by_token.BY_TOKEN`, the result is the result of `decode` for as many steps: the
-    tokens, the number of steps, the state, and the cache. Rejected tokens leave keys and values after the cache's
+    after the whole draft. With the ops `by_token.BY_TOKEN`, the result (tokens, number of steps, state and cache)
+    equals that of `decode` after the same number of steps. Rejected tokens leave keys and values after the cache's
     `lengths`, where the next tokens overwrite them.
     """
     ids = jnp.arange(config.vocab, dtype=jnp.int32)
