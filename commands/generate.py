@@ -78,6 +78,7 @@ def _generate(prompt: str, *, as_json: bool, timings: bool, wrap: bool, **option
                 "finish_reason": generation.finish_reason,
                 "seed": generation.seed,
                 "timings": generation.timings._asdict(),
+                **({"speculation": drafts.counts()} if (drafts := generation.speculation) else {}),
                 **({"start": clock.as_json()} if timings else {}),
             }
         )
@@ -96,6 +97,7 @@ def _summary(generation: Generation, llama: Llama) -> str:
     return (
         f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: "
         f"the first after {first:.2f} s{then}; ended by {generation.finish_reason}"
+        + (f"; {drafts}" if (drafts := generation.speculation) else "")
     )
 
 

@@ -165,7 +165,7 @@ def load(
         check_length(ids, context)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     examine(tokenizer, places)
-    names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
+    names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel", "speculate")
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()

@@ -308,6 +308,7 @@ def generation_options(most: int) -> Callable:
         max_new_tokens(most),
         sampling_options,
         running_options,
+        speculate_option,
         processes_options,
         timings_option,
     )
@@ -345,6 +346,12 @@ emulate_option = click.option(
     help="Round activations before they are multiplied by a matrix. ggml: to the type that llama.cpp uses for the "
     "matrix's type, such as Q8_0 for Q4_0 and Q8_K for Q4_K. q8_0: to Q8_0, for every quantized matrix. int8: to int8 "
     "with one scale per token as SmoothQuant does, for matrices in int8.",
+)
+speculate_option = click.option(
+    "--speculate",
+    is_flag=True,
+    help="Draft tokens from the text itself, and verify several at once. The text stays the same, and takes less time "
+    "if it repeats or quotes something. Needs --backend jax on one device, a CPU.",
 )
 timings_option = click.option(
     "--timings", is_flag=True, help="Print how long each phase took, from the start of the command to the first token."

@@ -230,7 +230,7 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
             raise click.UsageError(f"--{name.replace('_', '-')} needs --method {' or '.join(methods)}")
     if options["quantize"] and not options["lora"] and options["quantize"] not in ROUNDED:
         raise click.UsageError(
-            f"--quantize {options['quantize']} needs --lora; without it, choose {', '.join(ROUNDED)}"
+            f"--quantize {options['quantize']} needs --lora; without --lora, --quantize takes {', '.join(ROUNDED)}"
         )
     options |= (pruned := options.pop("prune"))
     if any(pruned.values()) and (options["lora"] or options["quantize"]):
@@ -302,8 +302,8 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     kind = "an adapter" if recipe.lora else "a model"
     if drifts:
         say(
-            f"log probabilities of an answer, as drawn and as learned, differed by {max(drifts):.2g} on average in the "
-            "step with the largest difference"
+            "between drawing and learning, the log probabilities of an answer's tokens changed by at most "
+            f"{max(drifts):.2g} (the sum over an answer)"
         )
     say(f"{result.folder}: {kind}, {result.trained:,} weights were trained")
 

@@ -188,8 +188,7 @@ def decode(
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)
         tokens = sample(logits, seen, keys, now.lengths, sampling, greedy=greedy)
-        seen = seen | (tokens[:, None] == ids)
-        done = jnp.any(done[:, None] | (tokens[:, None] == stops), axis=1)
+        seen, done = _updated(seen, done, tokens, ids, stops)
         drawn = lax.dynamic_update_slice(drawn, tokens[None], (step, 0))
         if scores is not None:
             own = log_probabilities(logits, tokens, sampling.temperature)
@@ -200,6 +199,53 @@ def decode(
     start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done, text.scores)
     steps_taken, tokens, drawn, layers, seen, done, scores = lax.while_loop(unfinished, step, start)
     return drawn, steps_taken, DecodeState(tokens, seen, done, scores), Cache(layers, cache.lengths + steps_taken)
+
+
+def verify(
+    params: Params,
+    text: DecodeState,
+    cache: Cache,
+    keys: UInt32[Array, "1 2"],
+    sampling: Sampling,
+    stops: Int[Array, " stops"],
+    draft: Int[Array, " drafts"],
+    count: Int[Array, ""],
+    *,
+    greedy: bool,
+    config: Config,
+    ops: Ops,
+) -> tuple[Int[Array, " steps"], Int[Array, ""], DecodeState, Cache]:
+    """Feed the newest token and the first `count` tokens of `draft` in one pass, and draw the token after each of them.
+
+    The sequence of draws ends with the first token that differs from the draft, with a stop token, or with the token
+    after the whole draft. With the ops `by_token.BY_TOKEN`, the result (tokens, number of steps, state and cache)
+    equals that of `decode` after the same number of steps. Rejected tokens leave keys and values after the cache's
+    `lengths`, where the next tokens overwrite them.
+    """
+    ids = jnp.arange(config.vocab, dtype=jnp.int32)
+    tokens = jnp.concatenate([text.tokens, draft])
+    x, now = hidden_states(params, tokens[None], cache, config=config, ops=ops)
+    logits = ops.norm_logits(x, params, config=config)[0]  # [drafts + 1, vocab]
+
+    def draw(state):
+        step, tokens, drawn, seen, done, _ = state
+        position = cache.lengths + step + 1
+        row = lax.dynamic_slice_in_dim(logits, step, 1)
+        tokens = sample(row, seen, keys, position, sampling, greedy=greedy)
+        seen, done = _updated(seen, done, tokens, ids, stops)
+        drawn = lax.dynamic_update_slice(drawn, tokens, (step,))
+        expected = lax.dynamic_index_in_dim(draft, jnp.minimum(step, len(draft) - 1), keepdims=False)
+        accepted = (step < count) & (tokens[0] == expected) & ~done[0]
+        return step + 1, tokens, drawn, seen, done, accepted
+
+    start = (jnp.int32(0), text.tokens, jnp.zeros_like(tokens), text.seen, text.done, jnp.bool_(True))
+    steps, newest, drawn, seen, done, _ = lax.while_loop(lambda state: state[-1], draw, start)
+    return drawn, steps, DecodeState(newest, seen, done), Cache(now.layers, cache.lengths + steps)
+
+
+def _updated(seen: Array, done: Array, tokens: Array, ids: Array, stops: Array) -> tuple[Array, Array]:
+    """Add new `tokens` to `seen`, and the rows that drew one of `stops` to `done`."""
+    return seen | (tokens[:, None] == ids), jnp.any(done[:, None] | (tokens[:, None] == stops), axis=1)
 
 
 def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -> Positions:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from llamaspec.model.chat.channels import Channels, ChannelText
 from llamaspec.model.running.session import FinishReason
+from llamaspec.model.running.speculation import Speculation
 from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
@@ -48,6 +49,7 @@ class Generation(Iterator[Token]):
         stops: frozenset[int],
         seed: int,
         channels: Channels | None = None,
+        speculation: Speculation | None = None,
     ):
         self.prompt = prompt
         self.prompt_tokens = len(prompt_ids)
@@ -57,6 +59,7 @@ class Generation(Iterator[Token]):
         self.thoughts = ""  # the reasoning, if the model marks it
         self.finish_reason: FinishReason | None = None  # None: not finished
         self.channels = channels  # None: all text belongs to the answer
+        self.speculation = speculation  # counts drafted and accepted tokens; None: there are no drafts
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
         self.stops = stops  # ids that end the completion

@@ -41,6 +41,7 @@ from llamaspec.model.running.process import keep_compiled
 from llamaspec.model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
 from llamaspec.model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from llamaspec.model.running.session import Session
+from llamaspec.model.running.speculation import DRAFTS, DRAFTS_OF_CODES, speculation_for
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
@@ -185,13 +186,16 @@ class Llama:
         seed = check_seed(seed)
         stop_texts = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         stops = (self.stops if stops is None else stops) | named_tokens(self.tokenizer, stop_texts)
+        sampling = sampling or SamplingOptions()
+        speculation = speculation_for(self._backend, ids, greedy=sampling.greedy)
         bursts = session.bursts(
             ids,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
-            options=sampling or SamplingOptions(),
+            options=sampling,
             seed=seed,
             stops=stops,
             interrupted=interrupted,
+            speculation=speculation,
         )
         return Generation(
             bursts,
@@ -202,6 +206,7 @@ class Llama:
             stops=stops,
             seed=seed,
             channels=channels,
+            speculation=speculation,
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
@@ -231,6 +236,7 @@ def load(
     compile_cache: str | Path | None = None,
     devices: int = 1,
     parallel: ParallelName = "tensor",
+    speculate: bool = False,
     progress: Progress | bool = False,
 ) -> Llama:
     """Load a checkpoint (a GGUF file, a file of llama2.c or a Hugging Face directory) and its tokenizer.
@@ -253,6 +259,8 @@ def load(
       has some heads and columns; if it is "context", some positions of the cache. We use the first of JAX's devices.
       These may belong to several processes (`jax.distributed`); every process must then make the same calls with the
       same seeds.
+    - `speculate` drafts tokens from the text itself and verifies several at once (`model.running.speculation`). This
+      changes only the time that a text takes. It needs the jax backend on one device, a CPU.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a model
@@ -275,6 +283,7 @@ def load(
         compile_cache=compile_cache,
         devices=devices,
         parallel=parallel,
+        speculate=speculate,
     )
     with refused_if_cut_short():
         checkpoint = open_checkpoint(path) if adapter is None else with_adapter(open_checkpoint(path), adapter)
@@ -331,14 +340,18 @@ def load_backend(
     device = default_device()
     clock.begin("read")
     dtype = choose_dtype(options.dtype, run, platform=device.platform)
+    codes = any(tensor.stored.codes for tensor in run.tensors.values())
     layout = Layout(
         batch=1,
         capacity=capacity,
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if options.cache == "int8" else dtype,
-        wide=wide_chunks(device.platform, capacity, codes=any(tensor.stored.codes for tensor in run.tensors.values())),
+        wide=wide_chunks(device.platform, capacity, codes=codes),
     )
+    if options.speculate:
+        drafts = DRAFTS_OF_CODES if codes else DRAFTS
+        layout = layout._replace(drafts=min(drafts, layout.chunk))  # the cache has room for `chunk` rows of padding
     placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
     if options.devices != 1:
         from llamaspec.model.parallel.load import load_parallel  # imported here, because most runs do not need it

@@ -93,6 +93,7 @@ class RunOptions:
     greedy: bool = False
     devices: int = 1
     parallel: ParallelName = "tensor"
+    speculate: bool = False  # whether to verify drafts of `model.running.speculation`
     compile_cache: str | Path | None = None  # a folder of `model.running.program_store`; None: no folder
     # The number of tokens in the first prompt, or None if it is unknown. At the start we compile only the programs that
     # this prompt needs, and each other program at its first use. A large model on a CPU ignores the number.
@@ -109,6 +110,8 @@ class RunOptions:
             raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype}")
         if self.cache not in (None, *get_args(CacheName)):
             raise ValueError(f"cache must be int8, or None for the dtype of the weights, got {self.cache}")
+        if self.speculate and (self.backend == "reference" or self.devices != 1 or self.emulate_activations):
+            raise ValueError("speculate needs the jax backend, one device, and no emulated activations")
         if self.devices != 1 and (self.backend == "reference" or self.emulate_activations):
             raise ValueError(
                 f"devices must be 1 for the reference backend and for emulated activations, got {self.devices}"

@@ -366,7 +366,7 @@ class Api:
         return "" if body.model in (None, self.model.id) else body.model
 
     def _deadline_of(self, body: SampledRequest | EmbeddingRequest) -> float:
-        """Return after how many seconds a request expires: its own limit, but at most the server's."""
+        """Return the seconds until a request expires: its own limit, but at most the server's."""
         return min(body.max_seconds or self._request_seconds, self._request_seconds)
 
     def _biases(self, by_token: dict[str, float]) -> dict[int, float]:

@@ -69,8 +69,10 @@ def load_engine(
     - `step_seconds` is how long a step may take before we decide that the device hangs.
 
     Raises ValueError and MemoryError as `load_backend` does. Also raises ValueError if `options` asks for the NumPy
-    reference, for emulated activations, or for a parallelism other than tensor parallelism.
+    reference, for emulated activations, for speculation, or for a parallelism other than tensor parallelism.
     """
+    if options.speculate:
+        raise ValueError("an engine does not speculate: load the model with speculate=False")
     if options.backend != "jax" or options.emulate_activations or options.parallel != "tensor":
         raise ValueError(
             "an engine needs backend=jax, parallel=tensor and no emulate_activations, got "

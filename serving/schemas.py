@@ -166,12 +166,12 @@ def _check_values(schema: dict[str, Any]) -> None:
         for number in _numbers(schema.get(name)):
             if abs(number) > LARGEST_EXACT:
                 raise ValueError(
-                    f"{name}: expected numbers up to 2^53 (larger ones are not exact), got {number}: use a string"
+                    f"{name}: expected numbers up to 2^53 (larger ones are not exact), got {number}; use a string"
                 )
             if not _is_exact(number):
                 raise ValueError(
                     f"{name}: expected at most {DIGITS} digits, with at most {LARGEST_POWER} of them after the point "
-                    f"(other numbers are not exact), got {number}: use a string"
+                    f"(others are not exact), got {number}; use a string"
                 )
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:

@@ -149,7 +149,7 @@ def row_length(recipe: TuneRecipe, examples: Sequence[Example], most: int) -> in
 
 
 def check_examples(path: str | Path, examples: Sequence[Example], context: int) -> str | None:
-    """Raise CheckpointError if an example has no token that the loss counts among its first `context` tokens.
+    """Raise CheckpointError if the loss counts none of an example's first `context` tokens.
 
     Returns a line about the examples that are longer than `context`; None if there is none.
     """

@@ -268,8 +268,7 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
             replay = _save(contract, report, campaign)
-            if campaign.algebra and report.outcome != "not judged":
-                report = _compared(report, job, campaign)
+            report = _compared(report, job, campaign)
             violated = violated or report.outcome == "violated"
             printed = _lines(report, contract, replay=replay)
             if campaign.timed and report.outcome == "within bounds":
@@ -287,7 +286,9 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
                 draws = itertools.islice(uniform(contract, None, campaign.only, seed=campaign.seed), RETRIES)
                 if not takes(contract, worker, precision(dtype), draws):
                     report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
-            yield report, _lines(report, contract, replay=_save(contract, report, campaign))
+            replay = _save(contract, report, campaign)
+            report = _compared(report, job, campaign)
+            yield report, _lines(report, contract, replay=replay)
 
 
 def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Stage) -> Report:
@@ -307,7 +308,12 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
 
 
 def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
-    """Compare the candidate's formula with the definition. A difference is a violation, even within the bounds."""
+    """With `--algebra`, compare the candidate's formula with the definition.
+
+    A difference is a violation, even if all results are within their bounds.
+    """
+    if not campaign.algebra or report.outcome == "not judged":
+        return report
     task = Task(
         op=job.op,
         candidate=job.candidate,

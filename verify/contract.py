@@ -1,6 +1,7 @@
 """Contracts: inputs for an op, its exact outputs, bounds on the error of a result, and laws for any input."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -136,6 +137,18 @@ class Large:
     def narrowing(self, name: str, size: Any, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Make the narrowing that gives the variable `name` the large value `size` (see `narrowings`)."""
         return {**self.beside, **self.closer.get(name, {}), **only, name: [size]}
+
+    def pair_narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
+        """List up to `most` narrowings that give two variables their smallest large size. Leave out those in `only`.
+
+        >>> Large({"rows": [5, 9], "dim": [33]}, beside={"n": [1]}).pair_narrowings({}, most=2)
+        [{'n': [1], 'rows': [5], 'dim': [33]}]
+        """
+        pairs = itertools.combinations([name for name in self.sizes if name not in only], 2)
+        return [
+            {**self.narrowing(first, self.sizes[first][0], only), second: [self.sizes[second][0]]}
+            for first, second in itertools.islice(pairs, most)
+        ]
 
     def empty_narrowings(self, only: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
         """For each variable in `empty`, list a narrowing that sets it to 0. Leave out the variables in `only`."""

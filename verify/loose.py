@@ -88,7 +88,7 @@ def _rounding_each(contract: Contract, dtype: str, rounding: Rounding) -> Contra
 
 
 def _in_parts(contract: Contract, wide: Contract, plain: Contract, unit: str, rounding: Rounding) -> Contract:
-    """Weaken `contract` for a candidate that multiplies matrices by three products of their parts.
+    """Weaken `contract` for a candidate that computes a product of matrices as three products of their parts.
 
     We take the derived bound of `wide`. `plain` has the derived bound of a float32 kernel. If `contract` allows a
     larger error than `plain`, for example for an online softmax, we add the difference.

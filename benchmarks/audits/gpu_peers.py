@@ -180,7 +180,7 @@ def compared(
     "schemes",
     multiple=True,
     type=click.Choice(SCHEMES),
-    help="Measure only this one of our schemes, for which GGUF has no type.",
+    help="Measure only this scheme (one of ours that has no type in GGUF).",
 )
 @click.option("--decode-only", is_flag=True, help="Time only decoding, and no prompts.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)

@@ -120,7 +120,7 @@ def placed(arguments: Any, card: str = "h200") -> Any:
 def compile_case(name: str, card: str = "h200") -> tuple[ProgramFacts, list[Kernel]]:
     """Compile a case of the kernel table for a card. Must run in a process that has compiled nothing before.
 
-    A process compiles each kernel only once, and only then dumps the kernel's files.
+    A process compiles each kernel once, and dumps the kernel's files only during this compilation.
     """
     case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:

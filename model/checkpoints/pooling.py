@@ -84,7 +84,7 @@ def modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def pooling_files(pooling: str, *, dim: int) -> dict[str, bytes]:
-    """Return the files from which sentence-transformers reads a way to pool, by path; `pooling` is a key of `NUMBERS`.
+    """Return the files that tell sentence-transformers how to pool, by path. `pooling` is a key of `NUMBERS`.
 
     `dim` is the width of the hidden states.
     """

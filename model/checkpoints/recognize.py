@@ -16,6 +16,8 @@ TO_SAFETENSORS = "convert the model to safetensors with transformers' from_pretr
 IMATRIX = "is an importance matrix (imatrix), which llama.cpp uses for quantization, not a model"
 # Safetensors files begin with the header's length, llama2.c files with the model's width. The leading bytes here, read
 # as a number, are too large for either.
+# An ONNX file begins with its version (field 1 of ModelProto), then usually with the name of its producer.
+ONNX = re.compile(rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]")
 OTHER_FORMATS = {
     GGUF: "is a GGUF file, expected safetensors: give the path of the GGUF file instead of its directory",
     b"PK\x03\x04": f"is a zip archive, probably a PyTorch pickle (.pth, .bin), which we never read: {TO_SAFETENSORS}",
@@ -43,6 +45,10 @@ def weights_file(path: str | Path) -> MappedFile:
                 raise refused(path, what)
     if begins_imatrix(start):
         raise refused(path, IMATRIX)
+    if ONNX.match(start):
+        raise refused(
+            path, "is an ONNX model, which we write but do not read: give the checkpoint that it was made from"
+        )
     if len(start) > 8 and set(start) <= PRINTABLE:  # llama2.c's magic number is printable, too.
         raise refused(path, "is a text file, not weights")
     return file

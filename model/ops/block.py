@@ -27,7 +27,7 @@ def norm_qkv(
     mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerStore]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
-    n = _apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config)
+    n = apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
     q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -57,7 +57,7 @@ def norm_gate_up(
     If the model has no gate, apply the activation to up.
     """
     assert isinstance(layer.ffn, FeedForward)
-    n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    n = apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
     g = _gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)
     return g.astype(x.dtype)
@@ -85,7 +85,7 @@ def moe_add(
     is chosen for some token. If the router does not choose an expert for a token, the expert's weight is 0.
     """
     assert isinstance(layer.ffn, Experts)
-    n = _apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    n = apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     p = jax.nn.softmax(_linear(n, Linear(layer.ffn.router, layer.ffn.router_bias), product), axis=-1)  # of all experts
     weights, chosen = lax.top_k(p, config.experts_per_token)
     if config.renormalize_experts:
@@ -120,14 +120,21 @@ def moe_add(
 
 def final_norm(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch dim"]:
     """Normalize the output x of the last block, and round the result to the dtype of x."""
-    return _apply_norm(x, params.norm, params.norm_bias, config=config)
+    return apply_norm(x, params.norm, params.norm_bias, config=config)
 
 
 def norm_logits(
     x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
 ) -> Float[Array, "*batch vocab"]:
     """Normalize x, and give one logit per token of the vocabulary, in float32."""
-    logits = product(final_norm(x, params, config=config), params.head)
+    return head_logits(final_norm(x, params, config=config), params, config=config, product=product)
+
+
+def head_logits(
+    n: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
+) -> Float[Array, "*batch vocab"]:
+    """Give the logits for n, the output of the last norm."""
+    logits = product(n, params.head)
     logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, config.logit_cap)
 
@@ -234,7 +241,7 @@ def _linear(
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
 
 
-def _apply_norm(
+def apply_norm(
     x: Float[Array, "*batch dim"],
     weight: Float[Array, " dim"] | None,
     bias: Float[Array, " dim"] | None,

@@ -66,6 +66,24 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     return y.reshape(*x.shape[:-1], -1)
 
 
+def cpu_product_of_each(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """Multiply several vectors by a matrix on a CPU, each with the sums of `cpu_product` for one vector.
+
+    We read a matrix of floats once for all vectors, and blocks of integer codes stay in a CPU's cache from one vector
+    to the next. All other matrices are read once per vector.
+    """
+    vectors = x.reshape(-1, x.shape[-1])
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([cpu_product_of_each(x, part) for part in weight.parts], axis=-1)
+    if isinstance(weight, Adapted) or not (block := _block(weight)):
+        y = lax.map(lambda vector: cpu_product(vector[None, None], weight)[0, 0], vectors)
+    elif isinstance(weight, QuantizedMatrix):
+        y = _one_by_one(vectors, weight)
+    else:
+        y = _plain_sums_of_each(vectors.astype(jnp.float32), weight, block)
+    return y.reshape(*x.shape[:-1], -1)
+
+
 def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
     """Return the number of float32 partial sums that `cpu_product` stores before the last sum.
 
@@ -100,9 +118,9 @@ def adapted_product(x: Float[Array, "*batch cols"], weight: Adapted, product: Ca
 
 
 def lane_sums(
-    w: Float[Array, "*rows n"], v: Float[Array, "*some n"], lanes: int = LANES
+    w: Float[Array, "*#rows n"], v: Float[Array, "*#rows n"], lanes: int = LANES
 ) -> Float[Array, "*rows lanes"]:
-    """Multiply each row of w by v elementwise, and return `lanes` sums of products per row.
+    """Multiply rows of w by rows of v elementwise, and return `lanes` sums of products per row. The rows broadcast.
 
     Sum i adds the products at columns i, i + lanes, i + 2 lanes and so on.
     """
@@ -211,6 +229,15 @@ def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], blo
     w = weight.reshape(len(weight), -1, block)
     v = lax.optimization_barrier(x).reshape(-1, block)
     return last_sum(lane_sums(w, v).reshape(len(w), -1))
+
+
+def _plain_sums_of_each(
+    x: Float[Array, "vectors cols"], weight: Float[Array, "rows cols"], block: int
+) -> Float[Array, "vectors rows"]:
+    """Compute `_plain_sums` for several vectors. The inner loop is over vectors, so each weight is read once."""
+    w = weight.reshape(len(weight), 1, -1, block)
+    v = lax.optimization_barrier(x).reshape(1, len(x), -1, block)
+    return last_sum(lane_sums(w, v).reshape(len(weight) * len(x), -1)).reshape(len(weight), len(x)).T
 
 
 def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:

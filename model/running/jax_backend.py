@@ -24,6 +24,9 @@ from llamaspec.model.weights.loading import load_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
+NOT_EXACT = "no speculation: verifying a draft does not give the bits of decoding on this machine"
+CHECKED = 4  # number of tokens for which we compare `verify` with `decode` when a model is loaded
+
 
 class Drawing(NamedTuple):
     """A completion in progress, on the device."""
@@ -61,6 +64,7 @@ class JaxBackend:
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
         self._layout = layout
+        self._verifies_exactly: dict[bool, bool] = {}  # for each program that verifies: whether its bits are exact
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
         self._put: Callable[[Any], Any] = jax.device_put  # copies from the host to the device
@@ -69,7 +73,8 @@ class JaxBackend:
         """Describe in one line how the model runs: its dtype, the device, and on a GPU how many ops run without a
         kernel.
         """
-        return describe_run(self._params.embedding.dtype, self.device, self.choice)
+        running = describe_run(self._params.embedding.dtype, self.device, self.choice)
+        return running if all(self._verifies_exactly.values()) else f"{running}; {NOT_EXACT}"
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that a decoding step after `position` tokens must read."""
@@ -122,6 +127,41 @@ class JaxBackend:
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
+
+    def drafts(self, *, greedy: bool) -> int:
+        """Return the largest number of tokens in a draft (see `Verifier.drafts`).
+
+        The first call compares `verify` with `decode`. If their bits differ, there are no drafts.
+        """
+        if not self._layout.drafts:
+            return 0
+        if greedy not in self._verifies_exactly:
+            self._verifies_exactly[greedy] = self._compare(greedy=greedy)
+        return self._layout.drafts if self._verifies_exactly[greedy] else 0
+
+    def verify(
+        self, cache: Cache, drawing: Drawing, draft: Sequence[int]
+    ) -> tuple[Callable[[], list[int]], Drawing, Cache]:
+        """Start to draw up to len(draft) + 1 tokens, with the results of `decode` (see `Verifier.verify`)."""
+        drafted = np.zeros(self._layout.drafts, np.int32)
+        drafted[: len(draft)] = draft
+        drawn, steps_taken, text, cache = self._programs.verify(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, drafted, np.int32(len(draft))
+        )
+        return lambda: np.asarray(drawn)[: int(steps_taken)].tolist(), drawing._replace(text=text), cache
+
+    def _compare(self, *, greedy: bool) -> bool:
+        """Return whether `verify` computes the same bits as `decode`, by comparing both for a few tokens."""
+        count = min(CHECKED, self._layout.drafts, self.capacity)
+        options = SamplingOptions(temperature=0.0 if greedy else 1.0)
+
+        def run(draw: Callable[..., Any]) -> tuple[list[int], list[bytes]]:
+            drawing = self.begin(0, seen=np.zeros(self._config.vocab, bool), seed=0, options=options, stops=())
+            read, _, cache = draw(self.start(), drawing)
+            return read(), [np.asarray(array[:, :, :count]).tobytes() for layer in cache.layers for array in layer]
+
+        expected = run(partial(self.decode, steps=count))
+        return run(partial(self.verify, draft=expected[0][:-1])) == expected
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute float32 logits after each of `ids`. Raises FloatingPointError if a logit is NaN or infinite."""

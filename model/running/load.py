@@ -59,6 +59,10 @@ def load_on_one_device(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
+    if layout.drafts and choice.name != "cpu":
+        raise ValueError(
+            f"speculate: only a CPU's ops verify a draft with the bits of decoding, and this model runs {choice.name}"
+        )
     if roundings:
         choice = choice._replace(ops=emulated_ops(choice.ops))
     plan = partial(plan_memory, params, config, layout, platform)
@@ -110,7 +114,9 @@ def load_on_one_device(
         programs, weights = start(compiling, reading, progress=progress, clock=clock)
     weights = with_roundings(weights, roundings, config=config)
     clock.end()
-    return JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
+    backend = JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
+    backend.drafts(greedy=options.greedy)  # checks the program that verifies drafts, if there is one
+    return backend
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
@@ -124,6 +130,7 @@ def plan_memory(params: Params, config: Config, layout: Layout, platform: str, w
         platform=platform,
         cache_dtype=layout.cache_dtype,
         wide=widest,
+        drafts=layout.drafts,
     )
 
 
@@ -137,6 +144,7 @@ def _store(
     roundings: dict[str, str],
 ) -> ProgramStore:
     """Open the store in `folder` for programs that depend on all of these arguments."""
+    layout = layout._replace(drafts=0)  # drafts do not change the other programs
     about = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice.kernels, choice.plain, kernels)
     return ProgramStore(folder, facts(*about, roundings))
 

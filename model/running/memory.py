@@ -77,10 +77,12 @@ def memory_of(
     platform: str,
     cache_dtype: np.dtype,
     wide: int | None = None,
+    drafts: int = 0,
 ) -> Memory:
     """Plan the memory for `batch` sequences of up to `context` tokens. `params` may be shapes only.
 
-    We prefill a prompt in chunks of `chunk` tokens, or a long prompt in chunks of up to `wide` tokens.
+    We prefill a prompt in chunks of `chunk` tokens, or a long prompt in chunks of up to `wide` tokens. A step of
+    decoding computes one token of each sequence, or with speculation, up to `drafts` more.
     """
     chunk = min(chunk, context)
     widest = wide or chunk
@@ -94,14 +96,19 @@ def memory_of(
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
-        activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
-        logits=4 * batch * config.vocab * 4,  # logits, probabilities, filtered probabilities, and their sums
+        activations=_activations(
+            params, config, tokens=batch * widest, batch=batch, capacity=capacity, drafts=drafts, on_cpu=on_cpu
+        ),
+        # logits, probabilities, filtered probabilities, and their sums; and with speculation, the logits of each draft
+        logits=(4 * batch + drafts) * config.vocab * 4,
         process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + decoding) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
     )
 
 
-def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
+def _activations(
+    params: Params, config: Config, *, tokens: int, batch: int, capacity: int, drafts: int, on_cpu: bool
+) -> int:
     """Count the bytes in use at once in the widest op of a prompt's chunk (attention or the feed-forward layer)."""
     longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
@@ -111,7 +118,8 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
         return scores + 2 * batch * config.kv_heads * span * config.head_dim  # copies of keys and values from the cache
 
     matrices = _matrices([params.layers, params.head])
-    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for the widest product of a decoding step
+    # for the widest product of a decoding step
+    sums = (1 + drafts) * max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0
     attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, and for a decoding step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and their product
     largest = max((len(m.codes) * m.cols for m in _quantized(params)), default=0)

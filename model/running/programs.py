@@ -2,8 +2,9 @@
 
 One program prefills a chunk of a prompt, and one decodes. Another temperature may need a third program: decoding at
 temperature 0 is one program, and decoding at higher temperatures is another, because a branch inside a single program
-would cost a GPU 25 us per token. A GPU also has programs for wider chunks of a prompt. We compile the programs that the
-first completion needs when a model is loaded, and all other programs at their first use.
+would cost a GPU 25 us per token. A GPU also has programs for wider chunks of a prompt, and speculation needs a program
+that verifies a draft. We compile the programs that the first completion needs when a model is loaded, and all other
+programs at their first use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ from jax.stages import Compiled, Lowered
 from jaxtyping import Array
 
 from llamaspec.model.cache import Cache, cache_rows, empty_cache
-from llamaspec.model.forward import DecodeState, decode, prefill
+from llamaspec.model.forward import DecodeState, decode, prefill, verify
+from llamaspec.model.ops.by_token import BY_TOKEN
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import compiler_options, model_options
@@ -43,6 +45,7 @@ class Layout(NamedTuple):
     cache_dtype: np.dtype  # dtype of keys and values
     wide: tuple[int, ...] = ()  # wider chunks for longer prompts, in ascending order; (): they are not faster
     devices: int = 1  # number of devices over which the rows of the cache are sharded
+    drafts: int = 0  # number of tokens per draft that `verify` takes; 0: there is no such program
 
     @property
     def rows(self) -> int:
@@ -135,6 +138,8 @@ class Programs(NamedTuple):
 
     prefill: Callable[[int], Callable[..., Cache]]  # takes the width of a chunk: `Layout.chunk` or one of `wide`
     decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # takes whether decoding is greedy
+    # takes whether decoding is greedy; only if `Layout.drafts` is not 0
+    verify: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]
 
 
 def compile_programs(
@@ -180,7 +185,11 @@ def compile_programs(
             compiled()
         return programs[name]
 
-    return Programs(lambda width: later(_reader(width)), lambda greedy: later(_decoder(greedy)))
+    return Programs(
+        lambda width: later(_reader(width)),
+        lambda greedy: later(_decoder(greedy)),
+        lambda greedy: later(_verifier(greedy)),
+    )
 
 
 def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -> list[str]:
@@ -190,7 +199,8 @@ def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -
     prefilled in chunks, so a prompt of one token needs only the program that decodes.
     """
     read = layout.chunk if prompt is None else prompt - 1
-    return [_decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]
+    verifier = [_verifier(greedy)] if layout.drafts else []
+    return [*verifier, _decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]
 
 
 def are_stored(store: ProgramStore | None, names: Sequence[str]) -> bool:
@@ -204,6 +214,10 @@ def _reader(width: int) -> str:
 
 def _decoder(greedy: bool) -> str:
     return "decode_greedy" if greedy else "decode"
+
+
+def _verifier(greedy: bool) -> str:
+    return "verify_greedy" if greedy else "verify"
 
 
 class _Maker(NamedTuple):
@@ -253,7 +267,12 @@ def _makers(
     for greedy in (False, True):
         draw = partial(decode, greedy=greedy, burst=layout.burst, config=config, ops=ops)
         # numbers in the place of arrays: only the structure of the results counts
-        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, DecodeState(0, 0, 0), cache), options, jit))  # type: ignore
+        results: Any = (0, 0, DecodeState(0, 0, 0), cache)  # type: ignore
+        makers.append(_Maker(_decoder(greedy), draw, shapes, results, options, jit))
+        if layout.drafts:
+            check = partial(verify, greedy=greedy, config=config, ops=BY_TOKEN)
+            drafted = (*shapes[:-1], _shape(layout.drafts), _shape())
+            makers.append(_Maker(_verifier(greedy), check, drafted, results, options, jit))
     return {maker.name: maker for maker in makers}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import Backend, not_numbers
+from llamaspec.model.running.speculation import Speculation
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
@@ -59,8 +60,11 @@ class Session[Cache, Drawing]:
         seed: int,
         stops: frozenset[int],
         interrupted: Callable[[], bool] = lambda: False,
+        speculation: Speculation | None = None,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
         """Yield the tokens drawn after `prompt` in bursts. A burst has the tokens of one call of `Backend.decode`.
+
+        With `speculation`, a burst may instead have the tokens of one call of `Verifier.verify`. The text is the same.
 
         Each item has a burst, and the reason why the text ended: None except for the last burst. A stop token is
         included, but its keys and values are not computed. Raises ValueError for a prompt longer than the context,
@@ -94,6 +98,10 @@ class Session[Cache, Drawing]:
                 return
             cache = self._take()
             since = since if pending else perf_counter()
+            draft = speculation.draft(min(remaining, room) - 1) if speculation else []
+            if speculation and draft:  # a backend that verifies drafts starts no burst ahead
+                read, drawing, cache = speculation.verify(cache, drawing, draft)
+                pending.append((read, len(draft) + 1))
             while (unrequested := min(remaining, room) - sum(steps_asked for _, steps_asked in pending)) and len(
                 pending
             ) <= self._backend.ahead:
@@ -104,7 +112,11 @@ class Session[Cache, Drawing]:
             drawn = read()
             self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(pending))
             now = perf_counter()
-            step_seconds, since = (now - since) / len(drawn), now
+            if not draft:
+                step_seconds = (now - since) / len(drawn)
+            since = now
+            if speculation:
+                speculation.drew(drawn, draft)
             if max(drawn) >= self._vocab:
                 raise not_numbers()
             token, remaining = drawn[-1], remaining - len(drawn)

@@ -149,10 +149,11 @@ class LongestFirst:
         return _parts(text, sorted(self._matches(text)))
 
     def trimmed(self, text: str, *, after: str | None, before: str | None) -> str:
-        """Remove the white space that the control token `after` absorbs from the text after it; None absorbs nothing.
+        """Strip the white space at the start of `text` that `after`, the control token before it, absorbs.
 
-        llama.cpp first searches for all tokens with longer names than `after`. White space in these tokens stays in the
-        text. In llama.cpp, no token absorbs the white space before it, so `before` has no effect.
+        If `after` is None, we strip nothing. llama.cpp first searches for all tokens with longer names than `after`.
+        White space in these tokens stays in the text. In llama.cpp, no token absorbs the white space before it, so
+        `before` has no effect.
         """
         if after is None:
             return text

@@ -158,7 +158,7 @@ def _interpreted(codes: StagedCodes) -> Any:
 
 
 def _columns(codes: StagedCodes, lane: RowLane, half: int, first: int, count: int) -> list[Any]:
-    """Load and decode a lane's part of one of its rows, as words of two bfloat16 numbers."""
+    """Load and decode the part of a row that this lane holds. Each word of the result has two bfloat16 numbers."""
     size = codes.columns // (1 if codes.bits == 8 else 2)  # bytes of a row
     # Octets of rows follow each other: two per warp.
     start = total(times(lane.warp, 2 * OCTET * size), times(lane.row, LINE), word(half * OCTET * size))

@@ -510,8 +510,8 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
 def _together(step: StepMemory) -> bool:
     """Tell whether a lane loads 16 adjacent columns for both sides at once.
 
-    This is so, for example, for eight-bit codes in one group. Then each side gets four of every eight adjacent codes.
-    Otherwise, one side gets all eight.
+    If so (for example, for eight-bit codes in one group), each side gets four of every eight adjacent codes. If not,
+    one side gets all eight.
     """
     return not step.in_words and step.group > SIDE
 

@@ -118,7 +118,7 @@ class OpenRing:
     def release(self, name: str, step) -> None:
         """Wait until all threads have read this step's tile.
 
-        Then start the copy of the tile `stages` steps later to its slot.
+        Then start to copy another tile into the slot: the one of the step `step + stages`.
         """
 
         @pl.when(step + self.ring.stages < self.steps)

@@ -25,8 +25,8 @@ reaches the minimum up to float64 rounding, because the recursion tries every fi
 are not evenly spaced, so there is no bound for a single weight.
 
 Q(w) are the dequantized weights. Fixed point: Q(Q(w)) = Q(w) for `optimal`, with a sum of 0. For `lloyd`, Q(Q(w)) may
-differ from Q(w), because the levels from which it starts may miss one of the numbers. Powers of two: the weights 2^k w
-have the same codes as w, and the levels times 2^k. Sign: Q(-w) = -Q(w), except for ties between two levels or two
+differ from Q(w), because its first levels may miss one of the values in Q(w). Powers of two: the weights 2^k w have
+the same codes as w, and the levels times 2^k. Sign: Q(-w) = -Q(w), except for ties between two levels or two
 partitions. With more levels, the sum of `optimal` never grows, but the sum of `lloyd` may grow.
 """
 

@@ -123,7 +123,7 @@ def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--quantize=nf4",), "--quantize nf4 needs --lora; without it, choose q8, q8_row, q4"),
+        (("--quantize=nf4",), "--quantize nf4 needs --lora; without --lora, --quantize takes q8, q8_row, q4"),
         (("--prune=2:4", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
         (("--prune=heads:0.5", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
         (("--prune=1.5",), "'1.5' is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE"),

@@ -16,6 +16,7 @@ from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.checkpoints.smaller import first_layers
 from llamaspec.model.weights.loading import load_params
 from llamaspec.training.objectives.distillation import distillation
+from llamaspec.training.objectives.elastic import mean_over
 from llamaspec.training.objectives.objective import Objective
 from llamaspec.training.objectives.supervised import supervised
 from llamaspec.training.ops import PACKED
@@ -57,7 +58,13 @@ def test_the_gradient_at_several_depths_is_the_definitions(base):  # noqa: F811
     for depth in (1, 2):
         own, _ = exact(first_layers(base, depth))
         assert abs(sums[f"loss_at_{depth}"] - own) <= ROUNDINGS * own
-    assert sums["right"] == sums["right_at_2"]
+
+
+def test_sums_without_a_depth_belong_to_the_whole_model():
+    """The loss is the mean over the depths; every other sum belongs to the last depth."""
+    total, sums = mean_over((1, 2), [jnp.array(3.0), jnp.array(5.0)], lambda own: {"loss": own, "right": -own})
+    assert sums == {"loss": 4, "right": -5, "loss_at_1": 3, "right_at_1": -3, "loss_at_2": 5, "right_at_2": -5}
+    assert total == 4
 
 
 def test_each_depth_learns_from_the_teacher(base):  # noqa: F811

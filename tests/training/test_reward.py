@@ -137,7 +137,7 @@ def test_answers_are_the_models_own(model):  # noqa: F811
 
 
 def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
-    """Both programs compute each log p within the proven bound of the exact value, and "drift" is their distance."""
+    """Both programs compute each log p within its proven bound, and "drift" is at most the sum of two such bounds."""
     temperature, length = 2.0, 12
     trainable = all_weights(base, context=2 * length, dtype=FLOAT32)
     static: dict[str, Any] = {"config": TINY, "dtype": FLOAT32}
@@ -157,7 +157,7 @@ def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
     rows = jnp.array([answer.example.ids + [0] * (length - len(answer.example.ids)) for answer in answers])
     learned = learn(trainable.params(trainable.tensors, None), rows)
     weights = load_reference_params(base)
-    distances = []
+    total_error = 0.0
     for answer, row in zip(answers, np.asarray(learned), strict=True):
         ids, count = np.array(answer.example.ids), len(answer.scores)
         logits = composed_bound(weights, ids[:-1], TINY)
@@ -167,11 +167,11 @@ def test_drawing_and_learning_differ_by_rounding(base, model):  # noqa: F811
         errors = 2 * logits.error.max(axis=1) / temperature + gamma(TINY.vocab + 8) * (1 + np.abs(logits.value).max())
         for scores in (np.array(answer.scores), row[: len(ids) - 1][at]):
             assert_within(scores, exact_scores, errors[at])
-        distances.append(np.sum(np.abs(np.array(answer.scores) - row[: len(ids) - 1][at])))
+        total_error += np.sum(errors[at])
     loss = rewarded(trainable.params, ops=PACKED, temperature=temperature, **static)
     work = group_work(answers, group=2, rows=2, length=length)
     sums = jax.jit(loss)(trainable.tensors, None, *work.batches[0])[1]
-    assert float(sums["drift"]) == pytest.approx(sum(distances), abs=1e-5) and sum(distances) < 1e-3
+    assert 0 < float(sums["drift"]) <= 2 * total_error
     assert min(len(answer.scores) for answer in answers) >= 9
 
 
@@ -228,7 +228,7 @@ def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
     assert code == 0, log
     steps = [json.loads(line) for line in printed.splitlines()]
     assert all(0 < step["drift"] < 1e-3 for step in steps)
-    assert "log probabilities of an answer, as drawn and as learned, differed by" in log
+    assert "between drawing and learning, the log probabilities" in log
     assert 0 < steps[0]["reward"] < 1 and steps[-1]["held_out"]["measures"]["exact"] == 1
     for path in sorted((tmp_path / "b").glob("step-0000000[6]*")):  # as if killed before its last step
         path.unlink()

@@ -164,6 +164,13 @@ def rope_by_half_rotation(x, positions, frequencies):
     return x * jnp.cos(-angle) - jnp.concatenate([-b, a], axis=-1) * jnp.sin(-angle)
 
 
+def rope_interleaved(x, positions, frequencies):
+    angle = positions[..., None, None] * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x[..., ::2], x[..., 1::2]
+    return jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+
+
 RIGHT = {
     "add": (add, add_in_blocks),
     "rmsnorm": (rmsnorm, rmsnorm_by_the_sum, rmsnorm_in_rows),
@@ -172,6 +179,7 @@ RIGHT = {
     "swiglu": (swiglu, swiglu_by_tanh, swiglu_by_logistic),
     "attention": (attention, attention_online),
     "rope_halves": (rope_halves, rope_by_half_rotation),
+    "rope_interleaved": (rope_interleaved,),
 }
 
 MUTANTS = (

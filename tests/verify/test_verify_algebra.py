@@ -40,6 +40,7 @@ SMALL = {  # sizes that JAX traces quickly
         "head_dim": [3, 8],
     },
     "rope_halves": {"batch": [1, 2], "seq": [2, 3], "heads": [2], "pairs": [1, 3]},
+    "rope_interleaved": {"batch": [1, 2], "seq": [2, 3], "heads": [2], "pairs": [1, 3]},
 }
 CANDIDATES = [(op, function) for op, functions in RIGHT.items() for function in functions]
 WRONG = [(implementation, mutant) for implementation in MUTANTS for mutant in implementation.mutants]
@@ -59,6 +60,7 @@ def compared(op, function, *, shapes=3, seed=0, **only) -> Formula:
     with few.context() as patch:
         patch.setattr(equality, "SHAPES", shapes)
         patch.setattr(equality, "LARGE", 0)
+        patch.setattr(equality, "PAIRS", 0)
         narrowed = {**SMALL[op], **only}
         return equality.compare(CONTRACTS[op], function, precision=precision("float32"), only=narrowed, seed=seed)
 
@@ -151,9 +153,7 @@ def test_a_candidate_outside_the_algebra_gets_no_verdict_in_one_line(function, m
 
 
 def test_an_op_outside_the_algebra_gets_no_verdict():
-    contract = CONTRACTS["logsumexp"]
-    only = {"rows": [2], "n": [3]}
-    formula = equality.compare(contract, formulas.softmax, precision=precision("float32"), only=only, seed=0)
+    formula = of_op("logsumexp", formulas.softmax, rows=[2], n=[3])
     assert formula.message == "the definition uses np.log, which is outside the algebra"
 
 
@@ -240,9 +240,43 @@ def test_the_probability_is_estimated_for_exponents_that_are_products():
     assert formula.line().endswith("; another formula passes with a probability estimated below 1e-12")
 
 
+def of_op(op, function, **only):
+    return equality.compare(CONTRACTS[op], function, precision=precision("float32"), only=only, seed=0)
+
+
+def test_the_root_of_a_constant_is_known():
+    """With one feature, the variance is 0, and the number under the root is eps, which is a square for all primes."""
+
+    def layernorm(x, weight, bias, *, eps):
+        centered = x - jnp.mean(x, axis=-1, keepdims=True)
+        y = centered * lax.rsqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight
+        return y if bias is None else y + bias
+
+    formula = of_op("layernorm", layernorm, rows=[2], dim=[1])
+    assert (formula.outcome, formula.message) == (EQUAL, "")
+
+
+def test_two_dimensions_are_large_at_once(monkeypatch):
+    def wrong_in_the_last_tile(x, y):
+        return x - y if x.shape[0] > 64 and x.shape[1] > 1024 else x + y
+
+    monkeypatch.setattr(equality, "SHAPES", 1)
+    monkeypatch.setattr(equality, "LARGE", 1)
+    formula = of_op("add", wrong_in_the_last_tile)
+    assert (formula.outcome, formula.draw["rows"], formula.draw["dim"]) == (DIFFERENT, 66, 1041)
+
+
+def test_a_definition_may_clip():
+    def clamped_swiglu(gate, up):
+        gate, up = jnp.minimum(gate, 7), jnp.clip(up, -7, 7)
+        return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+    formula = of_op("clamped_swiglu", clamped_swiglu, rows=[2], ffn=[3])
+    assert (formula.outcome, formula.message) == (EQUAL, "")
+
+
 def test_gelu_is_read_with_pi():
-    contract, only = CONTRACTS["gelu"], {"rows": [2], "ffn": [3]}
-    formula = equality.compare(contract, jax.nn.gelu, precision=precision("float32"), only=only, seed=0, seconds=9)
+    formula = of_op("gelu", jax.nn.gelu, rows=[2], ffn=[3])
     assert (formula.outcome, formula.message) == (EQUAL, "")
 
 
@@ -323,6 +357,9 @@ CLI = """
 import jax, jax.numpy as jnp
 def add(x, y): return x + y + 1e-9 * x
 def right(x, y): return y + x
+def narrow(x, y):
+    wide = x.astype(jnp.float32) + y.astype(jnp.float32)
+    return (wide + 1e-9 * wide if x.dtype == jnp.bfloat16 else wide).astype(x.dtype)
 def rmsnorm(x, weight, *, eps):
     wide = jnp.sort(x.astype(jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
@@ -346,6 +383,18 @@ def test_a_different_formula_within_the_bound_is_a_violation(run, candidates):
     assert report["algebra"]["outcome"] == "not equal"
     assert report["hard"] < 1
     assert report["finding"]["condition"].startswith("all results are within their bounds")
+
+
+@pytest.mark.slow  # 4 s
+def test_the_formula_is_compared_for_each_dtype(run, candidates):
+    few = (*FEW[:4], "--set", "rows=2", "--set", "dim=3")
+    code, out, _ = run("verify", "add", "--candidate", f"{candidates}:narrow", "--algebra", *few, "--json")
+    reports = json.loads(out)["reports"]
+    assert code == 1
+    assert {report["dtype"]: report["algebra"]["outcome"] for report in reports} == {
+        **{"float32": "equal", "float16": "equal"},
+        "bfloat16": "not equal",
+    }
 
 
 @pytest.mark.slow  # 2 s

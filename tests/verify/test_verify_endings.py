@@ -257,7 +257,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_worker_that_ends_at_once_kills_its_candidate(folder):
-    """A pool's worker that must end at once because of a signal first kills its candidate's process."""
+    """If a signal forces a pool's worker to end at once, the worker first kills its candidate's process."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:

@@ -27,7 +27,7 @@ def logits_at_depths(
     ops: Ops,
     dtype,
 ) -> list[Float[Array, "batch predicted vocab"]]:
-    """Compute the logits that predict ids 1, 2, … of each row, by the first d layers for each d in `depths`.
+    """For each d in `depths`, compute logits with only the first d layers. They predict ids 1, 2, … of each row.
 
     `at` are the positions within the row's documents.
     """

@@ -87,6 +87,7 @@ MOVES: dict[str, tuple[slice, Callable[[Arrays, Parameters], Any]]] = {
     "dynamic_slice": (slice(0, 1), lambda arrays, parameters: _dynamic_slice(*arrays, **parameters)),
     "dynamic_update_slice": (slice(0, 2), lambda arrays, parameters: _dynamic_update(*arrays, **parameters)),
     "pad": (slice(0, 2), lambda arrays, parameters: _pad(*arrays, **parameters)),
+    "stack": (slice(None), lambda arrays, parameters: np.stack(arrays, parameters["axis"])),
     "concatenate": (slice(None), lambda arrays, parameters: np.concatenate(arrays, parameters["dimension"])),
     "select_n": (slice(1, None), lambda arrays, parameters: _choose(*arrays)),
 }

@@ -39,6 +39,9 @@ class Constant(NamedTuple):
     pis: int = 0
     literal: bool = False  # not a simple number: the author may have meant another one
 
+    def __float__(self) -> float:
+        return float(self.ratio) * float(self.root) ** 0.5 * math.log(2) ** self.logs * math.pi ** (self.pis / 2)
+
     def modulo(self, primes: Primes) -> tuple[int, int]:
         """Return the residues of the number. Raises ZeroDivisionError if a denominator is 0 modulo a prime."""
         residues = []

@@ -34,7 +34,8 @@ TRIES = 64  # most trials for a shape
 GROSS = 1e-3  # relative error of float64 numbers that no rounding explains
 CANCELED = 1e-12  # the same as an absolute error, since tanh(-50) + 1 is 0 in float64
 SHAPES = 12  # usual shapes
-LARGE = 6  # shapes beyond a kernel's tile
+LARGE = 6  # shapes beyond a kernel's tile in one dimension
+PAIRS = 6  # the same in two dimensions
 MOST = 2**19  # most numbers of all inputs of a shape
 
 
@@ -92,9 +93,11 @@ def compare(
 def _draws(contract: Contract, only: Mapping[str, Sequence[Any]], seed: int, precision: Precision) -> Iterator[Draw]:
     """Yield draws with normal numbers, the smallest first."""
     usual = itertools.islice(uniform(contract, None, only, seed=seed), SHAPES)
-    large = [
-        next(uniform(contract, None, parsed(sizes), seed=seed)) for sizes in contract.large.narrowings(only, most=LARGE)
-    ]
+    narrowings = (
+        *contract.large.narrowings(only, most=LARGE),
+        *contract.large.pair_narrowings(only, most=PAIRS),
+    )
+    large = [next(uniform(contract, None, parsed(sizes), seed=seed)) for sizes in narrowings]
     sized = []
     for draw in (*usual, *large):
         normal = {
@@ -219,7 +222,9 @@ def _traced(contract: Contract, function: Callable[..., Any], arguments: Argumen
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return the first line of a message, for JAX adds advice and paths in further lines."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _evaluated(contract: Contract, jaxpr: Any, inputs: Arguments, end: float) -> tuple[list[Residues], list[Residues]]:

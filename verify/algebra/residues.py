@@ -77,6 +77,15 @@ class Residues(NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> "Residues":
         return self.moved(lambda part: part[index])
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        def changed(array: np.ndarray, elements: np.ndarray) -> np.ndarray:
+            array = array.copy()
+            array[index] = elements
+            return array
+
+        result = self.merged(changed, self.operand(value))
+        self.parts, self.real, self.degree, self.doubtful = result.parts, result.real, result.degree, result.doubtful
+
     def __bool__(self) -> bool:
         return bool(self.real)
 
@@ -167,14 +176,15 @@ class Residues(NDArrayOperatorsMixin):
         unique, places = np.unique(real.ravel(), return_inverse=True)
         residues = np.zeros((2, len(unique)), np.int64)
         for number, entry in enumerate(unique.tolist()):
-            if math.isfinite(entry):
+            if math.isfinite(entry) and entry:
                 simple = constant(entry, dtype)
                 residues[:, number] = simple.modulo(self.primes)
+                unique[number] = float(simple)
                 if simple.literal:
                     slack = ROUNDINGS * float(ml_dtypes.finfo(dtype).eps)
                     self.primes.excuse(slack, f"a rounding error of the constant {entry:.9g} may explain it")
         p, q = (part[places].reshape(real.shape) for part in residues)
-        return Residues(self.primes, (p, q), real)
+        return Residues(self.primes, (p, q), np.where(real == 0, real, unique[places].reshape(real.shape)))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or ufunc not in UFUNCS or options:
@@ -284,11 +294,17 @@ def _root(x: Residues) -> Residues:
         for part, modulus in zip(x.parts, x.primes.moduli, strict=True)
     ]
     if x.degree != (0, 0) and np.any(positive):
-        x.primes.odd_roots.append(bool(np.any(odd[0])))
+        constants = (_is_constant(x[tuple(place)]) for place in np.argwhere(positive))
+        x.primes.odd_roots.append(bool(np.any(odd[0])) or all(constants))
     degree = sum(x.degree)
     degrees = (degree, degree) if degree else (0, 0)
     roots = x.computed(lambda m, part: root(part, m), np.sqrt(x.real), degree=degrees)
     return roots.marked(*(mask if mask is not None and np.any(mask) else None for mask in odd))
+
+
+def _is_constant(x: Residues) -> bool:
+    """Tell whether the residue of a number is that of the float64 number, as for a variance of 0 plus 1e-5."""
+    return constant(float(x.real), "float64").modulo(x.primes)[0] == x.parts[0]
 
 
 def _reciprocal_root(x: Residues) -> Residues:
@@ -490,6 +506,7 @@ UFUNCS: dict[np.ufunc, str] = {
 }
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.where: _where,
+    np.clip: lambda x, low, high: apply("min", apply("max", x, low), high),
     np.sum: total,
     np.mean: _mean,
     np.max: extreme,

@@ -155,7 +155,7 @@ def verify(
         number = "1 example" if search.examples == 1 else f"{search.examples} examples"
         first = ", ".join(f"{name}={value}" for name, value in search.first.items() if name not in OF_THE_CALL)
         raise NoVerdict(
-            f"{contract.name} {precision.name}: no verdict, because the results of {number} had no number to compare "
+            f"{contract.name} {precision.name}: no verdict: {number} gave results without a number to compare "
             f"(first example: {first})" + "".join(f"; {reason}" for reason in search.not_judged)
         )
     return Report(
@@ -281,7 +281,10 @@ class _Search:
             self.prefer(examination if examination.violated else None)
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
-        """Replace the counterexample by a wrong draw with one simpler value. Return whether there is one."""
+        """Look for a draw that also fails, but has one simpler value. If there is one, keep it as the counterexample.
+
+        Returns whether there is one.
+        """
         before = self.smallest
         assert before is not None
         for draw in simpler(strategies, before.draw):

@@ -64,7 +64,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Return the arguments of `tile_for` for a case of a product with one vector and a matrix in one form.
+    """Return the arguments of `tile_for` if the case multiplies one vector by a matrix that is stored in a single form.
 
     Returns None for any other case, because the table of tiles has no entry for it.
     """

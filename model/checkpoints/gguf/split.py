@@ -71,7 +71,7 @@ def _paths(metadata: Metadata, count: int) -> list[Path]:
 
 
 def _check_number(metadata: Metadata, number: int, count: int) -> None:
-    """Check that a part's keys state the same number and count as the part's file name."""
+    """Check that the number of a part and the number of parts in its keys match those in its file name."""
     number_and_count = metadata.integer(NUMBER), metadata.integer(COUNT)
     if number_and_count != (number, count):
         actual = f"{NUMBER} {number_and_count[0]} and {COUNT} {number_and_count[1]}"

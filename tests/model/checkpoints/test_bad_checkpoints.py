@@ -51,6 +51,7 @@ STRANGERS = {
     "git lfs": (LFS, "git lfs pull"),
     "imatrix": (struct.pack("<ii", 2, 19) + b"blk.0.attn_k.weight" + bytes(40), "importance matrix (imatrix)"),
     "imatrix in gguf": (imatrix(), "importance matrix (imatrix)"),
+    "onnx": (b"\x08\x0b\x12\x09llamaspec:" + bytes(90), "is an ONNX model"),
     "zip": (zipped(), "zip archive"),
     "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "Python pickle save_pretrained() safetensors"),
     "pickle 4": (pickle.dumps({"a": list(range(999))}, protocol=4), "pickle"),

@@ -305,7 +305,7 @@ def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
 def write_stored(
     folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint in which `store` stores each matrix except the head; return their exact weights by name.
+    """Write a checkpoint in which `store` stores each matrix except the head; return the exact weights by name.
 
     `store` takes a matrix's name and the matrix, and returns the stored tensors by name and the exact weights.
     """
