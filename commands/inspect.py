@@ -61,6 +61,8 @@ def inspect(
         raise click.UsageError(
             f"--graph and {'--plan' if plan else '--json'} exclude each other: give only one of them"
         )
+    if graph_file and Path(graph_file).suffix.lower() != ".svg":  # it could be a checkpoint, which we would replace
+        raise click.UsageError(f"--graph needs the name of a file that ends in .svg, got {graph_file!r}")
     if plan:
         _plan(model, as_json=as_json, **planned)
         return

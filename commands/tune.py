@@ -65,16 +65,18 @@ def pruning(context: click.Context, parameter: click.Parameter, value: str | Non
     It is a share of the weights between 0 and 1, or "2:4", or shares of whole parts such as "heads:0.5,channels:0.5".
     Raises BadParameter for other text.
     """
-    if value is None or value == "2:4":
-        return {"prune": (2, 4) if value else None}
+    if value is None:
+        return {"prune": None}
     names = {"heads": "keep_heads", "channels": "keep_channels", "": "prune"}
     fields: dict[str, Any] = {}
-    for part in value.split(","):
-        name, _, share = part.strip().rpartition(":")
+    for part in map(str.strip, value.split(",")):
+        name, _, share = ("", "", part) if part == "2:4" else part.rpartition(":")
         field = names.get(name)
+        if field in fields:
+            raise click.BadParameter(f"{value!r} has two shares of the same parts")
         with suppress(ValueError):
-            if field and field not in fields and 0 < float(share) < 1:
-                fields[field] = float(share)
+            if field and (part == "2:4" or 0 < float(share) < 1):
+                fields[field] = (2, 4) if part == "2:4" else float(share)
                 continue
         raise click.BadParameter(f"{part!r} is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE")
     return fields

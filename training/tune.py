@@ -392,11 +392,17 @@ def make_trainable(
 def student_of(checkpoint: Checkpoint, recipe: TuneRecipe) -> Checkpoint:
     """Return the model to train: `checkpoint`, or the part of it that the recipe keeps.
 
-    Raises CheckpointError if `checkpoint` has no such part, or if no format of the result can express it.
+    Raises CheckpointError if `checkpoint` has no such part, if pruning would remove no head or no channel, or if no
+    format of the result can express it.
     """
     student = checkpoint if recipe.keep_layers is None else with_layers(checkpoint, recipe.keep_layers)
     if min(recipe.keep_heads, recipe.keep_channels) < 1:
-        student = without_weakest(student, heads=recipe.keep_heads, ffn=recipe.keep_channels)
+        whole, student = student.config, without_weakest(student, heads=recipe.keep_heads, ffn=recipe.keep_channels)
+        parts = (("key-value heads", "kv_heads", recipe.keep_heads), ("channels", "ffn", recipe.keep_channels))
+        for plural, field, share in parts:
+            if share < 1 and getattr(student.config, field) == getattr(whole, field):
+                count = getattr(whole, field)
+                raise refused(student.path, f"with {count} {plural}, a share of {share} removes none of them")
     if student is not checkpoint:
         format_config(student, dtype="float32")
     return student

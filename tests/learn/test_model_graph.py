@@ -111,4 +111,14 @@ def test_the_command_draws(run, tmp_path):
     assert (code, out, err) == (0, "", f"wrote {path}\n") and path.read_text() == PICTURE.read_text()
     for option in ("--json", "--plan"):
         assert_refused(run("inspect", "stories", "--graph", str(path), option), "--graph", option, status=2)
-    assert_refused(run("inspect", "stories", "--graph", str(tmp_path)), str(tmp_path))
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    assert_refused(run("inspect", "stories", "--graph", str(folder)), str(folder))
+
+
+def test_the_drawing_replaces_no_model(run, tmp_path):
+    """Without MODEL, `inspect --graph llama.gguf` takes the user's checkpoint for the file to draw in."""
+    path = tmp_path / "llama.gguf"
+    path.write_bytes(b"weights")
+    assert_refused(run("inspect", "--graph", str(path)), "ends in .svg", str(path), status=2)
+    assert path.read_bytes() == b"weights"

@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llamaspec.commands.tune import pruning as parse_pruning
 from llamaspec.model.checkpoints.adapter import adapted, read_adapter
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.open import open_checkpoint
@@ -97,6 +99,11 @@ def test_a_model_loses_heads_and_channels(command, tmp_path):  # noqa: F811
     assert written.config == replace(config, heads=2, kv_heads=1, ffn=6)
 
 
+def test_masks_and_smaller_models_combine():
+    context, option = click.Context(click.Command("tune")), click.Option(["--prune"])
+    assert parse_pruning(context, option, "2:4, heads:0.5") == {"prune": (2, 4), "keep_heads": 0.5}
+
+
 @pytest.mark.parametrize("lora", [(), ("--lora=2",)], ids=["all weights", "adapters on codes"])
 def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
     out = tmp_path / "out"
@@ -120,7 +127,9 @@ def test_training_with_rounding_learns(command, tmp_path, lora):  # noqa: F811
         (("--prune=2:4", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
         (("--prune=heads:0.5", "--lora=2"), "--prune cannot be combined with --lora or --quantize"),
         (("--prune=1.5",), "'1.5' is neither a share between 0 and 1, nor 2:4, heads:SHARE or channels:SHARE"),
-        (("--prune=heads:0.5,heads:0.2",), "'heads:0.2' is neither a share between 0 and 1"),
+        (("--prune=heads:0.5,heads:0.2",), "'heads:0.5,heads:0.2' has two shares of the same parts"),
+        (("--prune=0.5,2:4",), "'0.5,2:4' has two shares of the same parts"),
+        (("--prune=heads:0.9",), "with 2 key-value heads, a share of 0.9 removes none of them"),
         (("--prune=layers:0.5",), "'layers:0.5' is neither a share between 0 and 1"),
     ],
 )

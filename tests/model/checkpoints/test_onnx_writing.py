@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Codes, Tensor
 from llamaspec.model.checkpoints.codes import dequantized, quantized
 from llamaspec.model.checkpoints.onnx import codes as onnx_codes
+from llamaspec.model.checkpoints.onnx.graph import llama_graph
 from llamaspec.model.checkpoints.onnx.write import write_onnx
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.family import nearest_family
@@ -38,6 +39,7 @@ from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.refusals import mentions
 from tests.support.strategies import assert_within
 
+DOCUMENT = Path(__file__).parents[3] / "docs/onnx.md"
 Results = Mapping[str, np.ndarray]
 
 WITH_EXPERTS = ("gpt-oss", "gpt-oss-mxfp4", "qwen2-moe", "qwen3-moe", "mixtral", "qwen3-moe-window")
@@ -256,6 +258,12 @@ def test_a_model_that_is_not_supported_is_refused_by_name(changes, what, tmp_pat
     with pytest.raises(CheckpointError, match=f"^a.gguf: ONNX files of models with {what} are not supported yet$"):
         write_onnx(checkpoint, tmp_path / "x.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_documents_count_the_nodes_of_a_block():
+    nodes = llama_graph(open_checkpoint("stories"), data="weights").model.graph.node
+    formulas = [n for n in nodes if n.name.startswith("model.layers.0") and n.op_type not in ("Cast", "Transpose")]
+    assert f"A block of a Llama has {len(formulas)}:" in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_a_model_with_long_rope_is_for_short_sequences(written, tmp_path):
