@@ -350,8 +350,8 @@ emulate_option = click.option(
 speculate_option = click.option(
     "--speculate",
     is_flag=True,
-    help="Draft tokens from the text itself, and verify several at once. The text stays the same, and takes less time "
-    "if it repeats or quotes something. Needs --backend jax on one device, a CPU.",
+    help="Draft tokens from the text itself, and verify several at once. The text stays the same, and may take less "
+    "time if it repeats or quotes something. Needs --backend jax on one device, a CPU.",
 )
 timings_option = click.option(
     "--timings", is_flag=True, help="Print how long each phase took, from the start of the command to the first token."

@@ -1,4 +1,4 @@
-"""Speculation: drafts of the next tokens, which a model verifies faster than it decodes them.
+"""Speculation: drafts of the next tokens, which a model may verify faster than it decodes them.
 
 A draft is copied from the text itself: if the newest tokens occurred before, the same tokens may follow again. This
 helps with texts that repeat, quote or edit their prompt. `Verifier.verify` draws as `decode` does, so a draft changes
