@@ -13,6 +13,7 @@ from llamaspec.commands.options import (
     COUNT,
     MODEL,
     POSITIVE,
+    SVG,
     Verb,
     default_model,
     devices_option,
@@ -84,7 +85,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
 @click.option(
     "--json", "json_file", metavar="FILE", help="Write the results, the device and the library versions to FILE."
 )
-@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the results as a chart in FILE.svg.")
+@click.option("--plot", "plot_file", type=SVG, metavar="FILE.svg", help="Draw the results as a chart in FILE.svg.")
 @click.option(
     "--tune", "tune_file", metavar="FILE", help="kernels: measure which tile sizes are fastest, and add them to FILE."
 )

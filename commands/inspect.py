@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from llamaspec.commands.loading import cache_folder, open_model
-from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
+from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, SVG, Verb, default_model, devices_option, json_option
 from llamaspec.commands.output import say, write, write_json
 from llamaspec.commands.progress import progress_bar
 
@@ -37,7 +37,7 @@ from llamaspec.commands.progress import progress_bar
     metavar="NAME",
     help="--plan: plan for this device, such as h200 or rtx-4090.  [default: measure this machine]",
 )
-@click.option("--graph", "graph_file", metavar="FILE.svg", help="Draw the model and one of its blocks in FILE.svg.")
+@click.option("--graph", "graph_file", type=SVG, metavar="FILE.svg", help="Draw the model and one of its blocks.")
 @devices_option
 @json_option
 @click.pass_context
@@ -61,8 +61,6 @@ def inspect(
         raise click.UsageError(
             f"--graph and {'--plan' if plan else '--json'} exclude each other: give only one of them"
         )
-    if graph_file and Path(graph_file).suffix.lower() != ".svg":  # it could be a checkpoint, which we would replace
-        raise click.UsageError(f"--graph needs the name of a file that ends in .svg, got {graph_file!r}")
     if plan:
         _plan(model, as_json=as_json, **planned)
         return

@@ -152,7 +152,20 @@ class ModelName(click.ParamType):
         return [*built_in, CompletionItem(incomplete, type="file")]
 
 
+class PictureName(click.ParamType):
+    """A file that the command draws. Its name must end in .svg: any other file could be one that the user needs."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        if not value.lower().endswith(".svg"):
+            self.fail(f"expected the name of a file that ends in .svg, got {value!r}", param, ctx)
+        return value
+
+
 MODEL = ModelName()
+SVG = PictureName()
 FILE = click.Path(path_type=str)  # the shell completes file names
 
 

@@ -15,6 +15,7 @@ from llamaspec.commands.options import (
     MODEL,
     POSITIVE,
     SCHEME_NAMES,
+    SVG,
     Verb,
     devices_option,
     template_option,
@@ -195,7 +196,7 @@ def pruning(context: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @click.option("--show", type=COUNT, metavar="N", help="Only print N examples, with « and » around the tokens to learn.")
-@click.option("--plot", metavar="FILE.svg", help="Draw the loss of each step, and of the held-out examples.")
+@click.option("--plot", type=SVG, metavar="FILE.svg", help="Draw the loss of each step, and of the held-out examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step on stdout.")
 @tokenizer_option
 @template_option

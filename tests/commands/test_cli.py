@@ -452,6 +452,9 @@ def test_wrong_usage(run):
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
     assert_refused(run("inspect", "a", "--model", "b"), "two models: a and b", status=2)
+    for verb in (["tune", "stories", "--data", "a", "--out", "b"], ["bench"], ["inspect"]):
+        option = "--graph" if verb == ["inspect"] else "--plot"
+        assert_refused(run(*verb, option, __file__), option, "ends in .svg", status=2)
     assert_refused(run("eval", __file__), "--text", f"llamaspec eval --text {__file__}", status=2)
     assert_refused(run("eval", "nothere"), "--text FILE", status=2)
     assert_refused(run("tune", "--data", "a", "--out", "b"), "Missing argument 'MODEL'", status=2)

@@ -100,7 +100,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
     monkeypatch.setattr(
-        "llamaspec.model.running.load.compile_programs", lambda *arguments, **options: Programs(unused, unused)
+        "llamaspec.model.running.load.compile_programs", lambda *arguments, **options: Programs(unused, unused, unused)
     )
     compiled[shapes] = load_backend(checkpoint, RunOptions(context=16, dtype="float32"))
     return compiled[shapes].logits(IDS)
