@@ -416,7 +416,7 @@ def check_trainable(checkpoint: Checkpoint, recipe: TuneRecipe) -> None:
         raise refused(checkpoint.path, "has attention sinks, which training does not support")
     layers = checkpoint.config.layers
     if wrong := [depth for depth in recipe.elastic_depth if not 0 < depth < layers]:
-        raise refused(checkpoint.path, f"has {layers} layers: no smaller model has {wrong[0]} of them")
+        raise refused(checkpoint.path, f"with a depth of {layers}, no smaller model has depth {wrong[0]}")
 
 
 def check_teacher(teacher: Checkpoint, student: Checkpoint) -> None:

@@ -118,8 +118,10 @@ def test_the_first_layers_of_a_trained_model_are_a_model(two_layers, data, tmp_p
 
 def test_depths_that_no_smaller_model_has_are_one_line(two_layers, data, tmp_path):  # noqa: F811
     command = ("tune", str(two_layers), "--data", str(data), "--out", str(tmp_path / "out"))
-    assert "has 2 layers: no smaller model has 2 of them" in refusal(*command, "--elastic-depth=1,2")
-    assert "has 2 layers: no smaller model has 0 of them" in refusal(*command, "--elastic-depth=0")
+    assert "with a depth of 2, no smaller model has depth 2" in refusal(*command, "--elastic-depth=1,2")
+    assert "with a depth of 2, no smaller model has depth 0" in refusal(*command, "--elastic-depth=0")
+    fewer = refusal(*command, "--method=distill", "--keep-layers=1", "--elastic-depth=1")
+    assert "with a depth of 1, no smaller model has depth 1" in fewer
     assert "--elastic-depth needs --method supervised or distill" in refusal(
         *command, "--elastic-depth=1", "--method=preference"
     )
