@@ -6,6 +6,7 @@ only the time that a text takes, and never the text.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
@@ -59,13 +60,17 @@ class Lookup:
         """Return up to `most` tokens that followed the longest suffix of the text that occurred before.
 
         A suffix has from `SHORTEST` to `LONGEST` tokens. Among places with equally long suffixes, we take the latest.
+        If fewer than `most` tokens followed, we repeat them, because the text may be a loop of these tokens.
 
         >>> Lookup([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3, 4]).draft(3)
         [5, 9, 2]
+        >>> Lookup([7, 8, 7, 8, 7, 8]).draft(3)
+        [7, 8, 7]
         """
         places = self._ends.get(tuple(self._ids[-SHORTEST:]), [])
         end = max(reversed(places[-MOST_COMPARED:]), key=self._length_before, default=len(self._ids))
-        return self._ids[end : end + most]
+        source = self._ids[end : end + most]
+        return list(islice(cycle(source), most))
 
     def _length_before(self, end: int) -> int:
         """Count the newest tokens that are equal to the tokens before `end`, up to `LONGEST`."""

@@ -59,7 +59,7 @@ def test_a_draft_follows_the_longest_suffix_that_occurred_before(ids, most):
         while length < min(end, LONGEST) and ids[end - 1 - length] == ids[-1 - length]:
             length += 1
         if length >= max(best, SHORTEST):
-            best, expected = length, ids[end : end + most]
+            best, expected = length, (ids[end:] * most)[:most]
     assert Lookup(ids).draft(most) == expected
     grown = Lookup(ids[:7])
     grown.extend(ids[7:])
