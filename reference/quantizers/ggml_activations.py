@@ -96,8 +96,8 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 def bfloat16(x: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     """Round each number to float32, then to bfloat16, the upper half of its bits. A tie goes to the even bits.
 
-    >>> bfloat16(np.array([257.0, 259.0, 1 / 3]))
-    array([2.56000000e+02, 2.60000000e+02, 3.33984375e-01])
+    >>> bfloat16(np.array([257.0, 259.0, 0.3]))
+    array([256.        , 260.        ,   0.30078125])
     """
     narrow = x.astype(np.float32)
     bits = narrow.view(np.uint32).astype(np.int64)
