@@ -43,7 +43,7 @@ def test_an_engine_is_a_process_that_answers():
     with engine(sys.executable, "-c", ANSWERS, threads=1) as peer:
         assert peer.versions == {"echo": "1"}
         assert peer.ask("decode", 3) == {"seconds": 3, "ids": [3]}
-        with pytest.raises(ValueError, match="ended with 3"):
+        with pytest.raises(ValueError, match="ended with exit status 3"):
             peer.ask("die", 0)
 
 
