@@ -310,6 +310,6 @@ SABOTEURS = {
     ),
     "usage wrong": Saboteur("protocol", Miscounts, "completion_tokens is", groups=("usage",)),
     "end of a stream lost": Saboteur("protocol", LosesChunks, "a streamed answer is another text", groups=("stream",)),
-    "requests mixed": Saboteur("protocol", MixesRequests, "others gives another text", groups=("company",)),
+    "requests mixed": Saboteur("protocol", MixesRequests, "more gives another text", groups=("company",)),
     "top-k in log-probabilities": Saboteur("numbers", ReportsTopK, "as after top-k or top-p"),
 }
