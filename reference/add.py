@@ -1,9 +1,9 @@
-"""The residual connection (He et al., 2015, https://arxiv.org/abs/1512.03385).
+"""The residual stream, to which each block adds (He et al., 2015, https://arxiv.org/abs/1512.03385).
 
     x <- x + f(x)
 
-Each half of a block adds to the residual stream and never replaces it. So information and gradients can
-pass through all layers unchanged.
+The vector x that passes from block to block is the residual stream. Each half of a block adds to it by a residual
+connection, and never replaces it. So information and gradients can pass through all layers unchanged.
 """
 
 import numpy as np
