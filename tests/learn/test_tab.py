@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import llamaspec.reference.rmsnorm
 from llamaspec.learn.lab import built_in
 from llamaspec.learn.lab.check import check
 from llamaspec.learn.lab.folder import ALL, KERNEL, kernel
@@ -61,6 +62,7 @@ def test_a_changed_definition_gets_a_counterexample_and_leaves_ours_as_it_was():
         "violated      rmsnorm float32  reference/rmsnorm.py"
     )
     assert sys.modules["llamaspec.reference.rmsnorm"] is rmsnorm and llama.rmsnorm is rmsnorm.rmsnorm
+    assert llamaspec.reference.rmsnorm is rmsnorm  # a second copy would have no attribute of this name
 
 
 @pytest.mark.parametrize("request_", ["verify_definition", "tell"])

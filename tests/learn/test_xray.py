@@ -222,7 +222,7 @@ def test_leftovers_of_a_killed_process_are_replaced(tmp_path):
         own.mkdir(parents=True)
         with pytest.raises(FileExistsError) as caught:
             page.check_folder(own.parent)
-        assert mentions(str(caught.value), f"{own.parent} xray another folder")
+        assert mentions(str(caught.value), f"{own.parent} xray different folder")
         own.rmdir()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+import llamaspec.reference
 from llamaspec.learn.lab import built_in
 from llamaspec.learn.lab.check import EXAMPLES, check, solution
 from llamaspec.learn.lab.folder import ALL, KERNEL, kernel, narrowings
@@ -157,6 +158,7 @@ def edited(name: str, source: str) -> Iterator[types.ModuleType]:
         for key in [key for key in sys.modules if key.startswith(package)]:
             del sys.modules[key]
         sys.modules.update(first)
+        llamaspec.reference = first[package]  # an import sets this attribute, too
 
 
 def _module(op: str) -> types.ModuleType:
