@@ -82,4 +82,5 @@ class Guarded:
         changed = changes(self.before)
         if not changed:
             return outcome
-        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate's results")
+        names = ", ".join(sorted(changed)[:3])  # sorted, because the order of imports may differ
+        return Failure("definition", f"{names} was changed, but it judges the candidate's results")
