@@ -267,10 +267,8 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
         worker.start()
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
-            replay = _save(contract, report, campaign)
-            report = _compared(report, job, campaign)
+            report, printed = _answer(report, contract, job, campaign)
             violated = violated or report.outcome == "violated"
-            printed = _lines(report, contract, replay=replay)
             if campaign.timed and report.outcome == "within bounds":
                 report, lines = _timed(contract, worker, report, campaign, progress)
                 printed += lines
@@ -286,9 +284,7 @@ def _run(job: CandidateJob, campaign: Campaign, progress: Stage) -> Iterator[Ans
                 draws = itertools.islice(uniform(contract, None, campaign.only, seed=campaign.seed), RETRIES)
                 if not takes(contract, worker, precision(dtype), draws):
                     report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
-            replay = _save(contract, report, campaign)
-            report = _compared(report, job, campaign)
-            yield report, _lines(report, contract, replay=replay)
+            yield _answer(report, contract, job, campaign)
 
 
 def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Stage) -> Report:
@@ -305,6 +301,13 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
         progress=progress(f"{contract.name} {dtype}"),
     )
     return replace(report, output_lines=worker.output_lines, contiguous=campaign.contiguous)
+
+
+def _answer(report: Report, contract: Contract, job: CandidateJob, campaign: Campaign) -> Answer:
+    """Save a replay of the counterexample, compare formulas, and write the lines of the report."""
+    replay = _save(contract, report, campaign)
+    report = _compared(report, job, campaign)
+    return report, _lines(report, contract, replay=replay)
 
 
 def _compared(report: Report, job: CandidateJob, campaign: Campaign) -> Report:
