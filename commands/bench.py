@@ -235,15 +235,9 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
     """Send requests to a server and print how long clients wait. Exits with 1 if requests fail."""
     from contextlib import ExitStack
 
-    from llamaspec.model.checkpoints.staging import new_file
-
-    try:
-        from llamaspec.benchmarks.suites import serve_suite
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise click.ClickException("aiohttp is missing: pip install 'llamaspec[serve]'") from None
     from llamaspec.benchmarks.common.report import write_report
+    from llamaspec.benchmarks.suites import serve_suite
+    from llamaspec.model.checkpoints.staging import new_file
 
     with ExitStack() as files:
         staged = [

@@ -96,10 +96,7 @@ def convert(source: str, destination: str, adapter: str | None, layers: int | No
             done += sizes.get(name, 0)  # the size in SRC: quantized tensors become smaller
             progress(f"writing {name}", done / sum(sizes.values()))
 
-        try:
-            notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
-        except ModuleNotFoundError as error:
-            raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[onnx]'") from None
+        notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
     for note in notes:
         say(note)
     say(f"wrote {len(checkpoint.tensors)} tensors to {destination}")

@@ -12,7 +12,7 @@ import click
 
 from llamaspec.commands.loading import cache_folder, open_model
 from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, SVG, Verb, default_model, devices_option, json_option
-from llamaspec.commands.output import say, write, write_json
+from llamaspec.commands.output import save_text, say, write, write_json
 from llamaspec.commands.progress import progress_bar
 
 
@@ -156,17 +156,12 @@ def _ranges(labels: Sequence[str]) -> str:
 
 def _draw(model: str, path: str) -> None:
     """Draw the model's graph in the file `path`."""
-    try:
-        from llamaspec.learn.model_graph.boxes import read_graph
-        from llamaspec.learn.model_graph.drawing import draw_graph
-        from llamaspec.model.checkpoints.onnx.graph import llama_graph
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[onnx]'") from None
-    from llamaspec.model.checkpoints.staging import new_file
+    from llamaspec.learn.model_graph.boxes import read_graph
+    from llamaspec.learn.model_graph.drawing import draw_graph
+    from llamaspec.model.checkpoints.onnx.graph import llama_graph
 
     graph = read_graph(llama_graph(open_model(model), data="weights").model)
-    with new_file(path, replace=True) as staged:
-        staged.write_text(draw_graph(graph, title=Path(model).name), encoding="utf-8")
+    save_text(path, draw_graph(graph, title=Path(model).name))
     say(f"wrote {path}")
 
 

@@ -18,6 +18,14 @@ import click
 if TYPE_CHECKING:
     from llamaspec.model.generation import Generation
 
+# Packages that only an extra of ours installs, and the extra.
+EXTRAS = {
+    "optax": "train",
+    **dict.fromkeys(("aiohttp", "msgspec", "prometheus_client"), "serve"),
+    "flint": "prove",
+    "onnx": "onnx",
+}
+
 
 def write(text: str):
     """Write a string to stdout at once, always in UTF-8."""
@@ -200,6 +208,8 @@ def one_line(error: Exception) -> str:
 
         if is_full(text):
             return no_room_to_start()
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(error.name or "")):
+        return f"{error.name} is missing: pip install 'llamaspec[{extra}]'"
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
         # Users of docs/verify-your-kernel.md install only the packages that `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"

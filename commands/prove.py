@@ -35,11 +35,8 @@ def prove(text: str, out: str | None, max_new_tokens: int, model: str, tokenizer
     from llamaspec.model.system import available_bytes
     from llamaspec.model.tensors import weight_count
     from llamaspec.model.tokenizers.tokenizer import Decoder, decode, encode_text
+    from llamaspec.verify.proof import BITS, check_supported, needed_bytes, prove, vectors
 
-    try:
-        from llamaspec.verify.proof import BITS, check_supported, needed_bytes, prove, vectors
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[prove]'") from None
     checkpoint, vocabulary = open_with_tokenizer(model, tokenizer)
     prompt = encode_text(vocabulary, text)
     config = checkpoint.config

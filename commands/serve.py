@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
 LAST_STEP = 60.0  # seconds that the device's last step may take after all requests are cancelled
-NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
 def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
@@ -139,12 +138,8 @@ def serve(model: str | None, **options: Any):
     llamaspec serve stories --adapter robot=tuned --adapter polite=dpo
     """
     model = model or default_model()
-    try:
-        from llamaspec.serving.connections import Access, ClientLimits, loopback_hosts
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[serve]'") from None
+    from llamaspec.serving.connections import Access, ClientLimits, loopback_hosts
+
     host, keys = options["host"], options["api_key"]
     if not all(keys):
         raise click.UsageError("--api-key: an API key must not be empty")

@@ -94,17 +94,14 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     if options["fsdp"] and options["devices"] == 1:
         raise click.UsageError("--fsdp needs --devices 2 or more")
     prepare_jax()
-    try:
-        with progress_bar():
-            from llamaspec.model.tensors import weight_count
-            from llamaspec.training.evaluation import evaluate_model
-            from llamaspec.training.recipe import Recipe
-            from llamaspec.training.scratch import train as train_model
+    with progress_bar():
+        from llamaspec.model.tensors import weight_count
+        from llamaspec.training.evaluation import evaluate_model
+        from llamaspec.training.recipe import Recipe
+        from llamaspec.training.scratch import train as train_model
 
-            source = _source(text, tokenizer, context=options["context"])
-            vocab = source.tokenizer.vocab  # for the stories, this line trains the tokenizer in a few seconds
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
+        source = _source(text, tokenizer, context=options["context"])
+        vocab = source.tokenizer.vocab  # for the stories, this line trains the tokenizer in a few seconds
     from llamaspec.reference.config import Config
 
     if source.eos is None:

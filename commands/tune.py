@@ -21,7 +21,7 @@ from llamaspec.commands.options import (
     template_option,
     tokenizer_option,
 )
-from llamaspec.commands.output import say, write
+from llamaspec.commands.output import save_text, say, write
 from llamaspec.commands.progress import progress_bar, training_progress
 
 if TYPE_CHECKING:
@@ -271,17 +271,14 @@ def tune(model: str, out: str | None, show: int | None, plot: str | None, as_jso
     running: dict[str, Any] = {"teacher": open_to_run(teacher, None) if teacher else None}
     running |= {name: options.pop(name) for name in ("devices", "resume", "eval_every", "save_every")}
     prepare_jax()
-    try:
-        with progress_bar() as progress:
-            import jax
+    with progress_bar() as progress:
+        import jax
 
-            from llamaspec.training.tune import TuneRecipe
-            from llamaspec.training.tune import tune as tune_model
+        from llamaspec.training.tune import TuneRecipe
+        from llamaspec.training.tune import tune as tune_model
 
-            options["lr"] = options["lr"] or (ADAPTER_RATE if options["lora"] else RATE)
-            options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
+        options["lr"] = options["lr"] or (ADAPTER_RATE if options["lora"] else RATE)
+        options["dtype"] = options["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     curves: dict[str, list[tuple[float, float]]] = {}
     drifts: list[float] = []  # of each step of the method reward
     recipe = TuneRecipe(**{name: value for name, value in options.items() if value is not None})
@@ -319,11 +316,9 @@ def losses(step: StepReport) -> dict[str, float]:
 def draw(path: str, title: str, curves: dict[str, list[tuple[float, float]]]) -> None:
     """Draw `curves`, each a list of (step, loss), in an SVG file. If the curves have no points, write no file."""
     from llamaspec.benchmarks.common.svg import lines
-    from llamaspec.model.checkpoints.staging import new_file
 
     if curves:
-        with new_file(path, replace=True) as staged:
-            staged.write_text(lines(title, "per token, pair or answer", curves, x="step", y="loss"), encoding="utf-8")
+        save_text(path, lines(title, "per token, pair or answer", curves, x="step", y="loss"))
 
 
 def summary(step: StepReport, steps: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from llamaspec import cli
 from llamaspec.commands.inspect import folded
+from llamaspec.commands.output import EXTRAS, one_line
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.insight.doctor import TYPICAL
 from llamaspec.model.insight.shapes import SHAPES
@@ -443,6 +445,15 @@ def test_a_model_is_named_with_or_without_its_option(run, verb):
     ]
     assert_refused(refusals[0], "nothere.gguf")
     assert refusals[1:] == refusals[:1] * 2
+
+
+@pytest.mark.parametrize(("package", "extra"), EXTRAS.items())
+def test_a_missing_package_names_the_extra_that_installs_it(package, extra):
+    missing = ModuleNotFoundError(f"No module named '{package}'", name=package)
+    assert one_line(missing) == f"{package} is missing: pip install 'llamaspec[{extra}]'"
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {re.split(r"\W", line.replace("-", "_"))[0] for line in project["optional-dependencies"][extra]}
+    assert {"flint": "python_flint"}.get(package, package) in named
 
 
 def test_wrong_usage(run):
