@@ -227,7 +227,8 @@ def test_exact_answers_become_likelier(model, tmp_path):  # noqa: F811
     code, printed, log = llamaspec(*command, *options, "--out", f"{tmp_path}/b")
     assert code == 0, log
     steps = [json.loads(line) for line in printed.splitlines()]
-    assert all(0 < step["drift"] < 1e-3 for step in steps)
+    drifts = [step["drift"] for step in steps]
+    assert all(0 <= drift < 1e-3 for drift in drifts) and max(drifts) > 0  # 0: both programs give the same bits
     assert "between drawing and learning, the log probabilities" in log
     assert 0 < steps[0]["reward"] < 1 and steps[-1]["held_out"]["measures"]["exact"] == 1
     for path in sorted((tmp_path / "b").glob("step-0000000[6]*")):  # as if killed before its last step
